@@ -1,0 +1,77 @@
+"""`lightsecagg`: one table of commands, each module loaded only when its command is used.
+
+A command module lives in `lightsecagg/cli/<name>.py` and defines `app`, a `typer.Typer`. Adding
+a command is one line in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from lightsecagg import __version__
+from lightsecagg.cli.output import exit_codes
+
+# name -> (module, the line that `lightsecagg --help` shows)
+COMMANDS = {
+    "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, summary = COMMANDS[cmd_name]
+        if ctx.resilient_parsing or _is_root_help(ctx):
+            return click.Command(cmd_name, short_help=summary, help=summary)
+        command = typer.main.get_command(importlib.import_module(module).app)
+        command.name = cmd_name
+        return command
+
+
+def _is_root_help(ctx: click.Context) -> bool:
+    """Whether click only wants the one-line summaries (no command has been chosen)."""
+    return ctx.invoked_subcommand is None and not ctx.protected_args and not ctx.args
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Secure aggregation for federated learning.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lightsecagg.field import kernels
+
+        typer.echo(f"lightsecagg {__version__} ({kernels.backend()} kernels)")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    with exit_codes():
+        app()

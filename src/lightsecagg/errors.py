@@ -1,0 +1,93 @@
+"""Every exception that this package raises on purpose.
+
+    LightSecAggError
+    ├── ParameterError          parameters that can never work together
+    ├── ConfigurationError      a file, flag or data set that the user must mend
+    ├── InputRefused            a model or vector that must not be masked (NaN, Inf, over range)
+    ├── FieldError              bytes or arrays that are not vectors over F_q
+    ├── CryptoError             a key, signature or sealed share that does not verify
+    ├── DecodeError             bytes from the wire that are not a message
+    ├── RecoveryError           the server cannot recover the sum
+    │   ├── NotEnoughAnswers    fewer than U answers
+    │   └── InconsistentAnswers answers contradict each other; names suspects when it can
+    ├── ProtocolError           a message or call that the protocol forbids here
+    │   ├── LocalProtocolError  this side misused its own party object
+    │   │   └── MaskAlreadyUsed a second use of a mask, or of an update that is spent
+    │   └── RemoteProtocolError a peer (named in the message) broke the protocol
+    └── Aborted                 the round ended without a result, for the stated reason
+
+The type names the culprit; the message names the value, the limit and what to do about it.
+No message ever carries a key, a seed, a mask, a share or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class LightSecAggError(Exception):
+    """Base of every exception of this package."""
+
+
+class ParameterError(LightSecAggError, ValueError):
+    """Parameters that can never work together, such as U <= T."""
+
+
+class ConfigurationError(LightSecAggError):
+    """A file, flag or data set that the user must mend."""
+
+
+class InputRefused(LightSecAggError, ValueError):  # noqa: N818 - reads as what happened
+    """A vector that must not be masked: NaN, infinite, or beyond the agreed bound."""
+
+
+class FieldError(LightSecAggError, ValueError):
+    """Bytes or arrays that are not a vector over F_q."""
+
+
+class CryptoError(LightSecAggError):
+    """A key, signature or sealed share that does not verify."""
+
+
+class DecodeError(LightSecAggError, ValueError):
+    """Bytes from the wire that are not a message."""
+
+
+class RecoveryError(LightSecAggError):
+    """The server cannot recover the sum."""
+
+
+class NotEnoughAnswers(RecoveryError):  # noqa: N818
+    """Fewer answers than the code needs."""
+
+
+class InconsistentAnswers(RecoveryError):  # noqa: N818
+    """Answers contradict each other: somebody's share or answer is wrong.
+
+    `suspects` holds the positions of the inconsistent answers, or is empty when there are too
+    few answers to tell. A suspect is not proof: the responder or a sharer lied.
+    """
+
+    def __init__(self, message: str, suspects: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.suspects = tuple(suspects)
+
+
+class ProtocolError(LightSecAggError):
+    """A message or call that the protocol forbids in this state."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side misused its own party object."""
+
+
+class MaskAlreadyUsed(LocalProtocolError):  # noqa: N818
+    """A second use of a mask or of a spent update would reveal a client's model."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer broke the protocol; what it asked for was refused."""
+
+
+class Aborted(LightSecAggError):  # noqa: N818
+    """The round ended without a result."""

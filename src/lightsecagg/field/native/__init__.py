@@ -1,0 +1,1 @@
+"""Holds the compiled library `kernels` where a compiler was found at install time."""
