@@ -48,5 +48,5 @@ def exit_codes() -> Iterator[None]:
     except LightSecAggError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         if isinstance(error, _USAGE):
-            raise typer.Exit(EXIT_USAGE) from error
-        raise typer.Exit(EXIT_ABORTED if isinstance(error, _ABORT) else EXIT_FAILURE) from error
+            raise SystemExit(EXIT_USAGE) from error
+        raise SystemExit(EXIT_ABORTED if isinstance(error, _ABORT) else EXIT_FAILURE) from error
