@@ -1,0 +1,206 @@
+"""Vectors over a prime field F_q, q < 2^32: exact arithmetic on contiguous uint32 arrays.
+
+An array is checked where it enters (`vector`, `from_bytes`, `check`); the arithmetic then trusts
+its elements to be below q and only checks types and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightsecagg.errors import FieldError
+from lightsecagg.field import kernels
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, check_modulus
+
+Elements = NDArray[np.uint32]
+
+_WORD = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class PrimeField:
+    """F_q with vectorised arithmetic."""
+
+    modulus: int
+    """q"""
+
+    def __post_init__(self) -> None:
+        check_modulus(self.modulus)
+
+    # -- entering and leaving the field ------------------------------------------------------
+
+    def vector(self, values: ArrayLike) -> Elements:
+        """Integers of any size, positive or negative, reduced into [0, q)."""
+        array = np.asarray(values)
+        if array.dtype.kind not in "iuO":
+            raise FieldError(f"a vector over F_q is made from integers, not from {array.dtype}")
+        if array.dtype == np.uint64 or array.dtype.kind == "O":
+            return np.ascontiguousarray(array % self.modulus, dtype=np.uint32)
+        return np.ascontiguousarray(array.astype(np.int64) % self.modulus, dtype=np.uint32)
+
+    def check(self, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> Elements:
+        """The array itself if it is a vector (or matrix) over F_q of that shape; else an error."""
+        self._check_type(array)
+        if shape is not None and array.shape != shape:
+            raise FieldError(f"expected shape {shape}, got {array.shape}")
+        position = kernels.active().find_out_of_range(array.reshape(-1), self.modulus)
+        if position >= 0:
+            raise FieldError(f"element {position} is not below the modulus q = {self.modulus}")
+        return array
+
+    def to_bytes(self, array: Elements) -> bytes:
+        """Little-endian 32-bit words."""
+        self._check_type(array)
+        return array.astype(_WORD, copy=False).tobytes()
+
+    def from_bytes(self, data: bytes | bytearray | memoryview, length: int) -> Elements:
+        """The inverse of `to_bytes`; refuses a wrong length and elements >= q."""
+        if len(data) != 4 * length:
+            raise FieldError(f"{length} field elements take {4 * length} bytes, got {len(data)}")
+        array = np.frombuffer(data, dtype=_WORD).astype(np.uint32, copy=False)
+        return self.check(array)
+
+    def _check_type(self, array: NDArray[Any]) -> None:
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint32:
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise FieldError(f"field elements are uint32 arrays, got {kind}")
+        if not array.flags.c_contiguous:
+            raise FieldError("field arrays must be C-contiguous; use numpy.ascontiguousarray")
+
+    def _check_pair(self, a: Elements, b: Elements) -> None:
+        self._check_type(a)
+        self._check_type(b)
+        if a.shape != b.shape:
+            raise FieldError(f"shapes differ: {a.shape} and {b.shape}")
+
+    # -- arithmetic --------------------------------------------------------------------------
+
+    def add(self, a: Elements, b: Elements) -> Elements:
+        """a + b."""
+        self._check_pair(a, b)
+        return kernels.active().add(a, b, self.modulus)
+
+    def subtract(self, a: Elements, b: Elements) -> Elements:
+        """a - b."""
+        self._check_pair(a, b)
+        return kernels.active().subtract(a, b, self.modulus)
+
+    def sum(self, vectors: Iterable[Elements]) -> Elements:
+        """The sum of at least one vector."""
+        return self._summed((vector, 1) for vector in vectors)
+
+    def weighted_sum(self, weights: Sequence[int], vectors: Sequence[Elements]) -> Elements:
+        """sum of weight * vector, for integer weights of any sign."""
+        if len(weights) != len(vectors):
+            raise FieldError(f"{len(weights)} weights for {len(vectors)} vectors")
+        return self._summed(zip(vectors, weights, strict=True))
+
+    def _summed(self, terms: Iterable[tuple[Elements, int]]) -> Elements:
+        accumulator: Accumulator | None = None
+        for vector, weight in terms:
+            if accumulator is None:
+                accumulator = Accumulator(self, vector.shape)
+            accumulator.add(vector, weight)
+        if accumulator is None:
+            raise FieldError("the sum of no vectors has no length")
+        return accumulator.total()
+
+    def matmul(self, a: Elements, b: Elements) -> Elements:
+        """The matrix product a @ b."""
+        self._check_type(a)
+        self._check_type(b)
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+            raise FieldError(f"cannot multiply matrices of shapes {a.shape} and {b.shape}")
+        return kernels.active().matmul(a, b, self.modulus)
+
+    def multiply(self, a: Elements, b: Elements) -> Elements:
+        """Element-wise a * b for short vectors (coefficients, not models)."""
+        return (a.astype(np.uint64) * b % self.modulus).astype(np.uint32)
+
+    def inverse(self, a: int) -> int:
+        """a^-1; zero has none."""
+        if a % self.modulus == 0:
+            raise FieldError("zero has no inverse")
+        return pow(a, -1, self.modulus)
+
+    def inverses(self, array: Elements) -> Elements:
+        """Element-wise inverses with one modular exponentiation, by prefix products."""
+        flat = [int(value) for value in array.reshape(-1)]
+        if 0 in flat:
+            raise FieldError("zero has no inverse")
+        prefix = [1]
+        for value in flat:
+            prefix.append(prefix[-1] * value % self.modulus)
+        running = pow(prefix[-1], -1, self.modulus)
+        out = [0] * len(flat)
+        for k in range(len(flat) - 1, -1, -1):
+            out[k] = running * prefix[k] % self.modulus
+            running = running * flat[k] % self.modulus
+        return np.array(out, dtype=np.uint32).reshape(array.shape)
+
+
+class Accumulator:
+    """A running sum of vectors over F_q in 64-bit words, reduced only when it must be.
+
+    Vectors are added in small batches: one pass over the total for several vectors is what
+    makes summing models as fast as reading them. The accumulator keeps references to at most
+    `_BATCH` vectors until then; do not change a vector after adding it.
+    """
+
+    _BATCH = 8
+
+    def __init__(self, field: PrimeField, shape: tuple[int, ...]) -> None:
+        self._field = field
+        self._shape = shape
+        self._totals = np.zeros(int(np.prod(shape)), dtype=np.uint64)
+        self._headroom = 2**64 - 1
+        self._pending: list[Elements] = []
+        self.count = 0
+        """How many vectors have been added."""
+
+    def add(self, vector: Elements, weight: int = 1) -> None:
+        """Add weight * vector."""
+        self._field._check_type(vector)
+        if vector.shape != self._shape:
+            raise FieldError(f"shapes differ: {self._shape} and {vector.shape}")
+        self.count += 1
+        weight %= self._field.modulus
+        if weight == 1:
+            self._pending.append(vector.reshape(-1))
+            if len(self._pending) == self._BATCH:
+                self._flush()
+        elif weight:
+            self._reserve(1)
+            kernels.active().weighted_accumulate(
+                self._totals, [vector.reshape(-1)], [weight], self._field.modulus
+            )
+
+    def total(self) -> Elements:
+        """The sum so far, in [0, q)."""
+        self._flush()
+        return kernels.active().reduce(self._totals, self._field.modulus).reshape(self._shape)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._reserve(len(self._pending))
+            kernels.active().accumulate(self._totals, self._pending)
+            self._pending = []
+
+    def _reserve(self, vectors: int) -> None:
+        """Make sure that `vectors` more reduced vectors cannot overflow a 64-bit word."""
+        needed = vectors * (self._field.modulus - 1)
+        if self._headroom < needed:
+            self._totals = (
+                kernels.active().reduce(self._totals, self._field.modulus).astype(np.uint64)
+            )
+            self._headroom = 2**64 - self._field.modulus
+        self._headroom -= needed
+
+
+DEFAULT_FIELD = PrimeField(DEFAULT_MODULUS)
+PAPER_FIELD = PrimeField(PAPER_MODULUS)
