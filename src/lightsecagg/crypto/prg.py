@@ -1,0 +1,137 @@
+"""Pseudo-random generator: a 32-byte seed becomes exactly uniform elements of F_q.
+
+Two parties expand the same seed (the owner of a mask and the recipient of a seeded share), so
+every detail of this file is wire format:
+
+1. The stream is AES-256-CTR, key = seed, counter block starting at zero, encrypting zeros.
+2. It is read as little-endian 32-bit words w_0, w_1, ..., each cut to its low
+   `bit_length(q - 1)` bits.
+3. A cut word below q is accepted, any other rejected. For n elements, element i is w_i if that is
+   accepted. The rejected positions, in order, take the next accepted words after word n - 1.
+
+Cutting and rejecting make every element uniform on [0, q) if the stream is, for every q. The patch
+rule in step 3 keeps the accepted words where they are, so nothing is compacted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.transcript import KEY_LENGTH, derive_key
+from lightsecagg.errors import CryptoError, FieldError, ParameterError
+
+SEED_LENGTH: Final = KEY_LENGTH
+"""Bytes in a seed: an AES-256 key."""
+
+Keystream = Callable[[NDArray[np.uint32]], None]
+"""Overwrites the given array with the next words of a stream."""
+
+# 256 KiB: large enough to amortise the calls, small enough that a block is still in the second
+# level cache when its words are cut and compared.
+_BLOCK_WORDS: Final = 1 << 16
+_ZEROS: Final = memoryview(bytes(4 * _BLOCK_WORDS))
+
+
+def expand(
+    seed: bytes, length: int, modulus: int, out: NDArray[np.uint32] | None = None
+) -> NDArray[np.uint32]:
+    """Expand `seed` to `length` uniform elements of [0, modulus); into `out` if it is given.
+
+    - `seed` is 32 uniform bytes that are expanded for one purpose only (see `derive_seed`).
+    - `modulus` is in [2, 2^32); any prime field of this package qualifies.
+    - `out`, if given, is a contiguous uint32 vector of `length` elements.
+    """
+    if length < 0:
+        raise ParameterError(f"cannot expand a seed to {length} elements; the length must be >= 0")
+    if out is None:
+        out = np.empty(length, dtype=np.uint32)
+    elif out.shape != (length,) or out.dtype != np.uint32 or not out.flags.c_contiguous:
+        raise FieldError(
+            f"the output must be a contiguous uint32 vector of {length} elements, "
+            f"not {out.dtype} of shape {out.shape}"
+        )
+    fill_uniform(aes_ctr_keystream(seed), modulus, out)
+    return out
+
+
+def draw_uniform(
+    length: int, modulus: int, entropy: Entropy = system_entropy
+) -> NDArray[np.uint32]:
+    """`length` fresh uniform elements of [0, modulus), from one fresh seed."""
+    return expand(draw(entropy, SEED_LENGTH), length, modulus)
+
+
+def derive_seed(seed: bytes, context: bytes, label: str, *parts: bytes) -> bytes:
+    """Derive an independent seed for one purpose: HKDF-SHA256(seed, context, label | parts)."""
+    _check_seed(seed)
+    return derive_key(seed, context, label, *parts)
+
+
+def aes_ctr_keystream(seed: bytes) -> Keystream:
+    """The AES-256-CTR stream of `seed`, as 32-bit little-endian words."""
+    _check_seed(seed)
+    encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+
+    def next_words(words: NDArray[np.uint32]) -> None:
+        for start in range(0, len(words), _BLOCK_WORDS):
+            block = words[start : start + _BLOCK_WORDS]
+            encryptor.update_into(_ZEROS[: block.nbytes], block.data.cast("B"))
+        if sys.byteorder == "big":
+            words.byteswap(inplace=True)
+
+    return next_words
+
+
+def fill_uniform(keystream: Keystream, modulus: int, out: NDArray[np.uint32]) -> None:
+    """Fill `out` with uniform elements of [0, modulus) by the rule at the top of this file."""
+    if not 2 <= modulus < 2**32:
+        raise ParameterError(f"the modulus must be in [2, 2^32), not {modulus}")
+    rejected = []
+    for start in range(0, len(out), _BLOCK_WORDS):
+        block = out[start : start + _BLOCK_WORDS]
+        keystream(block)
+        rejects = _cut_and_find_rejects(block, modulus)
+        if len(rejects):
+            rejected.append(rejects + start)
+    if rejected:
+        positions = np.concatenate(rejected)
+        out[positions] = _next_accepted(keystream, modulus, len(positions))
+
+
+def _cut_and_find_rejects(words: NDArray[np.uint32], modulus: int) -> NDArray[np.intp]:
+    """Cut `words` in place to the bits of `modulus` - 1; return the positions not below it."""
+    bits = (modulus - 1).bit_length()
+    if bits < 32:
+        np.bitwise_and(words, np.uint32((1 << bits) - 1), out=words)
+    flags = words >= np.uint32(modulus)
+    # flatnonzero is slower than any(), and at 2^32 - 5 hardly a block has a reject.
+    return np.flatnonzero(flags) if flags.any() else np.empty(0, dtype=np.intp)
+
+
+def _next_accepted(keystream: Keystream, modulus: int, count: int) -> NDArray[np.uint32]:
+    """The next `count` accepted words of the stream; what follows them is never used."""
+    found = np.empty(count, dtype=np.uint32)
+    have = 0
+    # At least half of all words are accepted; a margin makes a second turn of the loop rare.
+    acceptance = modulus / (1 << (modulus - 1).bit_length())
+    while have < count:
+        wanted = int((count - have) / acceptance * 1.01) + 16
+        words = np.empty(min(wanted, _BLOCK_WORDS), dtype=np.uint32)
+        keystream(words)
+        rejects = _cut_and_find_rejects(words, modulus)
+        accepted = np.delete(words, rejects)[: count - have]
+        found[have : have + len(accepted)] = accepted
+        have += len(accepted)
+    return found
+
+
+def _check_seed(seed: bytes) -> None:
+    if len(seed) != SEED_LENGTH:
+        raise CryptoError(f"a seed has {SEED_LENGTH} bytes, not {len(seed)}")

@@ -1,0 +1,78 @@
+"""One unambiguous encoding for everything that is hashed, signed, derived or authenticated.
+
+Signatures, HKDF infos, associated data and context hashes all run over `transcript(label, ...)`:
+no two different lists of parts share an encoding, and no label can be mistaken for another.
+
+    transcript = count || for each of (DOMAIN, label, part 1, part 2, ...): length || bytes
+
+Count and lengths are four bytes, big-endian. The leading count makes the encoding prefix-free, so
+even a concatenation of transcripts can be read in one way only.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from lightsecagg.errors import ParameterError
+
+DOMAIN: Final = b"lightsecagg/1"
+"""Separates our signatures and keys from those of any other program, and of any other version."""
+
+HASH_LENGTH: Final = 32
+"""Bytes in a context hash."""
+
+KEY_LENGTH: Final = 32
+"""Bytes in a derived key or seed."""
+
+_LENGTH = struct.Struct(">I")
+_MAX_PART = 2**32 - 1
+_MAX_UINT = 2**64 - 1
+
+
+def transcript(label: str, *parts: bytes) -> bytes:
+    """Encode `label` and `parts` so that different arguments never give equal bytes."""
+    if not label.isascii() or not label:
+        raise ParameterError(f"a transcript label must be non-empty ASCII, not {label!r}")
+    items = (DOMAIN, label.encode("ascii"), *parts)
+    encoded = [_LENGTH.pack(len(items))]
+    for item in items:
+        if len(item) > _MAX_PART:
+            raise ParameterError(
+                f"a part of {len(item)} bytes does not fit a transcript (limit {_MAX_PART}); "
+                "hash it first"
+            )
+        encoded += (_LENGTH.pack(len(item)), item)
+    return b"".join(encoded)
+
+
+def uint(value: int) -> bytes:
+    """Encode an id, serial, count or size as a transcript part: eight bytes, big-endian."""
+    if not 0 <= value <= _MAX_UINT:
+        raise ParameterError(f"{value} does not fit a transcript; it must be in [0, 2^64)")
+    return value.to_bytes(8, "big")
+
+
+def context_hash(label: str, *parts: bytes) -> bytes:
+    """SHA-256 of a transcript: how the round contexts C0 and C1 are made."""
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(transcript(label, *parts))
+    return digest.finalize()
+
+
+def derive_key(secret: bytes, context: bytes, label: str, *parts: bytes) -> bytes:
+    """HKDF-SHA256 with salt `context` and info `transcript(label, *parts)`: a 32-byte key.
+
+    - `secret` has full entropy (a seed) or is a Diffie-Hellman output.
+    - A different context, label or part gives an independent key.
+    """
+    hkdf = HKDF(
+        algorithm=hashes.SHA256(),
+        length=KEY_LENGTH,
+        salt=context,
+        info=transcript(label, *parts),
+    )
+    return hkdf.derive(secret)
