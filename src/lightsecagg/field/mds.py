@@ -1,0 +1,233 @@
+"""The T-private MDS code that shares a mask among N clients, Section 4.1, Eq. (5).
+
+A mask is cut into U - T pieces; T pieces of noise are appended; share j is the combination of
+these U rows by column j of W. Any U shares determine all rows (W is MDS); any T shares tell
+nothing about the mask (the bottom T rows of W, which multiply the noise, are MDS too).
+
+The paper's example, N = 3, T = 1, U = 2: one mask piece z, one noise piece n,
+
+    W = [ -1  2  1 ]     share 1 = -z + n,  share 2 = 2z + n,  share 3 = z + n,
+        [  1  1  1 ]     and z = share 2 - share 3.
+
+In general W[k, j] = a_j^k over distinct non-zero points a_j: distinct makes W MDS, non-zero
+makes its bottom rows MDS. (A point 0 would hand its owner the first mask piece in the clear.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from lightsecagg.errors import FieldError, InconsistentAnswers, NotEnoughAnswers, ParameterError
+from lightsecagg.field.polynomials import lagrange_coefficients
+from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.reed_solomon import locate_errors
+
+
+class MdsCode:
+    """An (N, U) MDS code over F_q whose last T rows carry noise.
+
+    Build it from points (`MdsCode(field, U, T, points)`) or from an explicit matrix
+    (`MdsCode.from_matrix`). Positions 0..N-1 name the columns, that is, the clients.
+    """
+
+    def __init__(
+        self, field: PrimeField, survivors: int, privacy: int, points: Sequence[int] | Elements
+    ) -> None:
+        values = tuple(int(point) for point in points)
+        _check_points(values, field.modulus)
+        _check_shape(survivors, privacy, len(values))
+        self.field = field
+        self.survivors = survivors
+        self.privacy = privacy
+        self.points: tuple[int, ...] | None = values
+        self._matrix = _vandermonde(field.modulus, values, survivors)
+
+    @classmethod
+    def from_matrix(cls, field: PrimeField, matrix: Elements, privacy: int) -> MdsCode:
+        """A code with an explicit U x N matrix, such as the paper's example.
+
+        The caller answers for the matrix being MDS and T-private; decoding refuses a singular
+        sub-matrix when it meets one.
+        """
+        field.check(matrix)
+        if matrix.ndim != 2:
+            raise ParameterError(f"an encoding matrix has two dimensions, not {matrix.ndim}")
+        _check_shape(matrix.shape[0], privacy, matrix.shape[1])
+        code = cls.__new__(cls)
+        code.field, code.survivors, code.privacy = field, matrix.shape[0], privacy
+        code.points, code._matrix = None, matrix
+        return code
+
+    @property
+    def matrix(self) -> Elements:
+        """W, of shape (U, N)."""
+        return self._matrix
+
+    @property
+    def clients(self) -> int:
+        """N: how many shares the code makes."""
+        return int(self._matrix.shape[1])
+
+    @property
+    def pieces(self) -> int:
+        """U - T: how many pieces a mask has."""
+        return self.survivors - self.privacy
+
+    def share_length(self, dimension: int) -> int:
+        """L = ceil(d / (U - T))."""
+        return -(-dimension // self.pieces)
+
+    def encode(self, mask: Elements, noise: Elements) -> Elements:
+        """All N shares, as rows, of mask pieces (U - T, L) and noise (T, L)."""
+        self.field.check(mask, (self.pieces, mask.shape[-1]))
+        self.field.check(noise, (self.privacy, mask.shape[-1]))
+        return self.field.matmul(
+            np.ascontiguousarray(self._matrix.T), np.concatenate([mask, noise])
+        )
+
+    def decode(self, positions: Sequence[int], shares: Elements) -> Elements:
+        """The mask pieces (U - T, L) from exactly U shares of distinct positions."""
+        self._check_answers(positions, shares)
+        if len(positions) != self.survivors:
+            raise NotEnoughAnswers(
+                f"decoding takes exactly U = {self.survivors} shares, got {len(positions)}"
+            )
+        return self.field.matmul(self._solution(positions)[: self.pieces], shares)
+
+    def complete(
+        self, positions: Sequence[int], shares: Elements, targets: Sequence[int]
+    ) -> tuple[Elements, Elements]:
+        """Mask pieces and the shares at `targets` that belong to U freely chosen shares.
+
+        Any U shares determine a codeword, so they may be chosen first (as PRG outputs) and the
+        mask derived from them: the bijection behind seeded sharing.
+        """
+        self._check_answers(positions, shares)
+        if len(positions) != self.survivors:
+            raise NotEnoughAnswers(
+                f"exactly U = {self.survivors} shares fix a codeword, got {len(positions)}"
+            )
+        solution = self._solution(positions)
+        columns = np.ascontiguousarray(self._matrix[:, list(targets)].T)
+        rows = np.concatenate([solution[: self.pieces], self.field.matmul(columns, solution)])
+        derived = self.field.matmul(rows, shares)
+        return derived[: self.pieces], derived[self.pieces :]
+
+    def find_inconsistent(
+        self, positions: Sequence[int], answers: Elements, coefficients: Elements
+    ) -> tuple[int, ...]:
+        """Positions whose answers contradict the rest; empty when all n answers agree.
+
+        * `coefficients`: (L, c) uniform field elements drawn *after* the answers are in. A wrong
+          answer passes with probability q^-c; use c >= `check_columns`.
+        * Up to floor((n - U) / 2) wrong answers are named. More are detected, in general, and
+          raise `InconsistentAnswers` without a name; with n = U nothing can be detected.
+
+        A named answer is a suspect, never proof: its sender lied, or a sharer lied to it.
+        """
+        self._check_answers(positions, answers)
+        digests = self.field.matmul(answers, coefficients)
+        if self._agree(positions, digests):
+            return ()
+        suspects: set[int] = set()
+        for column in range(digests.shape[1]):
+            suspects.update(self._locate(positions, np.ascontiguousarray(digests[:, column])))
+        spare = len(positions) - self.survivors
+        if len(suspects) > spare // 2:
+            raise InconsistentAnswers(_unnamed(len(positions), self.survivors))
+        return tuple(sorted(suspects))
+
+    @property
+    def check_columns(self) -> int:
+        """ceil(64 / log2 q): random combinations that let a wrong answer pass with 2^-64."""
+        return -(-64 // (self.field.modulus.bit_length() - 1))
+
+    def _agree(self, positions: Sequence[int], digests: Elements) -> bool:
+        U = self.survivors
+        if len(positions) <= U:
+            return True
+        first, rest = list(positions[:U]), list(positions[U:])
+        columns = np.ascontiguousarray(self._matrix[:, rest].T)
+        weights = self.field.matmul(columns, self._solution(first))
+        predicted = self.field.matmul(weights, np.ascontiguousarray(digests[:U]))
+        return bool(np.array_equal(predicted, digests[U:]))
+
+    def _locate(self, positions: Sequence[int], values: Elements) -> list[int]:
+        if self.points is None:
+            raise InconsistentAnswers(_unnamed(len(positions), self.survivors))
+        points = [self.points[position] for position in positions]
+        wrong = locate_errors(self.field, points, values, self.survivors)
+        if wrong is None:
+            raise InconsistentAnswers(_unnamed(len(positions), self.survivors))
+        return [positions[k] for k in wrong]
+
+    def _solution(self, positions: Sequence[int]) -> Elements:
+        """The (U, U) matrix that turns the shares at `positions` into the encoded rows."""
+        if self.points is None:
+            return _inverse(self.field, np.ascontiguousarray(self._matrix[:, list(positions)].T))
+        points = tuple(self.points[position] for position in positions)
+        return lagrange_coefficients(self.field.modulus, points)
+
+    def _check_answers(self, positions: Sequence[int], shares: Elements) -> None:
+        if len(set(positions)) != len(positions):
+            raise FieldError(f"positions must be distinct: {sorted(positions)}")
+        if any(not 0 <= position < self.clients for position in positions):
+            raise FieldError(f"positions must lie in 0..{self.clients - 1}: {sorted(positions)}")
+        if shares.ndim != 2 or shares.shape[0] != len(positions):
+            raise FieldError(f"{len(positions)} positions for shares of shape {shares.shape}")
+
+
+def _check_shape(survivors: int, privacy: int, clients: int) -> None:
+    if not 0 <= privacy < survivors:
+        raise ParameterError(f"survivors U = {survivors} must exceed privacy T = {privacy} >= 0")
+    if survivors > clients:
+        raise ParameterError(f"survivors U = {survivors} exceeds the N = {clients} points")
+
+
+def _check_points(points: tuple[int, ...], modulus: int) -> None:
+    if any(not 0 < point < modulus for point in points):
+        raise ParameterError(
+            "evaluation points must be non-zero and below q: a client at point 0 would receive "
+            "the first piece of every mask in the clear"
+        )
+    if len(set(points)) != len(points):
+        raise ParameterError("evaluation points must be distinct")
+
+
+def _unnamed(answers: int, survivors: int) -> str:
+    return (
+        f"the {answers} answers contradict each other and cannot be told apart "
+        f"(naming e liars takes U + 2e answers, U = {survivors})"
+    )
+
+
+@lru_cache(maxsize=8)
+def _vandermonde(modulus: int, points: tuple[int, ...], rows: int) -> Elements:
+    """W[k, j] = a_j^k."""
+    bases = np.array(points, dtype=np.uint64)
+    matrix = np.ones((rows, len(points)), dtype=np.uint64)
+    for k in range(1, rows):
+        matrix[k] = matrix[k - 1] * bases % modulus
+    result = matrix.astype(np.uint32)
+    result.setflags(write=False)
+    return result
+
+
+def _inverse(field: PrimeField, matrix: Elements) -> Elements:
+    """The inverse of a small square matrix by Gauss-Jordan elimination."""
+    size, q = len(matrix), np.uint64(field.modulus)
+    work = np.concatenate([matrix, np.eye(size, dtype=np.uint32)], axis=1).astype(np.uint64)
+    for column in range(size):
+        candidates = np.flatnonzero(work[column:, column])
+        if not candidates.size:
+            raise ParameterError("the encoding matrix is not MDS: these shares do not decode")
+        pivot = column + int(candidates[0])
+        work[[column, pivot]] = work[[pivot, column]]
+        work[column] = work[column] * np.uint64(field.inverse(int(work[column, column]))) % q
+        factors = work[:, column].copy()
+        factors[column] = 0
+        work = (work + (q - factors)[:, None] * work[column] % q) % q
+    return np.ascontiguousarray(work[:, size:]).astype(np.uint32)
