@@ -1,0 +1,114 @@
+"""Offline encoding and sharing of a mask, Section 4.1, phase 1.
+
+Two ways to make the N shares of a mask z; recipients and the server treat them alike:
+
+*Paper mode*: draw the U - T pieces of z and T pieces of noise, encode all shares explicitly.
+    Every recipient is sent L elements.
+
+*Seeded mode*: any U shares determine a codeword, so let U recipients' shares be the expansion of
+    short seeds, and derive z and the other N - U shares. U recipients are sent 32 bytes. If the
+    expansion is replaced by uniform draws, all views are distributed exactly as in paper mode.
+
+The mask has (U - T) * L >= d elements; the first d mask the model and the rest is never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.transcript import uint
+from lightsecagg.errors import ParameterError
+from lightsecagg.field.mds import MdsCode
+from lightsecagg.field.prime import Elements
+
+
+@dataclass(frozen=True, slots=True)
+class MaskId:
+    """Which mask a share belongs to: no two masks of a session share an id."""
+
+    context: bytes
+    """C1 of the round or epoch."""
+    owner: int
+    """Identity of the client whose model the mask hides."""
+    serial: int = 0
+    """Counts the masks of one owner in the asynchronous mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMask:
+    """A mask and its shares, by position."""
+
+    mask: Elements = field(repr=False)
+    """z, of length d."""
+    shares: Mapping[int, Elements] = field(repr=False)
+    """Explicit shares; the positions that are not here got a seed."""
+
+
+def encode_mask(code: MdsCode, pieces: Elements, noise: Elements, dimension: int) -> EncodedMask:
+    """Paper mode: every share is explicit.
+
+    * `pieces`: (U - T, L) and `noise`: (T, L), uniform and fresh.
+    """
+    _check_dimension(code, pieces.shape[1], dimension)
+    shares = code.encode(pieces, noise)
+    return EncodedMask(pieces.reshape(-1)[:dimension], dict(enumerate(shares)))
+
+
+def encode_seeded_mask(
+    code: MdsCode, seeded: Mapping[int, Elements], members: int, dimension: int
+) -> EncodedMask:
+    """Seeded mode: the mask and the remaining shares that belong to U expanded shares.
+
+    * `seeded`: position -> share of L elements, exactly U of them (see `expand_share`).
+    * `members`: positions 0..members-1 are in use; those not seeded get explicit shares.
+    """
+    if len(seeded) != code.survivors:
+        raise ParameterError(
+            f"seeded mode chooses exactly U = {code.survivors} shares, got {len(seeded)}"
+        )
+    positions = sorted(seeded)
+    targets = [position for position in range(members) if position not in seeded]
+    known = np.stack([seeded[position] for position in positions])
+    _check_dimension(code, known.shape[1], dimension)
+    pieces, explicit = code.complete(positions, known, targets)
+    return EncodedMask(pieces.reshape(-1)[:dimension], dict(zip(targets, explicit, strict=True)))
+
+
+def seeded_positions(owner: int, members: int, survivors: int) -> list[int]:
+    """Which U positions an owner (a position too) sends seeds to: the U that follow it.
+
+    Every owner starts elsewhere, so the explicit shares, and with them the download, spread
+    evenly. The owner itself comes last: its own share never travels, so it may as well be long.
+    """
+    return [(owner + 1 + k) % members for k in range(survivors)]
+
+
+def expand_share(
+    seed: bytes, mask_id: MaskId, recipient: int, length: int, modulus: int
+) -> Elements:
+    """The share that a seed stands for; owner and recipient compute the same.
+
+    The PRG key binds context, owner, serial and recipient: even equal seeds (a fault, or a
+    malicious owner) then give different streams, and no two recipients hold equal shares.
+    """
+    key = prg.derive_seed(
+        seed,
+        mask_id.context,
+        "seeded share",
+        uint(mask_id.owner),
+        uint(mask_id.serial),
+        uint(recipient),
+    )
+    return prg.expand(key, length, modulus)
+
+
+def _check_dimension(code: MdsCode, share_length: int, dimension: int) -> None:
+    if share_length != code.share_length(dimension):
+        raise ParameterError(
+            f"shares of {share_length} elements do not fit a mask of d = {dimension}: "
+            f"L = ceil(d / (U - T)) = {code.share_length(dimension)}"
+        )

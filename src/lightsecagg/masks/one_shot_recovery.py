@@ -1,0 +1,45 @@
+"""One-shot recovery of the aggregate model, Section 4.1, phase 3, and its weighted form, Eq. (35).
+
+Encoding is linear, so the sum of the shares that client j holds is the j-th share of the sum of
+the masks. From any U such answers the server decodes the aggregate mask at once, at a cost that
+does not grow with the number of clients that dropped out, and subtracts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lightsecagg.errors import NotEnoughAnswers
+from lightsecagg.field.mds import MdsCode
+from lightsecagg.field.prime import Elements, PrimeField
+
+
+def aggregate_shares(
+    field: PrimeField, shares: Sequence[Elements], weights: Sequence[int] | None = None
+) -> Elements:
+    """A client's answer: the sum, or integer-weighted sum, of the shares it holds."""
+    if weights is None:
+        return field.sum(shares)
+    return field.weighted_sum(weights, shares)
+
+
+def recover_mask(code: MdsCode, answers: Mapping[int, Elements], dimension: int) -> Elements:
+    """The aggregate mask, of length d, from any U or more answers (by position).
+
+    Exactly U of the answers are used; check them first (`MdsCode.find_inconsistent`) if there
+    are more.
+    """
+    if len(answers) < code.survivors:
+        raise NotEnoughAnswers(
+            f"the aggregate mask takes U = {code.survivors} answers, got {len(answers)}"
+        )
+    positions = sorted(answers)[: code.survivors]
+    pieces = code.decode(positions, np.stack([answers[position] for position in positions]))
+    return pieces.reshape(-1)[:dimension]
+
+
+def unmask(field: PrimeField, masked_sum: Elements, aggregate_mask: Elements) -> Elements:
+    """The sum of the models: the sum of the masked models less the aggregate mask."""
+    return field.subtract(masked_sum, aggregate_mask)
