@@ -1,0 +1,160 @@
+"""Authenticated encryption of the shares that the server relays (protocol step "share", S19).
+
+A share is sealed in chunks with AES-256-GCM; a sealed share is the concatenation of its sealed
+chunks, each of them its plaintext plus a tag of 16 bytes. Nothing else is added: chunk sizes follow
+from the length of the share.
+
+    key   = HKDF(X25519 secret, salt C1, info = sender | recipient | mask id)
+    nonce = chunk index
+    AAD   = C1 | kind | sender | recipient | mask id | chunk index | number of chunks | length
+
+The nonce repeats from share to share, so a key must seal one share once: `SealingKey` enforces it.
+To resend a share, repeat the bytes that `seal` returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from lightsecagg.crypto.agreement import PairwiseSecret
+from lightsecagg.crypto.transcript import transcript, uint
+from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
+
+TAG_LENGTH: Final = 16
+"""Bytes that sealing adds to each chunk."""
+
+CHUNK_LENGTH: Final = 2**20 - TAG_LENGTH
+"""Plaintext bytes per chunk, so that a sealed chunk is at most 1 MiB."""
+
+_LABEL: Final = "sealed share"
+
+
+class ShareKind(Enum):
+    """How the recipient must read a share; authenticated, because lengths may coincide."""
+
+    SEED = 1
+    """32 bytes that expand to a share of a mask."""
+    EXPLICIT = 2
+    """A share of a mask, element by element."""
+    SHAMIR = 3
+    """SecAgg's threshold shares of a client's two secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHeader:
+    """Everything that a sealed share is bound to."""
+
+    context: bytes
+    """C1, the hash of the round's parameters and ordered roster."""
+    kind: ShareKind
+    sender: int
+    recipient: int
+    mask_id: int
+    """Serial of the sender's mask; 0 in synchronous rounds."""
+    length: int
+    """Plaintext bytes."""
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ParameterError(f"a share cannot have {self.length} bytes")
+
+
+class SealingKey:
+    """The key of one share in one direction; it seals once and opens as often as needed."""
+
+    __slots__ = ("_aead", "_used")
+
+    def __init__(self, secret: PairwiseSecret, header: ShareHeader) -> None:
+        """Derive the key of the share that `header` describes (of any kind and length)."""
+        key = secret.directed_key(
+            header.context, _LABEL, header.sender, header.recipient, header.mask_id
+        )
+        self._aead = AESGCM(key)
+        self._used = False
+
+    def __repr__(self) -> str:
+        return f"SealingKey(used={self._used})"
+
+
+def sealed_length(length: int) -> int:
+    """Bytes of a sealed share of `length` plaintext bytes."""
+    return length + _chunk_count(length) * TAG_LENGTH
+
+
+def seal(key: SealingKey, header: ShareHeader, plaintext: bytes) -> bytes:
+    """Seal a share, once; keep the result, because a resend must repeat these very bytes."""
+    if len(plaintext) != header.length:
+        raise LocalProtocolError(
+            f"the header announces {header.length} bytes and the share has {len(plaintext)}"
+        )
+    if key._used:
+        raise LocalProtocolError(
+            f"the share from client {header.sender} to client {header.recipient} is sealed "
+            "already: sealing under the same key again would reveal both; resend the same bytes"
+        )
+    key._used = True
+    count = _chunk_count(header.length)
+    view = memoryview(plaintext)
+    return b"".join(
+        key._aead.encrypt(
+            _nonce(index),
+            view[index * CHUNK_LENGTH : (index + 1) * CHUNK_LENGTH],
+            _associated_data(header, index, count),
+        )
+        for index in range(count)
+    )
+
+
+def open_sealed(key: SealingKey, header: ShareHeader, sealed: bytes) -> bytes:
+    """The share, if every chunk of `sealed` is exactly what `header` says; else `CryptoError`."""
+    if len(sealed) != sealed_length(header.length):
+        raise CryptoError(
+            f"{_name(header)} has {len(sealed)} bytes instead of {sealed_length(header.length)}"
+        )
+    count = _chunk_count(header.length)
+    view = memoryview(sealed)
+    step = CHUNK_LENGTH + TAG_LENGTH
+    try:
+        return b"".join(
+            key._aead.decrypt(
+                _nonce(index),
+                view[index * step : (index + 1) * step],
+                _associated_data(header, index, count),
+            )
+            for index in range(count)
+        )
+    except InvalidTag as error:
+        raise CryptoError(
+            f"{_name(header)} does not open: it was altered, or sealed for another round, "
+            "recipient, mask or kind"
+        ) from error
+
+
+def _chunk_count(length: int) -> int:
+    return max(1, -(-length // CHUNK_LENGTH))
+
+
+def _nonce(index: int) -> bytes:
+    return index.to_bytes(12, "big")
+
+
+def _associated_data(header: ShareHeader, index: int, count: int) -> bytes:
+    numbers = (
+        header.kind.value,
+        header.sender,
+        header.recipient,
+        header.mask_id,
+        index,
+        count,
+        header.length,
+    )
+    return transcript(_LABEL, header.context, *map(uint, numbers))
+
+
+def _name(header: ShareHeader) -> str:
+    return f"the share from client {header.sender} to client {header.recipient}"
