@@ -1,7 +1,8 @@
 """Chooses the hot loops: the native library, or NumPy + BLAS where none was built.
 
 Both give the same results, element for element. `LIGHTSECAGG_KERNELS=numpy` forces the fallback,
-`=native` makes a missing library an error instead of a fallback.
+`=native` makes a missing library an error instead of a fallback. `LIGHTSECAGG_THREADS` sets how
+many threads a native loop may use.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ class Loops(Protocol):
         self, masked: Elements, mask: Elements, scale: float, q: int, out: Floats
     ) -> None: ...
     def find_out_of_range(self, values: Elements, q: int) -> int: ...
+    def find_beyond(self, x: Floats, bound: float) -> int: ...
+    def ntt_forward(self, rows: Elements, leaves: int, roots: Elements, q: int) -> Elements: ...
+    def ntt_inverse(
+        self, rows: Elements, coefficients: int, inverse_roots: Elements, q: int
+    ) -> Elements: ...
+
+
+class NativeLoops(Loops, Protocol):
+    """The native loops also run on several threads."""
+
+    def set_threads(self, count: int) -> None: ...
 
 
 _CHOICES = ("auto", "native", "numpy")
@@ -46,12 +58,30 @@ def active() -> Loops:
     global _active
     if _active is None:
         _active = _load(os.environ.get("LIGHTSECAGG_KERNELS", "auto"))
+        set_threads(_threads_wanted())
     return _active
 
 
 def backend() -> str:
     """'native' or 'numpy'."""
     return "numpy" if active() is reference else "native"
+
+
+def native_available() -> bool:
+    """Whether the native library was built and can be loaded here."""
+    return _native() is not None
+
+
+def set_threads(count: int) -> None:
+    """Let one call of a native loop use up to `count` threads; NumPy's loops stay on one.
+
+    The default is LIGHTSECAGG_THREADS, or 1.
+    """
+    if count < 1:
+        raise ConfigurationError(f"the loops need at least 1 thread, not {count}")
+    native = _native()
+    if native is not None:
+        native.set_threads(count)
 
 
 @contextmanager
@@ -71,4 +101,28 @@ def _load(name: str) -> Loops:
         raise ConfigurationError(
             f"LIGHTSECAGG_KERNELS={name!r} is unknown; choose one of {', '.join(_CHOICES)}"
         )
-    return reference
+    if name == "numpy":
+        return reference
+    native = _native()
+    if native is None and name == "native":
+        raise ConfigurationError(
+            "LIGHTSECAGG_KERNELS=native, but the native library was not built: install the "
+            "package with a C++ compiler at hand, or leave the variable out to run on NumPy"
+        )
+    return reference if native is None else native
+
+
+def _native() -> NativeLoops | None:
+    try:
+        from lightsecagg.field.native import loops
+    except ImportError:
+        return None
+    return loops
+
+
+def _threads_wanted() -> int:
+    text = os.environ.get("LIGHTSECAGG_THREADS", "1")
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"LIGHTSECAGG_THREADS={text!r} is not a number") from None

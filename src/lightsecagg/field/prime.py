@@ -45,7 +45,7 @@ class PrimeField:
 
     def check(self, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> Elements:
         """The array itself if it is a vector (or matrix) over F_q of that shape; else an error."""
-        self._check_type(array)
+        self.check_type(array)
         if shape is not None and array.shape != shape:
             raise FieldError(f"expected shape {shape}, got {array.shape}")
         position = kernels.active().find_out_of_range(array.reshape(-1), self.modulus)
@@ -55,7 +55,7 @@ class PrimeField:
 
     def to_bytes(self, array: Elements) -> bytes:
         """Little-endian 32-bit words."""
-        self._check_type(array)
+        self.check_type(array)
         return array.astype(_WORD, copy=False).tobytes()
 
     def from_bytes(self, data: bytes | bytearray | memoryview, length: int) -> Elements:
@@ -65,7 +65,8 @@ class PrimeField:
         array = np.frombuffer(data, dtype=_WORD).astype(np.uint32, copy=False)
         return self.check(array)
 
-    def _check_type(self, array: NDArray[Any]) -> None:
+    def check_type(self, array: NDArray[Any]) -> None:
+        """Refuse what is not a contiguous uint32 array; the elements are not looked at."""
         if not isinstance(array, np.ndarray) or array.dtype != np.uint32:
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise FieldError(f"field elements are uint32 arrays, got {kind}")
@@ -73,8 +74,8 @@ class PrimeField:
             raise FieldError("field arrays must be C-contiguous; use numpy.ascontiguousarray")
 
     def _check_pair(self, a: Elements, b: Elements) -> None:
-        self._check_type(a)
-        self._check_type(b)
+        self.check_type(a)
+        self.check_type(b)
         if a.shape != b.shape:
             raise FieldError(f"shapes differ: {a.shape} and {b.shape}")
 
@@ -112,8 +113,8 @@ class PrimeField:
 
     def matmul(self, a: Elements, b: Elements) -> Elements:
         """The matrix product a @ b."""
-        self._check_type(a)
-        self._check_type(b)
+        self.check_type(a)
+        self.check_type(b)
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
             raise FieldError(f"cannot multiply matrices of shapes {a.shape} and {b.shape}")
         return kernels.active().matmul(a, b, self.modulus)
@@ -165,7 +166,7 @@ class Accumulator:
 
     def add(self, vector: Elements, weight: int = 1) -> None:
         """Add weight * vector."""
-        self._field._check_type(vector)
+        self._field.check_type(vector)
         if vector.shape != self._shape:
             raise FieldError(f"shapes differ: {self._shape} and {vector.shape}")
         self.count += 1

@@ -125,3 +125,64 @@ def find_out_of_range(values: Elements, q: int) -> int:
         if block.size and int(block.max()) >= q:
             return start + int(np.argmax(block >= q))
     return -1
+
+
+def find_beyond(x: Floats, bound: float) -> int:
+    """Position of the first element that is NaN, infinite or larger than `bound`, or -1."""
+    for start in range(0, x.size, _BLOCK):
+        # In float64: a bound that float32 cannot hold must not be rounded.
+        beyond = ~(np.abs(x[start : start + _BLOCK].astype(np.float64)) <= bound)
+        if beyond.any():
+            return start + int(np.argmax(beyond))
+    return -1
+
+
+def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Elements:
+    """Reduce the column polynomials `rows` down the product tree; return the first leaves.
+
+    `roots` holds all M leaves, M >= len(rows) and >= leaves; see `ntt`.
+    """
+    size, columns = len(roots), rows.shape[1]
+    out = np.empty((leaves, columns), dtype=np.uint32)
+    modulus = np.uint64(q)
+    width = max(_BLOCK // size, 1)
+    for start in range(0, columns, width):
+        block = np.zeros((size, min(width, columns - start)), dtype=np.uint64)
+        block[: len(rows)] = rows[:, start : start + width]
+        half = size // 2
+        while half:
+            nodes = -(-leaves // (2 * half))
+            tree = block[: 2 * half * nodes].reshape(nodes, 2, half, -1)
+            low = tree[:, 0]
+            high = tree[:, 1] * roots[: 2 * nodes : 2, None, None] % modulus
+            # low + (q - high) as well as low + high stay below 2q.
+            split = np.stack([low + high, low + (modulus - high)], axis=1)
+            block = (split % modulus).reshape(2 * half * nodes, -1)
+            half //= 2
+        out[:, start : start + width] = block[:leaves]
+    return out
+
+
+def ntt_inverse(rows: Elements, coefficients: int, inverse_roots: Elements, q: int) -> Elements:
+    """Climb the product tree from the leaves `rows` (zero beyond); return the low coefficients.
+
+    `inverse_roots` holds the inverses of all M leaves.
+    """
+    size, columns = len(inverse_roots), rows.shape[1]
+    out = np.empty((coefficients, columns), dtype=np.uint32)
+    modulus = np.uint64(q)
+    scale = np.uint64(pow(size, -1, q))
+    width = max(_BLOCK // size, 1)
+    for start in range(0, columns, width):
+        block = np.zeros((size, min(width, columns - start)), dtype=np.uint64)
+        block[: len(rows)] = rows[:, start : start + width]
+        half = 1
+        while half < size:
+            nodes = size // (2 * half)
+            tree = block.reshape(nodes, 2, half, -1)
+            left, right = tree[:, 0], tree[:, 1]
+            high = (left + (modulus - right)) % modulus * inverse_roots[::2][:nodes, None, None]
+            block = np.stack([(left + right) % modulus, high % modulus], axis=1).reshape(size, -1)
+            half *= 2
+        out[:, start : start + width] = block[:coefficients] * scale % modulus
+    return out

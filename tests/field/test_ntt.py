@@ -1,0 +1,171 @@
+"""The transform against plain evaluation in Python integers and against python-flint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import flint
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightsecagg.errors import FieldError, ParameterError
+from lightsecagg.field import kernels, ntt
+from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
+
+FIELDS = [DEFAULT_FIELD, PrimeField(2**32 - 2**20 + 1), PrimeField(257), PrimeField(17)]
+
+
+@pytest.fixture(params=["numpy", "native"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "native" and not kernels.native_available():
+        pytest.skip("no native library")
+    with kernels.using(request.param):
+        yield request.param
+
+
+def random_rows(field: PrimeField, rows: int, columns: int, seed: int) -> np.ndarray:
+    """Random elements with many extreme ones among them."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, field.modulus, (rows, columns), dtype=np.uint32)
+    extreme = rng.random((rows, columns)) < 0.3
+    values[extreme] = rng.choice([0, 1, field.modulus - 1], extreme.sum()).astype(np.uint32)
+    return values
+
+
+def evaluate(field: PrimeField, column: np.ndarray, point: int) -> int:
+    value = 0
+    for coefficient in reversed(column.tolist()):
+        value = (value * point + coefficient) % field.modulus
+    return value
+
+
+@pytest.mark.parametrize("field", [*FIELDS, PAPER_FIELD, PrimeField(5), PrimeField(7)])
+def test_points_are_distinct_and_not_zero(field: PrimeField) -> None:
+    for count in {1, 2, 3, min(200, field.modulus - 1)}:
+        points = ntt.points(field, count)
+        assert points.dtype == np.uint32
+        assert points.shape == (count,)
+        assert len(set(points.tolist())) == count
+        assert 0 not in points
+        assert int(points.max()) < field.modulus
+
+
+def test_points_of_the_default_field_do_not_depend_on_the_count() -> None:
+    many = ntt.points(DEFAULT_FIELD, 1000)
+    for count in (1, 2, 3, 64, 65, 999):
+        assert np.array_equal(ntt.points(DEFAULT_FIELD, count), many[:count])
+
+
+def test_points_are_pinned() -> None:
+    """Two versions that disagree about the points would decode nonsense."""
+    assert ntt.points(DEFAULT_FIELD, 8).tolist() == [
+        *(1, 2146959360, 591805755, 1555153606),
+        *(1118720762, 1028238599, 1945455005, 201504356),
+    ]
+    assert ntt.points(PAPER_FIELD, 12).tolist() == [
+        *(1, 1304151046, 149005400, 2296456278, 3451601923),
+        *(4294967290, 2990816245, 4145961891, 1998511013, 843365368),
+        *(2, 2608302092),
+    ]
+
+
+def test_paper_points_fill_cosets() -> None:
+    field = PAPER_FIELD
+    assert ntt.coset_order(field) == 10
+    points = ntt.points(field, 200).reshape(20, 10)
+    for coset in points.tolist():
+        assert len({pow(x, 10, field.modulus) for x in coset}) == 1
+
+
+def test_too_many_points_are_refused() -> None:
+    assert sorted(ntt.points(PrimeField(7), 6).tolist()) == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ParameterError, match="cannot take 7"):
+        ntt.points(PrimeField(7), 7)
+    with pytest.raises(ParameterError, match="cannot take 0"):
+        ntt.points(PrimeField(7), 0)
+
+
+def test_supports() -> None:
+    assert ntt.supports(DEFAULT_FIELD, 2**19)
+    assert not ntt.supports(DEFAULT_FIELD, 2**19 + 1)
+    assert not ntt.supports(PAPER_FIELD, 3)
+    assert not ntt.supports(DEFAULT_FIELD, 0)
+
+
+@pytest.mark.parametrize("modulus", [5, 7, 257, DEFAULT_FIELD.modulus, PAPER_FIELD.modulus])
+def test_primitive_root_generates_everything(modulus: int) -> None:
+    root = ntt.primitive_root(modulus)
+    order = flint.fmpz_mod_ctx(modulus)(root)
+    for p, _ in flint.fmpz(modulus - 1).factor():
+        assert order ** int((modulus - 1) // p) != 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.sampled_from(FIELDS),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([0, 1, 7, 8, 9, 31, 33, 70]),
+    st.integers(0, 2**32 - 1),
+)
+def test_forward_is_evaluation(
+    backend: str, field: PrimeField, rows: int, leaves: int, columns: int, seed: int
+) -> None:
+    top = 16 if field.modulus == 17 else 40
+    rows, leaves = min(rows, top), min(leaves, top)
+    coefficients = random_rows(field, rows, columns, seed)
+    values = ntt.forward(field, coefficients, leaves)
+    assert values.shape == (leaves, columns)
+    points = ntt.points(field, max(rows, leaves))[:leaves].tolist()
+    for column in {0, columns // 2, columns - 1} if columns else set():
+        expected = [evaluate(field, coefficients[:, column], p) for p in points]
+        assert values[:, column].tolist() == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+def test_forward_agrees_with_flint(backend: str, size: int) -> None:
+    field = DEFAULT_FIELD
+    coefficients = random_rows(field, size, 3, size)
+    values = ntt.forward(field, coefficients, size)
+    for column in range(3):
+        polynomial = flint.nmod_poly(coefficients[:, column].tolist(), field.modulus)
+        expected = [int(polynomial(p)) for p in ntt.points(field, size).tolist()]
+        assert values[:, column].tolist() == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.sampled_from(FIELDS),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from([0, 1, 8, 33, 65]),
+    st.integers(0, 2**32 - 1),
+)
+def test_inverse_undoes_forward(
+    backend: str, field: PrimeField, rows: int, low: int, columns: int, seed: int
+) -> None:
+    top = 16 if field.modulus == 17 else 70
+    rows, low = min(rows, top), min(low, top)
+    size = ntt.transform_size(max(rows, low))
+    leaves = random_rows(field, rows, columns, seed)
+    coefficients = ntt.inverse(field, leaves, low)
+    assert coefficients.shape == (low, columns)
+    everything = ntt.inverse(field, leaves, size)
+    assert np.array_equal(everything[:low], coefficients)
+    back = ntt.forward(field, everything, size)
+    assert np.array_equal(back[:rows], leaves)
+    assert not back[rows:].any()
+
+
+def test_refusals() -> None:
+    rows = np.zeros((3, 4), dtype=np.uint32)
+    with pytest.raises(FieldError, match="no transform of size 4"):
+        ntt.forward(PAPER_FIELD, rows, 3)
+    with pytest.raises(FieldError, match="uint32"):
+        ntt.forward(DEFAULT_FIELD, rows.astype(np.int64), 3)
+    with pytest.raises(FieldError, match="at least one row"):
+        ntt.inverse(DEFAULT_FIELD, rows, 0)
+    with pytest.raises(FieldError, match="at least one row"):
+        ntt.forward(DEFAULT_FIELD, rows[:0], 3)
