@@ -1,0 +1,221 @@
+"""The task interface: what a user implements to federate their own model and data.
+
+A task says what the model is, which examples client i holds, what the loss is and how a model is
+evaluated. Everything else (batches, optimisers, vectors, masks, the network) is not its business.
+`docs/own-task.md` is the tutorial and `lightsecagg task template` writes a file to start from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from lightsecagg.errors import ConfigurationError, ParameterError
+from lightsecagg.training.config import TaskConfig
+
+EVALUATION_BATCH = 256
+
+
+class Data(Protocol):
+    """A client's data: anything with a length and examples by number, such as a torch Dataset."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One example, of a kind that torch's `default_collate` can stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Data that is two tensors: fast to cut into batches of (inputs, targets)."""
+
+    inputs: Tensor = field(repr=False)
+    """One row per example."""
+    targets: Tensor = field(repr=False)
+    """One row per example."""
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ParameterError(
+                f"{len(self.inputs)} inputs but {len(self.targets)} targets; they go in pairs"
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    @classmethod
+    def from_arrays(cls, inputs: NDArray[Any], targets: NDArray[Any]) -> Examples:
+        """Copies of two NumPy arrays."""
+        return cls(torch.from_numpy(np.array(inputs)), torch.from_numpy(np.array(targets)))
+
+
+def make_batch(data: Data, indices: Sequence[int]) -> Any:
+    """The chosen examples, stacked."""
+    if isinstance(data, Examples):
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return data.inputs[chosen], data.targets[chosen]
+    return default_collate([data[index] for index in indices])
+
+
+def batches(data: Data, size: int) -> Iterator[Any]:
+    """All examples in order, for evaluation."""
+    for start in range(0, len(data), size):
+        yield make_batch(data, range(start, min(start + size, len(data))))
+
+
+class Task(ABC):
+    """What is trained, on whose data. Implement `model` and `client_data`; override the rest.
+
+    The constructor gets the `TaskConfig` (clients, data_dir, seed, options ...) and must pass it
+    to `super().__init__`. Every party builds the same task from the same configuration.
+    """
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model. Its random weights come from torch's generator, which the caller seeds."""
+
+    @abstractmethod
+    def client_data(self, client: int) -> Data:
+        """The training examples of client 0, ..., clients - 1."""
+
+    def test_data(self) -> Data:
+        """The examples that `evaluate` uses; only whoever evaluates needs them."""
+        raise ConfigurationError(
+            f"the task {self.config.task!r} has no test data; override test_data or evaluate"
+        )
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Mean loss of a batch, a scalar to differentiate. Here: cross-entropy of classes."""
+        inputs, targets = _on_device(model, batch)
+        logits = model(inputs)
+        _refuse_bad_labels(targets, logits)
+        return nn.functional.cross_entropy(logits, targets)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Figures to report. Here: accuracy and mean loss on the test data."""
+        data = self.test_data()
+        if not len(data):
+            raise ConfigurationError(
+                f"the task {self.config.task!r} has no test examples to evaluate on"
+            )
+        correct, loss = 0, 0.0
+        for batch in batches(data, EVALUATION_BATCH):
+            inputs, targets = _on_device(model, batch)
+            logits = model(inputs)
+            _refuse_bad_labels(targets, logits)
+            loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            correct += int((logits.argmax(dim=1) == targets).sum())
+        return {"accuracy": correct / len(data), "loss": loss / len(data)}
+
+    def shared(self, name: str) -> bool:
+        """Whether this state-dict entry is federated. What is not stays as `model()` made it.
+
+        Say False for a frozen backbone, and let `model()` load the same weights everywhere.
+        """
+        return True
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The `--task-option key=value` pairs of the command line."""
+        return dict(self.config.options)
+
+
+def _on_device(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """A pair of tensors, where the model is: a task that returns a CUDA model trains on CUDA."""
+    inputs, targets = batch
+    first = next(model.parameters(), None)
+    device = inputs.device if first is None else first.device
+    return inputs.to(device), targets.to(device)
+
+
+def _refuse_bad_labels(targets: Tensor, logits: Tensor) -> None:
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= logits.shape[1]:
+        raise ConfigurationError(
+            f"the labels run from {low} to {high}, but the model has {logits.shape[1]} outputs; "
+            "number the classes from 0"
+        )
+
+
+def load_task(config: TaskConfig) -> Task:
+    """Build the task that `config.task` names: built in, or `package.module:Task`.
+
+    The part before the colon is a module, looked for in the working directory too, or a path that
+    ends in `.py`. The part after it is called with the configuration.
+    """
+    if ":" not in config.task:
+        from lightsecagg.training.builtin_tasks import builtin_task
+
+        return builtin_task(config)
+    module_name, _, attribute = config.task.rpartition(":")
+    module = _load_module(module_name)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigurationError(
+            f"--task {config.task}: the module {module_name} defines no {attribute!r}"
+        )
+    task = factory(config)
+    if not isinstance(task, Task):
+        raise ConfigurationError(
+            f"--task {config.task}: {attribute}(config) returned a {type(task).__name__}, not a "
+            "subclass of lightsecagg.training.Task"
+        )
+    if not isinstance(getattr(task, "config", None), TaskConfig):
+        raise ConfigurationError(
+            f"--task {config.task}: {attribute}.__init__ must call super().__init__(config)"
+        )
+    return task
+
+
+def _load_module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise ConfigurationError(f"--task: {path} does not exist")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # A console script does not look in the working directory, and users expect it to.
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(
+                f"--task: there is no module {name!r}, neither installed nor in {here}"
+            ) from error
+        raise
+
+
+@lru_cache(maxsize=4)
+def _loaded(config: TaskConfig) -> Task:
+    return load_task(config)
+
+
+def as_task(task: Task | TaskConfig) -> Task:
+    """The task itself, or the one that the configuration names (loaded once per process)."""
+    return task if isinstance(task, Task) else _loaded(task)
