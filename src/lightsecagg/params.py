@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from lightsecagg.errors import ParameterError
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 DEFAULT_MODULUS = 2**31 - 2**19 + 1
 """Prime with q - 1 = 2^19 * 3^2 * 5 * 7 * 13: a number-theoretic transform of every useful size."""
@@ -67,10 +70,19 @@ def is_prime(number: int) -> bool:
     return True
 
 
+def check_integer(name: str, value: int, least: int) -> None:
+    """Refuse a size that is not an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ParameterError(f"{name} = {value!r} must be an integer")
+    if value < least:
+        raise ParameterError(f"{name} = {value} must be at least {least}")
+
+
 def check_modulus(modulus: int) -> None:
     """Refuse a modulus that is not an odd prime below 2^32."""
-    if not 2 < modulus < 2**32:
-        raise ParameterError(f"modulus q = {modulus}: must be a prime with 2 < q < 2^32")
+    check_integer("modulus q", modulus, 3)
+    if modulus >= 2**32:
+        raise ParameterError(f"modulus q = {modulus} must be a prime below 2^32")
     if not is_prime(modulus):
         raise ParameterError(f"modulus q = {modulus} is not prime")
 
@@ -97,8 +109,8 @@ class Parameters:
     """q"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "threat_model", ThreatModel(self.threat_model))
-        object.__setattr__(self, "share_mode", ShareMode(self.share_mode))
+        object.__setattr__(self, "threat_model", _choice(ThreatModel, self.threat_model))
+        object.__setattr__(self, "share_mode", _choice(ShareMode, self.share_mode))
         _check_sizes(self.clients, self.privacy, self.dropouts, self.survivors)
         if self.survivors == 0:
             object.__setattr__(self, "survivors", self.clients - self.dropouts)
@@ -159,10 +171,17 @@ class Parameters:
 
 
 def _check_sizes(clients: int, privacy: int, dropouts: int, survivors: int) -> None:
-    if clients < 2:
-        raise ParameterError(f"clients N = {clients} must be at least 2")
-    for name, value in (("privacy T", privacy), ("dropouts D", dropouts), ("U", survivors)):
-        if value < 0:
-            raise ParameterError(f"{name} = {value} must not be negative")
-    if survivors > clients:
-        raise ParameterError(f"survivors U = {survivors} exceeds clients N = {clients}")
+    check_integer("clients N", clients, 2)
+    check_integer("privacy T", privacy, 0)
+    check_integer("dropouts D", dropouts, 0)
+    check_integer("survivors U", survivors, 0)
+    if dropouts >= clients:
+        raise ParameterError(f"dropouts D = {dropouts} of N = {clients} clients leave nobody")
+
+
+def _choice(kind: type[Choice], value: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(kind)
+        raise ParameterError(f"{value!r} is unknown; choose one of {choices}") from None

@@ -1,13 +1,18 @@
 """Real vectors into F_q and back, Eq. (29)-(31) and (36): Q_c, phi, phi^-1, and the range budget.
 
-    Q_c(x)    stochastic rounding: c * x to one of its two neighbouring integers, unbiased
+    Q_c(x)    stochastic rounding: c * x to one of its two neighbouring integers (over c), unbiased
     phi       two's complement: a negative integer v becomes q + v
     phi^-1    the signed integer again; [0, (q-1)/2) is positive, the rest negative
 
 A sum over the field equals the sum over the integers as long as its size is at most (q - 3) / 2.
 `Quantizer` makes that certain before anything is masked: it knows how many vectors are summed,
 how large their entries and weights may be, and refuses a scale that could wrap. Entries beyond
-the bound, NaN and infinities are refused (or, if asked for, entries are clipped and counted).
+the bound are refused (or, if asked for, clipped); NaN and infinities are always refused.
+
+Rounding is decided by one uniform 32-bit word per entry: y = c_l * s * x goes up where its fraction
+exceeds word / 2^32, that is, with probability ceil(frac * 2^32) / 2^32. The bias is therefore at
+most 2^-32 of a quantum (upwards), plus the error of computing y in float64, at most |y| * 2^-52;
+the variance is that of Lemma 2, at most 1 / (4 c_l^2), up to the same 2^-32.
 
 Sample counts: the client's sample count s multiplies its vector *before* rounding (rounding first
 would amplify the error s-fold), and rides behind it as one more coordinate, so that the server
@@ -24,11 +29,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightsecagg.errors import FieldError, InputRefused, ParameterError
+from lightsecagg.errors import FieldError, InputRefused, ParameterError, RecoveryError
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.params import check_integer
 
 Reals = NDArray[np.float32] | NDArray[np.float64]
+
+# Far beyond any model, and far enough inside float64 that no product here can over- or underflow.
+_SMALLEST_BOUND, _LARGEST_BOUND = 1e-100, 1e100
+_SMALLEST_SCALE = 1e-150
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class Quantizer:
 
     field: PrimeField
     bound: float
-    """Largest size of an entry of the vector, before weighting."""
+    """Largest size of an entry, before weighting; compared in the vector's own precision."""
     summands: int
     """n_max: how many vectors may be summed (N, or the largest buffer)."""
     max_samples: int = 1
@@ -50,34 +60,46 @@ class Quantizer:
     weighted: bool = False
     """Whether vectors are weighted by sample counts, which then ride as a last coordinate."""
     clip: bool = False
-    """Clip entries beyond the bound instead of refusing them (NaN is always refused)."""
+    """Clip finite entries beyond the bound instead of refusing them."""
     scale: float = 0.0
     """c_l; 0 stands for the largest safe value, which may be below 1."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ParameterError(f"bound = {self.bound} must be positive and finite")
+        if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
+            raise ParameterError(
+                f"bound = {self.bound} must be positive, between {_SMALLEST_BOUND} and "
+                f"{_LARGEST_BOUND}"
+            )
         for name in ("summands", "max_samples", "max_weight"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} = {getattr(self, name)} must be at least 1")
+            check_integer(name, getattr(self, name), 1)
         if not self.weighted and self.max_samples != 1:
             raise ParameterError("max_samples only makes sense for a weighted quantizer")
-        if self.max_samples > self.budget:
-            raise ParameterError(
-                f"sample counts up to {self.max_samples} could wrap around: at most "
-                f"{self.budget} per client fit a sum of {self.summands} with weights up to "
-                f"{self.max_weight} in F_{self.field.modulus}; lower max_samples"
-            )
+        self._check_budget()
         if self.scale == 0.0:
             object.__setattr__(self, "scale", self._largest_safe_scale())
-        elif not (math.isfinite(self.scale) and self.scale > 0):
-            raise ParameterError(f"scale c_l = {self.scale} must be positive and finite")
+        elif not _SMALLEST_SCALE <= self.scale < math.inf:
+            raise ParameterError(
+                f"scale c_l = {self.scale} must be finite and at least {_SMALLEST_SCALE}"
+            )
         elif self.limit > self.budget:
             raise ParameterError(
                 f"scale c_l = {self.scale} could wrap around: entries up to {self.limit} times "
                 f"{self.summands} summands and weight {self.max_weight} exceed "
                 f"(q - 3) / 2 = {(self.field.modulus - 3) // 2}; "
                 f"the largest safe scale is {self._largest_safe_scale()}"
+            )
+
+    def _check_budget(self) -> None:
+        if self.budget < 1:
+            raise ParameterError(
+                f"F_{self.field.modulus} is too small for sums of {self.summands} vectors with "
+                f"weights up to {self.max_weight}: not even entries in -1..1 would fit"
+            )
+        if self.max_samples > self.budget:
+            raise ParameterError(
+                f"sample counts up to {self.max_samples} could wrap around: at most "
+                f"{self.budget} per client fit a sum of {self.summands} with weights up to "
+                f"{self.max_weight} in F_{self.field.modulus}; lower max_samples"
             )
 
     @property
@@ -93,15 +115,7 @@ class Quantizer:
     def _largest_safe_scale(self) -> float:
         largest = Fraction(self.budget) / (self.max_samples * Fraction(self.bound))
         scale = float(largest)
-        if scale > largest:  # float() rounds to nearest
-            scale = math.nextafter(scale, 0.0)
-        if self.budget < 1 or scale == 0.0:
-            raise ParameterError(
-                f"F_{self.field.modulus} is too small for sums of {self.summands} vectors with "
-                f"bound {self.bound}, counts up to {self.max_samples} and weights up to "
-                f"{self.max_weight}"
-            )
-        return scale
+        return scale if scale <= largest else math.nextafter(scale, 0.0)
 
     def length(self, dimension: int) -> int:
         """How many field elements a vector of `dimension` entries becomes."""
@@ -109,7 +123,7 @@ class Quantizer:
 
     def quantise(self, x: Reals, uniforms: Elements, samples: int = 1) -> Elements:
         """phi(c_l * Q(s * x)), followed by the count s if weighted; see `quantise_and_mask`."""
-        nothing = np.zeros(self.length(x.size), dtype=np.uint32)
+        nothing = np.zeros(self.length(np.size(x)), dtype=np.uint32)
         return self.quantise_and_mask(x, uniforms, nothing, samples)
 
     def quantise_and_mask(
@@ -120,71 +134,117 @@ class Quantizer:
         * `x`: one-dimensional float32 or float64, entries within the bound.
         * `uniforms`: one uniform 32-bit word per entry; they decide the rounding.
         * `mask`: `length(x.size)` field elements.
-        * `samples`: the sample count, cut to [1, s_max]; only for a weighted quantizer.
+        * `samples`: the sample count, at least 1, cut to s_max; only for a weighted quantizer.
         """
-        x = self._admit(x)
-        if uniforms.shape != x.shape or uniforms.dtype != np.uint32:
-            raise FieldError(f"rounding {x.size} entries takes {x.size} uniform 32-bit words")
-        self.field.check(mask, (self.length(x.size),))
+        values = self._admit(x)
+        if uniforms.shape != values.shape or uniforms.dtype != np.uint32:
+            raise FieldError(
+                f"rounding {values.size} entries takes {values.size} uniform uint32 words, "
+                f"got {uniforms.dtype} of shape {uniforms.shape}"
+            )
+        self.field.check(mask, (self.length(values.size),))
         weight = self._weight(samples)
         out = np.empty(mask.size, dtype=np.uint32)
-        out[: x.size] = kernels.active().quantise_mask(
-            x, self.scale * weight, self.limit, uniforms, mask[: x.size], self.field.modulus
+        out[: values.size] = kernels.active().quantise_mask(
+            values,
+            self.scale * weight,
+            self.limit,
+            np.ascontiguousarray(uniforms),
+            mask[: values.size],
+            self.field.modulus,
         )
         if self.weighted:
             out[-1] = (weight + int(mask[-1])) % self.field.modulus
         return out
 
+    def check(self, x: Reals, samples: int = 1) -> None:
+        """Raise `InputRefused` unless `quantise_and_mask` will take this vector and count."""
+        self._admit(x)
+        self._weight(samples)
+
     def dequantise(self, total: Elements, divisor: float = 1.0) -> NDArray[np.float64]:
-        """phi^-1(total) / (c_l * divisor)."""
-        nothing = np.zeros(total.size, dtype=np.uint32)
-        return self.unmask_and_dequantise(total, nothing, divisor)
+        """phi^-1(total) / (c_l * divisor); of a weighted total without its count."""
+        return self.unmask_and_dequantise(total, np.zeros_like(total), divisor)
 
     def unmask_and_dequantise(
         self, masked: Elements, mask: Elements, divisor: float = 1.0
     ) -> NDArray[np.float64]:
-        """phi^-1(masked - mask) / (c_l * divisor), Eq. (35)."""
+        """phi^-1(masked - mask) / (c_l * divisor), Eq. (35); of a weighted total without its count.
+
+        * `divisor`: what the sum is divided by, such as the sum of the staleness weights.
+        """
+        self.field.check(masked)
+        self.field.check(mask, masked.shape)
+        if not 0 < divisor < math.inf:
+            raise ParameterError(f"cannot divide a sum by {divisor}")
         out = np.empty(masked.size, dtype=np.float64)
         factor = 1.0 / (self.scale * divisor)
         kernels.active().unmask_dequantise(masked, mask, factor, self.field.modulus, out)
         return out
 
-    def count_clipped(self, x: NDArray[Any]) -> int:
+    def weighted_mean(self, masked: Elements, mask: Elements) -> tuple[NDArray[np.float64], int]:
+        """sum w s x / sum w s, and that sum of counts, from a masked weighted total.
+
+        The count coordinate is the divisor, whatever integer weights w the server applied.
+        """
+        if not self.weighted:
+            raise ParameterError("only a weighted quantizer carries sample counts")
+        if masked.size < 1 or mask.size != masked.size:
+            raise FieldError(f"{masked.size} masked elements for {mask.size} of the mask")
+        count = int(signed(self.field, self.field.subtract(masked[-1:], mask[-1:]))[0])
+        largest = self.summands * self.max_weight * self.max_samples
+        if not 1 <= count <= largest:
+            raise RecoveryError(
+                f"the sum of sample counts is {count}, outside 1..{largest}: "
+                "a client uploaded a false count, or an answer was wrong"
+            )
+        return self.unmask_and_dequantise(masked[:-1], mask[:-1], count), count
+
+    def count_clipped(self, x: Reals) -> int:
         """How many entries lie beyond the bound. Private to the client unless masked."""
-        return int(np.count_nonzero(np.abs(x) > self.bound))
+        return int(np.count_nonzero(np.abs(x) > self._bound_for(x.dtype)))
 
     def _weight(self, samples: int) -> int:
         if not self.weighted:
             if samples != 1:
                 raise ParameterError("an unweighted quantizer takes no sample count")
             return 1
-        if samples < 1:
-            raise InputRefused(f"sample count {samples} must be at least 1")
+        if not isinstance(samples, (int, np.integer)) or samples < 1:
+            raise InputRefused(f"sample count {samples} must be an integer of at least 1")
         return min(int(samples), self.max_samples)
 
-    def _admit(self, x: Reals) -> Reals:
+    def _bound_for(self, dtype: np.dtype[Any]) -> float:
+        """The bound, rounded to `dtype`: what the user's own clamping in that type produces.
+
+        Rounding may raise it by half a unit in the last place; the loops clamp to `limit`.
+        """
+        return float(dtype.type(min(self.bound, float(np.finfo(dtype).max))))
+
+    def _admit(self, x: Reals) -> NDArray[Any]:
         if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
             kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
             raise InputRefused(f"the vector must be a float32 or float64 array, got {kind}")
         if x.ndim != 1:
             raise InputRefused(f"the vector must be one-dimensional, got shape {x.shape}")
-        x = np.ascontiguousarray(x)
-        position = kernels.active().find_beyond(x, self.bound)
+        values: NDArray[Any] = np.ascontiguousarray(x)
+        bound = self._bound_for(values.dtype)
+        position = kernels.active().find_beyond(values, bound)
         if position < 0:
-            return x
-        if self.clip and not np.isnan(x).any():
-            return np.clip(x, -self.bound, self.bound, dtype=x.dtype)
-        value = float(x[position])
-        problem = (
-            "is not a number"
-            if math.isnan(value)
-            else f"lies beyond the bound {self.bound}; raise the bound or ask for clipping"
+            return values
+        broken = np.flatnonzero(~np.isfinite(values))
+        if broken.size:
+            raise InputRefused(f"entry {broken[0]} of the vector is NaN or infinite")
+        if self.clip:
+            return values.clip(-bound, bound)
+        raise InputRefused(
+            f"entry {position} of the vector lies beyond the bound {self.bound}; "
+            "raise the bound or ask for clipping"
         )
-        raise InputRefused(f"entry {position} of the vector {problem}")
 
 
 def signed(field: PrimeField, total: Elements) -> NDArray[np.int64]:
     """phi^-1: the signed integers that field elements stand for, Eq. (36)."""
+    field.check(total)
     value = total.astype(np.int64)
     value[value >= (field.modulus - 1) // 2] -= field.modulus
     return value
