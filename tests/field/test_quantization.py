@@ -235,8 +235,9 @@ def test_S13_not_finite_is_refused_even_when_clipping(
     x = np.zeros(100_000, dtype=dtype)
     x[50] = 0.5
     x[position] = bad
-    with pytest.raises(InputRefused, match=f"entry {position} of the vector is NaN or infinite"):
-        quantizer.quantise(x, words(x.size))
+    for use in (quantizer.check, lambda x: quantizer.quantise(x, words(x.size))):
+        with pytest.raises(InputRefused, match=f"entry {position} of the vector is NaN or inf"):
+            use(x)
 
 
 def test_S13_not_finite_is_refused_under_a_bound_that_float32_cannot_hold(backend: str) -> None:
@@ -296,6 +297,8 @@ def test_S13_what_is_not_a_real_vector_is_refused(x: Any, message: str) -> None:
     quantizer = Quantizer(DEFAULT_FIELD, bound=1.0, summands=3)
     with pytest.raises(InputRefused, match=message):
         quantizer.quantise(x, words(4))
+    with pytest.raises(InputRefused, match=message):
+        quantizer.check(x)
 
 
 def test_S12_masks_and_words_of_the_wrong_kind_are_refused(backend: str) -> None:
@@ -355,7 +358,7 @@ def test_weighted_mean_of_masked_vectors(backend: str, field: PrimeField) -> Non
         for seed, (x, z, count) in enumerate(zip(vectors, masks, counts, strict=True))
     ]
     mean, total = quantizer.weighted_mean(
-        field.weighted_sum(weights, uploads), field.weighted_sum(weights, masks)
+        field.subtract(field.weighted_sum(weights, uploads), field.weighted_sum(weights, masks))
     )
     cut = [3, 500, 77, 1000]  # the last count is cut to s_max, in weight and in count alike
     effective = [w * s for w, s in zip(weights, cut, strict=True)]
@@ -369,17 +372,15 @@ def test_an_impossible_sum_of_counts_is_refused(count: int) -> None:
     quantizer = Quantizer(DEFAULT_FIELD, 1.0, summands=3, max_samples=10, weighted=True)
     total = DEFAULT_FIELD.vector([1, 2, count])
     with pytest.raises(RecoveryError, match=f"sample counts is {count}, outside 1..30"):
-        quantizer.weighted_mean(total, np.zeros_like(total))
+        quantizer.weighted_mean(total)
 
 
-def test_weighted_mean_needs_counts_and_equal_lengths() -> None:
-    nothing = np.zeros(4, dtype=np.uint32)
+def test_weighted_mean_needs_a_count() -> None:
+    total = np.ones(4, dtype=np.uint32)
     with pytest.raises(ParameterError, match="only a weighted quantizer"):
-        Quantizer(DEFAULT_FIELD, 1.0, 3).weighted_mean(nothing, nothing)
-    weighted = Quantizer(DEFAULT_FIELD, 1.0, 3, max_samples=10, weighted=True)
-    for masked, mask in [(nothing, nothing[:3]), (nothing[:0], nothing[:0])]:
-        with pytest.raises(FieldError):
-            weighted.weighted_mean(masked, mask)
+        Quantizer(DEFAULT_FIELD, 1.0, 3).weighted_mean(total)
+    with pytest.raises(FieldError, match="at least its count"):
+        Quantizer(DEFAULT_FIELD, 1.0, 3, max_samples=10, weighted=True).weighted_mean(total[:0])
 
 
 @pytest.mark.parametrize("samples", [0, -3, 2.5])
@@ -387,6 +388,8 @@ def test_sample_counts_are_positive_integers(samples: Any) -> None:
     quantizer = Quantizer(DEFAULT_FIELD, 1.0, 3, max_samples=10, weighted=True)
     with pytest.raises(InputRefused, match="must be an integer of at least 1"):
         quantizer.quantise(np.zeros(2), words(2), samples)
+    with pytest.raises(InputRefused, match="must be an integer of at least 1"):
+        quantizer.check(np.zeros(2), samples)
 
 
 def test_unweighted_vectors_take_no_count() -> None:

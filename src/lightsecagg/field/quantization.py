@@ -182,23 +182,23 @@ class Quantizer:
         kernels.active().unmask_dequantise(masked, mask, factor, self.field.modulus, out)
         return out
 
-    def weighted_mean(self, masked: Elements, mask: Elements) -> tuple[NDArray[np.float64], int]:
-        """sum w s x / sum w s, and that sum of counts, from a masked weighted total.
+    def weighted_mean(self, total: Elements) -> tuple[NDArray[np.float64], int]:
+        """sum w s x / sum w s, and that sum of counts, from an unmasked weighted total.
 
         The count coordinate is the divisor, whatever integer weights w the server applied.
         """
         if not self.weighted:
             raise ParameterError("only a weighted quantizer carries sample counts")
-        if masked.size < 1 or mask.size != masked.size:
-            raise FieldError(f"{masked.size} masked elements for {mask.size} of the mask")
-        count = int(signed(self.field, self.field.subtract(masked[-1:], mask[-1:]))[0])
+        if total.size < 1:
+            raise FieldError("a weighted total has at least its count coordinate")
+        count = int(signed(self.field, total[-1:])[0])
         largest = self.summands * self.max_weight * self.max_samples
         if not 1 <= count <= largest:
             raise RecoveryError(
                 f"the sum of sample counts is {count}, outside 1..{largest}: "
                 "a client uploaded a false count, or an answer was wrong"
             )
-        return self.unmask_and_dequantise(masked[:-1], mask[:-1], count), count
+        return self.dequantise(total[:-1], count), count
 
     def count_clipped(self, x: Reals) -> int:
         """How many entries lie beyond the bound. Private to the client unless masked."""
