@@ -7,7 +7,7 @@ does not grow with the number of clients that dropped out, and subtracts it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from lightsecagg.field.prime import Elements, PrimeField
 
 
 def aggregate_shares(
-    field: PrimeField, shares: Sequence[Elements], weights: Sequence[int] | None = None
+    field: PrimeField, shares: Iterable[Elements], weights: Iterable[int] | None = None
 ) -> Elements:
     """A client's answer: the sum, or integer-weighted sum, of the shares it holds."""
     if weights is None:
         return field.sum(shares)
-    return field.weighted_sum(weights, shares)
+    return field.weighted_sum(list(weights), list(shares))
 
 
 def recover_mask(code: MdsCode, answers: Mapping[int, Elements], dimension: int) -> Elements:

@@ -1,0 +1,131 @@
+"""What every protocol looks like to its driver: messages in, messages out.
+
+A party never sends, waits, reads a clock or starts a thread. The driver (a simulation, a network
+federation, Flower, your own sockets) does, and owes a party this:
+
+* Deliver messages in the order in which they were sent, per pair of parties (FIFO links). A
+  message out of order is refused, never turned into a wrong sum.
+* Send every returned `Send`, in order.
+* On `NeedInput`, call `set_input` once, whenever training is done; messages may be delivered
+  meanwhile, which is how the offline phase overlaps training.
+* When a client is known to be gone, call the server's `drop`; when the driver's deadline for the
+  current phase fires, call `proceed`. The server has no clock of its own.
+* `receive` raises `RemoteProtocolError` when the message is refused, and `DecodeError` or
+  `CryptoError` never: the party is unchanged then, and what to do with the peer is the driver's
+  business.
+
+A client driver that must survive a process boundary stores `snapshot()` durably *before* it
+releases the outputs of the same call; see `RoundClient.restore`. A server driver that must
+survive a crash journals the calls themselves and replays them: given the same calls and the same
+entropy, a server does the same again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.field.prime import Elements
+from lightsecagg.protocol.messages import Message
+
+SERVER = 0xFFFFFFFF
+"""The server's name as sender or recipient; client ids are smaller."""
+
+
+class Phase(StrEnum):
+    """The phases of a synchronous round, in order."""
+
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    UPLOAD = "upload"
+    AGREE = "agree"
+    RECOVER = "recover"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a client contributes."""
+
+    vector: NDArray[np.float32] | NDArray[np.float64] = field(repr=False)
+    """The model update, one-dimensional."""
+    samples: int = 1
+    """The weight of this update in the average, e.g. its number of training samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `message` to `to` (a client id or SERVER)."""
+
+    to: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class NeedInput:
+    """The client may now be given its update; train first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """The round's result, at the server."""
+
+    total: Elements = field(repr=False)
+    """The sum over F_q of the included clients' quantised vectors."""
+    included: tuple[int, ...]
+    """U1: the clients whose updates are in the sum."""
+    responders: tuple[int, ...]
+    """The clients whose answers were used or checked."""
+    suspects: tuple[int, ...] = ()
+    """Clients whose answers contradicted the others. A suspicion, never proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAborted:
+    """The round ended without a result."""
+
+    reason: str
+
+
+Output = Send | NeedInput | Aggregate | RoundAborted
+
+
+class ClientParty(Protocol):
+    """One client in one round."""
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message from `sender`; send every returned message, in order."""
+
+    def set_input(self, update: Update) -> list[Output]:
+        """Hand over the update that `NeedInput` asked for; the party masks it and forgets it."""
+
+    def snapshot(self) -> bytes:
+        """The whole state, secrets included; store it before releasing this call's outputs."""
+
+
+class ServerParty(Protocol):
+    """The server in one round."""
+
+    @property
+    def phase(self) -> Phase:
+        """What the server is collecting at the moment."""
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Clients whose messages the current phase still waits for."""
+
+    def start(self) -> list[Output]:
+        """Open the round; call once."""
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message from the client `sender`, as the transport authenticated it."""
+
+    def drop(self, client: int) -> list[Output]:
+        """The client is gone; the phase may now be complete without it."""
+
+    def proceed(self) -> list[Output]:
+        """The deadline of the current phase fired: go on with what there is, or abort."""

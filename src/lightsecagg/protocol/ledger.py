@@ -1,0 +1,89 @@
+"""What a client must remember across rounds so that no update is ever summed twice (S06, S07).
+
+Two sums that contain the same update reveal differences between the other updates, and a round
+that is run again without one client reveals that client's update. So once a client has signed or
+answered for an update, that update is *spent*: it is never uploaded again, in no round and under
+no mask. The ledger also counts how often a client has uploaded for one and the same global model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import numpy as np
+
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.errors import DecodeError, MaskAlreadyUsed, RemoteProtocolError
+from lightsecagg.protocol.interface import Update
+
+
+class _Entries(msgspec.Struct):
+    key: bytes
+    last_round: int = -1
+    spent: set[bytes] = set()
+    attempts: dict[bytes, int] = {}
+
+
+class Ledger:
+    """The memory of one client in one session. Keep it as long as the session lasts."""
+
+    def __init__(self, entropy: Entropy = system_entropy) -> None:
+        # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
+        self._entries = _Entries(key=draw(entropy, 32))
+
+    def open_round(self, number: int, model: bytes, max_attempts: int) -> None:
+        """Note that round `number` begins; refuse old rounds and too many attempts."""
+        if number <= self._entries.last_round:
+            raise RemoteProtocolError(
+                f"round {number} is refused: this client has already seen round "
+                f"{self._entries.last_round}, and an old round's masks are gone"
+            )
+        attempts = self._entries.attempts.get(model, 0)
+        if attempts >= max_attempts:
+            raise RemoteProtocolError(
+                f"this client has uploaded {attempts} updates for this global model, the most "
+                "that it allows: sums over many reruns would reveal single updates"
+            )
+        self._entries.last_round = number
+
+    def fingerprint(self, update: Update) -> bytes:
+        """A keyed hash that tells updates apart and nothing else."""
+        vector = np.ascontiguousarray(update.vector)
+        digest = hashlib.blake2b(key=self._entries.key, digest_size=32)
+        digest.update(f"{vector.dtype.str} {update.samples} ".encode())
+        digest.update(vector.data)
+        return digest.digest()
+
+    def check_unspent(self, fingerprint: bytes) -> None:
+        """Refuse an update that was signed or answered for before."""
+        if fingerprint in self._entries.spent:
+            raise MaskAlreadyUsed(
+                "this update is spent: this client has already signed or answered for it, and "
+                "uploading it again would reveal a client's model; train a new one"
+            )
+
+    def count_upload(self, model: bytes) -> None:
+        """An update trained from `model` leaves this client."""
+        self._entries.attempts[model] = self._entries.attempts.get(model, 0) + 1
+
+    def spend(self, fingerprint: bytes) -> None:
+        """The update is signed or answered for."""
+        self._entries.spent.add(fingerprint)
+
+    def to_bytes(self) -> bytes:
+        """For durable storage beside a party's snapshot."""
+        return msgspec.msgpack.encode(self._entries, order="deterministic")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ledger:
+        """The inverse of `to_bytes`."""
+        ledger = cls.__new__(cls)
+        try:
+            ledger._entries = msgspec.msgpack.decode(data, type=_Entries)
+        except msgspec.MsgspecError as error:
+            raise DecodeError(f"malformed ledger: {error}") from error
+        return ledger
+
+    def __repr__(self) -> str:
+        return f"Ledger(last_round={self._entries.last_round}, spent={len(self._entries.spent)})"

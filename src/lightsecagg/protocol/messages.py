@@ -1,0 +1,173 @@
+"""The messages of the synchronous protocols, one frozen class each.
+
+Who sends what, in order (C = client, S = server):
+
+    Opening          S -> C   the round's settings
+    Advertise        C -> S   fresh X25519 keys, signed
+    Roster           S -> C   everybody's keys; fixes the context C1
+    SealedShare      C -> S -> C   one share for one peer, which the server cannot read
+    SharesClosed     S -> C   whose shares are complete
+    MaskedUpload     C -> S   the masked update and a bitmap of the shares that are held here
+    SurvivorSet      S -> C   U1: whose updates are summed
+    SurvivorSignature C -> S  malicious-server mode: a signature on (C1, U1)
+    Certificate      S -> C   malicious-server mode: m signatures
+    Refusal          C -> S   shares of these members of U1 are missing here
+    AggregatedShare  C -> S   LightSecAgg's answer
+    UnmaskingShares  C -> S   SecAgg's answer
+    AbortRound       S -> C   the round is over, for this reason
+
+Control messages are encoded by msgspec, vector messages by a fixed header and raw bytes; see
+`wire`. Nothing here is secret except what is sealed or masked; still, no `repr` prints payloads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.field.prime import Elements
+
+
+class Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the small messages."""
+
+
+class Opening(Control, frozen=True):
+    """The server opens a round with these settings."""
+
+    settings: bytes
+    """`Settings.to_bytes()`, the pre-image of C0."""
+
+
+class Advertise(Control, frozen=True):
+    """A client's fresh keys for this round."""
+
+    keys: tuple[bytes, ...]
+    """X25519 public keys: LightSecAgg one, SecAgg two (sealing, masking)."""
+    signature: bytes
+    """Ed25519 over (C0, id, keys)."""
+
+
+class Member(Control, frozen=True):
+    """One line of the roster."""
+
+    client: int
+    keys: tuple[bytes, ...]
+    signature: bytes
+
+
+class Roster(Control, frozen=True):
+    """Everybody who takes part; the order fixes positions and evaluation points."""
+
+    members: tuple[Member, ...]
+    graph: tuple[int, ...] = ()
+    """SecAgg+: positions in ring order; empty for the complete graph."""
+
+
+class SharesClosed(Control, frozen=True):
+    """Sharing is over; these owners' shares were delivered to every roster member."""
+
+    owners: tuple[int, ...]
+
+
+class SurvivorSet(Control, frozen=True):
+    """U1, once announced never changed."""
+
+    survivors: tuple[int, ...]
+
+
+class SurvivorSignature(Control, frozen=True):
+    """A client's consent to U1."""
+
+    signature: bytes
+
+
+class Certificate(Control, frozen=True):
+    """Signatures of distinct roster members on (C1, U1)."""
+
+    signatures: tuple[tuple[int, bytes], ...]
+
+
+class Refusal(Control, frozen=True):
+    """The client neither signs nor answers, because it lacks these members' shares."""
+
+    missing: tuple[int, ...]
+
+
+class AbortRound(Control, frozen=True):
+    """The round is over without a result for the recipient."""
+
+    reason: str
+
+
+class UnmaskingShares(Control, frozen=True):
+    """SecAgg: shares of the survivors' self-mask seeds and of the dropped clients' mask keys."""
+
+    of_seeds: tuple[tuple[int, bytes], ...]
+    of_keys: tuple[tuple[int, bytes], ...]
+
+    def __repr__(self) -> str:
+        return f"UnmaskingShares({len(self.of_seeds)} of seeds, {len(self.of_keys)} of keys)"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedShare:
+    """One sealed share on its way from `owner` through the server to `recipient`."""
+
+    owner: int
+    recipient: int
+    kind: ShareKind
+    length: int
+    """Plaintext bytes."""
+    sealed: bytes = field(repr=False)
+    serial: int = 0
+    """Which of the owner's masks; 0 in synchronous rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedUpload:
+    """A masked update."""
+
+    held: bytes
+    """Bitmap over roster positions: whose shares are held here (little-endian bits)."""
+    vector: Elements = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MaskedUpload) and _same(self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedShare:
+    """LightSecAgg's answer: the sum of the shares of U1 that the sender holds."""
+
+    vector: Elements = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AggregatedShare) and _same(self, other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality for messages that carry arrays."""
+    if getattr(one, "held", b"") != getattr(other, "held", b""):
+        return False
+    return bool(one.vector.shape == other.vector.shape and (one.vector == other.vector).all())
+
+
+Message = (
+    Opening
+    | Advertise
+    | Roster
+    | SealedShare
+    | SharesClosed
+    | MaskedUpload
+    | SurvivorSet
+    | SurvivorSignature
+    | Certificate
+    | Refusal
+    | AggregatedShare
+    | UnmaskingShares
+    | AbortRound
+)

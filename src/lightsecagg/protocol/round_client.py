@@ -1,0 +1,642 @@
+"""A client in one synchronous round: what LightSecAgg, SecAgg and SecAgg+ have in common.
+
+Theory of operation. A client is always in one of the states below; each is frozen and holds only
+what later steps still need, so secrets leave with the transition that used them. The table
+`TRANSITIONS` names, for each state, the messages that it takes; every other message is refused
+and changes nothing.
+
+    Waiting      knows its identity, its policy and its ledger
+    Advertised   has drawn fresh keys and signed them
+    Sharing      has drawn its mask and sent its shares; collects its peers' shares and its input
+    Uploaded     has sent its masked update; the mask is gone
+    Signed       malicious-server mode: has consented to U1; the update is spent
+    Answered     has answered once; keeps the answer, because a repeated request gets it again
+    Closed       the round is over for this client; all secrets are gone
+
+The three protocols differ in what they share, how they mask and what they answer: the abstract
+methods at the end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, NamedTuple, Self, TypeVar, get_args
+
+import msgspec
+import numpy as np
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.crypto.sealing import SealingKey, ShareHeader, ShareKind, open_sealed, seal
+from lightsecagg.errors import (
+    CryptoError,
+    DecodeError,
+    InputRefused,
+    LocalProtocolError,
+    MaskAlreadyUsed,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.interface import (
+    SERVER,
+    NeedInput,
+    Output,
+    RoundAborted,
+    Send,
+    Update,
+)
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    Certificate,
+    MaskedUpload,
+    Message,
+    Opening,
+    Refusal,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from lightsecagg.protocol.roster import (
+    Round,
+    accept_roster,
+    check_survivor_signature,
+    fix_round,
+    sign_keys,
+    sign_survivors,
+)
+from lightsecagg.protocol.settings import Policy, ProtocolName, Settings
+
+Share = tuple[int, bytes]
+"""A share at its recipient: the value of its `ShareKind`, and its bytes."""
+
+
+class OutgoingShare(NamedTuple):
+    """A share at its owner."""
+
+    recipient: int
+    kind: ShareKind
+    plaintext: bytes
+
+
+class State(msgspec.Struct, frozen=True, tag=True):
+    """Base of the states; its `repr` shows no field, because most of them are secret."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+S = TypeVar("S", bound=State)
+
+
+class Waiting(State, frozen=True):
+    """Nothing has happened yet."""
+
+
+class Advertised(State, frozen=True):
+    """Fresh keys are advertised."""
+
+    settings: bytes
+    private_keys: tuple[bytes, ...]
+    advertise: Advertise
+
+
+class Sharing(State, frozen=True):
+    """Shares are sent; peers' shares and the input come in."""
+
+    settings: bytes
+    roster: Roster
+    sealing_key: bytes
+    secret: bytes
+    """What the protocol needs to mask and to answer, packed by it."""
+    held: dict[int, Share]
+    """Owner -> share, the own one included."""
+    pending: tuple[str, bytes, int] | None = None
+    """The update, until sharing is closed: dtype, bytes, samples."""
+    owners: tuple[int, ...] | None = None
+    """Whose shares are complete, once the server has said so."""
+
+
+class Uploaded(State, frozen=True):
+    """The masked update is sent."""
+
+    settings: bytes
+    roster: Roster
+    secret: bytes
+    held: dict[int, Share]
+    owners: tuple[int, ...]
+    fingerprint: bytes
+
+
+class Signed(State, frozen=True):
+    """The client has consented to these survivors; it will never consent to others."""
+
+    settings: bytes
+    roster: Roster
+    secret: bytes
+    held: dict[int, Share]
+    owners: tuple[int, ...]
+    survivors: tuple[int, ...]
+    signature: bytes
+
+
+class Answered(State, frozen=True):
+    """The client has answered; only the answer is left."""
+
+    settings: bytes
+    roster: Roster
+    survivors: tuple[int, ...]
+    answer: bytes
+
+
+class Closed(State, frozen=True):
+    """The round is over for this client."""
+
+    reason: str
+
+
+AnyState = Waiting | Advertised | Sharing | Uploaded | Signed | Answered | Closed
+
+# (state, message) -> method. What is not here is refused.
+TRANSITIONS: dict[tuple[type, type], str] = {
+    (Waiting, Opening): "_on_opening",
+    (Advertised, Opening): "_on_repeated_opening",
+    (Advertised, Roster): "_on_roster",
+    (Sharing, SealedShare): "_on_share",
+    (Sharing, SharesClosed): "_on_shares_closed",
+    (Uploaded, SurvivorSet): "_on_survivors",
+    (Signed, SurvivorSet): "_on_repeated_survivors",
+    (Signed, Certificate): "_on_certificate",
+    (Answered, SurvivorSet): "_on_repeated_survivors",
+    (Answered, Certificate): "_on_repeated_certificate",
+    **{(state, AbortRound): "_on_abort" for state in get_args(AnyState)},
+}
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    protocol: ProtocolName
+    client: int
+    generation: int
+    state: AnyState
+    ledger: bytes
+
+
+class RoundClient(ABC):
+    """One client in one round; see the module's theory of operation and `interface`."""
+
+    protocol: ClassVar[tuple[ProtocolName, ...]]
+    """The protocols that this machine speaks."""
+    key_count: ClassVar[int]
+    """How many X25519 pairs a client draws; the first one seals shares."""
+
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger | None = None,
+        entropy: Entropy = system_entropy,
+    ) -> None:
+        if client not in policy.allow_list or policy.allow_list[client] != identity.public:
+            raise ParameterError(f"client {client} is not on the allow-list with this identity")
+        if unknown := set(policy.protocols) - set(self.protocol):
+            raise ParameterError(f"{type(self).__name__} does not speak {', '.join(unknown)}")
+        self.client = client
+        self.state: AnyState = Waiting()
+        self.generation = 0
+        """Counts the calls that changed the state; a snapshot of an older one is refused."""
+        self.ledger = Ledger(entropy) if ledger is None else ledger
+        self.refused_shares: dict[int, str] = {}
+        """Owners whose shares did not open, and why."""
+        self._identity = identity
+        self._policy = policy
+        self._entropy = entropy
+        self._settings_cache: tuple[bytes, Settings] | None = None
+        self._round_cache: Round | None = None
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message; see `ClientParty.receive`."""
+        if sender != SERVER:
+            raise RemoteProtocolError(f"client {self.client} only listens to the server")
+        method = TRANSITIONS.get((type(self.state), type(message)))
+        if method is None:
+            raise RemoteProtocolError(self._unexpected(message))
+        handler: Callable[[Message], list[Output]] = getattr(self, method)
+        try:
+            outputs = handler(message)
+        except (CryptoError, DecodeError, ParameterError) as error:
+            raise RemoteProtocolError(f"{type(message).__name__} refused: {error}") from error
+        self.generation += 1
+        return outputs
+
+    def set_input(self, update: Update) -> list[Output]:
+        """Take the update that `NeedInput` asked for; see `ClientParty.set_input`."""
+        state = self.state
+        if not isinstance(state, Sharing):
+            raise LocalProtocolError(
+                f"client {self.client} takes its input between NeedInput and the upload, "
+                f"not while {state!r}"
+            )
+        if state.pending is not None:
+            raise MaskAlreadyUsed(
+                "the input is already set: masking a second one with the same mask would reveal "
+                "their difference"
+            )
+        settings = self._settings(state.settings)
+        if update.vector.shape != (settings.dimension,):
+            raise InputRefused(
+                f"the update has shape {update.vector.shape}, this round sums vectors of "
+                f"{settings.dimension} entries"
+            )
+        self.ledger.check_unspent(self.ledger.fingerprint(update))
+        # Refuse NaN and over-range entries now: a failure at upload time would be the server's.
+        settings.quantizer.check(update.vector, update.samples)
+        vector = np.ascontiguousarray(update.vector)
+        pending = (vector.dtype.str, vector.tobytes(), update.samples)
+        self.state = msgspec.structs.replace(state, pending=pending)
+        self.generation += 1
+        return self._upload_if_ready()
+
+    def abort(self, reason: str) -> None:
+        """The driver gives this round up; all secrets are forgotten (S07)."""
+        self.state = Closed(reason)
+        self._round_cache = None
+        self.generation += 1
+
+    def snapshot(self) -> bytes:
+        """The whole state, secrets included; see `ClientParty.snapshot`."""
+        return msgspec.msgpack.encode(
+            _Snapshot(
+                self.protocol[0], self.client, self.generation, self.state, self.ledger.to_bytes()
+            )
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: bytes,
+        identity: IdentityKey,
+        policy: Policy,
+        generation: int,
+        entropy: Entropy = system_entropy,
+    ) -> Self:
+        """The party of a snapshot, if it is no older than `generation`.
+
+        The driver keeps `generation` apart from the snapshot and raises it whenever outputs
+        leave; a snapshot from before would make the client answer twice (S06).
+        """
+        try:
+            stored = msgspec.msgpack.decode(snapshot, type=_Snapshot)
+        except msgspec.MsgspecError as error:
+            raise DecodeError(f"malformed snapshot: {error}") from error
+        if stored.protocol != cls.protocol[0]:
+            raise DecodeError(f"this is a snapshot of {stored.protocol}")
+        if stored.generation < generation:
+            raise MaskAlreadyUsed(
+                f"snapshot of generation {stored.generation} is older than {generation}: "
+                "resuming from it could answer twice, which would reveal a client's model"
+            )
+        ledger = Ledger.from_bytes(stored.ledger)
+        party = cls(stored.client, identity, policy, ledger, entropy)
+        party.state, party.generation = stored.state, stored.generation
+        return party
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(client={self.client}, state={self.state!r})"
+
+    # -- transitions -------------------------------------------------------------------------
+
+    def _on_opening(self, message: Opening) -> list[Output]:
+        settings = Settings.from_bytes(message.settings)
+        self._policy.check(settings)
+        self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        pairs = [AgreementKey.generate(self._entropy) for _ in range(self.key_count)]
+        keys = tuple(pair.public for pair in pairs)
+        signature = sign_keys(self._identity, settings.context, self.client, keys)
+        advertise = Advertise(keys, signature)
+        privates = tuple(pair.private_bytes() for pair in pairs)
+        self.state = Advertised(message.settings, privates, advertise)
+        return [Send(SERVER, advertise)]
+
+    def _on_repeated_opening(self, message: Opening) -> list[Output]:
+        state = self._in(Advertised)
+        if message.settings != state.settings:
+            raise RemoteProtocolError("the server opened two rounds at once with this client")
+        return [Send(SERVER, state.advertise)]
+
+    def _on_roster(self, message: Roster) -> list[Output]:
+        state = self._in(Advertised)
+        settings = self._settings(state.settings)
+        allow_list = self._policy.allow_list
+        own_keys = state.advertise.keys
+        round_ = accept_roster(settings, allow_list, message, self.client, own_keys)
+        secret, own_share, outgoing = self._make_shares(round_, state.private_keys)
+        sealing_key = AgreementKey(state.private_keys[0])
+        outputs: list[Output] = [
+            Send(SERVER, self._seal(round_, sealing_key, share)) for share in outgoing
+        ]
+        self._round_cache = round_
+        self.state = Sharing(
+            settings=state.settings,
+            roster=message,
+            sealing_key=state.private_keys[0],
+            secret=secret,
+            held={self.client: own_share},
+        )
+        return [*outputs, NeedInput()]
+
+    def _on_share(self, message: SealedShare) -> list[Output]:
+        """Open a peer's share; one that does not open is simply not held."""
+        state = self._in(Sharing)
+        round_ = self._round(state)
+        if state.owners is not None:
+            raise RemoteProtocolError("a share arrived after the server had closed sharing")
+        if message.recipient != self.client or message.owner not in self._peers(round_):
+            raise RemoteProtocolError(
+                f"a share from client {message.owner} to client {message.recipient} "
+                f"is not for client {self.client}"
+            )
+        if message.owner in state.held:
+            return []
+        header = ShareHeader(
+            context=round_.context,
+            kind=message.kind,
+            sender=message.owner,
+            recipient=self.client,
+            mask_id=message.serial,
+            length=message.length,
+        )
+        try:
+            if message.serial != 0:
+                raise CryptoError("a synchronous round has one mask per client, serial 0")
+            self._check_share(round_, message.kind, message.length)
+            peer_key = round_.keys[round_.positions[message.owner]][0]
+            secret = AgreementKey(state.sealing_key).agree(peer_key, message.owner)
+            plaintext = open_sealed(SealingKey(secret, header), header, message.sealed)
+            self._check_plaintext(round_, message.kind, plaintext)
+        except (CryptoError, ParameterError) as error:
+            self.refused_shares[message.owner] = str(error)
+            return []
+        held = {**state.held, message.owner: (message.kind.value, plaintext)}
+        self.state = msgspec.structs.replace(state, held=held)
+        return []
+
+    def _on_shares_closed(self, message: SharesClosed) -> list[Output]:
+        state = self._in(Sharing)
+        round_ = self._round(state)
+        if state.owners is not None:
+            if message.owners == state.owners:
+                return []
+            raise RemoteProtocolError("the server closed sharing twice, with different owners")
+        _check_ids(message.owners, round_, "owner list")
+        if self.client not in message.owners:
+            raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
+        self.state = msgspec.structs.replace(state, owners=message.owners)
+        missing = [owner for owner in self._expected_owners(round_) if owner not in state.held]
+        if not self._enough_shares(round_, state.held):
+            self.abort(f"the shares of {len(missing)} peers are missing; too few are held here")
+            return [Send(SERVER, Refusal(tuple(missing))), RoundAborted(self._closed_reason())]
+        return self._upload_if_ready()
+
+    def _upload_if_ready(self) -> list[Output]:
+        state = self._in(Sharing)
+        if state.pending is None or state.owners is None:
+            return []
+        round_ = self._round(state)
+        settings = round_.settings
+        dtype, data, samples = state.pending
+        vector = np.frombuffer(data, dtype=dtype)
+        fingerprint = self.ledger.fingerprint(Update(vector, samples))
+        mask = self._mask(round_, state.secret, state.held)
+        masked = settings.quantizer.quantise_and_mask(
+            vector, self._uniform_words(vector.size), mask, samples
+        )
+        self.ledger.count_upload(settings.model)
+        self.state = Uploaded(
+            settings=state.settings,
+            roster=state.roster,
+            secret=self._after_upload(state.secret),
+            held=state.held,
+            owners=state.owners,
+            fingerprint=fingerprint,
+        )
+        return [Send(SERVER, MaskedUpload(_bitmap(round_, state.held), masked))]
+
+    def _on_survivors(self, message: SurvivorSet) -> list[Output]:
+        state = self._in(Uploaded)
+        round_ = self._round(state)
+        survivors = message.survivors
+        self._check_survivors(round_, state.owners, survivors)
+        missing = self._missing_shares(round_, state.held, survivors)
+        if missing:
+            return [Send(SERVER, Refusal(missing))]
+        self.ledger.spend(state.fingerprint)
+        if round_.settings.parameters.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
+            return self._answer_once(state, survivors)
+        signature = sign_survivors(self._identity, round_.context, survivors)
+        self.state = Signed(
+            settings=state.settings,
+            roster=state.roster,
+            secret=state.secret,
+            held=state.held,
+            owners=state.owners,
+            survivors=survivors,
+            signature=signature,
+        )
+        return [Send(SERVER, SurvivorSignature(signature))]
+
+    def _on_repeated_survivors(self, message: SurvivorSet) -> list[Output]:
+        state = self.state
+        if not isinstance(state, Signed | Answered):
+            raise AssertionError("the transition table names no other state")
+        if message.survivors != state.survivors:
+            raise RemoteProtocolError(
+                "a second, different survivor set in one round is refused: answering both would "
+                "reveal a client's model"
+            )
+        if isinstance(state, Signed):
+            return [Send(SERVER, SurvivorSignature(state.signature))]
+        return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
+
+    def _on_certificate(self, message: Certificate) -> list[Output]:
+        state = self._in(Signed)
+        round_ = self._round(state)
+        valid: set[int] = set()
+        for client, signature in message.signatures:
+            if client not in round_.positions or client in valid:
+                raise RemoteProtocolError(
+                    f"the certificate names client {client}, a stranger or for a second time"
+                )
+            check_survivor_signature(
+                self._policy.allow_list, round_.context, state.survivors, client, signature
+            )
+            valid.add(client)
+        quorum = round_.settings.parameters.quorum
+        if len(valid) < quorum:
+            raise RemoteProtocolError(
+                f"the certificate has {len(valid)} signatures, m = {quorum} are needed"
+            )
+        return self._answer_once(state, state.survivors)
+
+    def _on_repeated_certificate(self, message: Certificate) -> list[Output]:
+        state = self._in(Answered)
+        return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
+
+    def _on_abort(self, message: AbortRound) -> list[Output]:
+        if isinstance(self.state, Closed):
+            return []
+        self.abort(message.reason)
+        return [RoundAborted(message.reason)]
+
+    def _answer_once(self, state: Uploaded | Signed, survivors: tuple[int, ...]) -> list[Output]:
+        round_ = self._round(state)
+        answer = self._answer(round_, state.secret, state.held, state.owners, survivors)
+        packed = self._pack_answer(round_, answer)
+        self.state = Answered(state.settings, state.roster, survivors, packed)
+        return [Send(SERVER, answer)]
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _in(self, kind: type[S]) -> S:
+        """The current state, which the transition table promises to be a `kind`."""
+        if not isinstance(self.state, kind):
+            raise AssertionError(f"expected {kind.__name__}, in {self.state!r}")
+        return self.state
+
+    def _unexpected(self, message: Message) -> str:
+        kind = type(message).__name__
+        if isinstance(self.state, Closed):
+            return f"{kind} refused: the round is over for client {self.client}, its secrets gone"
+        return f"{kind} is not expected by client {self.client} while {self.state!r}"
+
+    def _closed_reason(self) -> str:
+        return self._in(Closed).reason
+
+    def _settings(self, data: bytes) -> Settings:
+        if self._settings_cache is None or self._settings_cache[0] != data:
+            self._settings_cache = (data, Settings.from_bytes(data))
+        return self._settings_cache[1]
+
+    def _round(self, state: Sharing | Uploaded | Signed | Answered) -> Round:
+        if self._round_cache is None:
+            settings = self._settings(state.settings)
+            self._round_cache = fix_round(settings, self._policy.allow_list, state.roster)
+        return self._round_cache
+
+    def _seal(self, round_: Round, key: AgreementKey, share: OutgoingShare) -> SealedShare:
+        peer_key = round_.keys[round_.positions[share.recipient]][0]
+        header = ShareHeader(
+            context=round_.context,
+            kind=share.kind,
+            sender=self.client,
+            recipient=share.recipient,
+            mask_id=0,
+            length=len(share.plaintext),
+        )
+        sealing_key = SealingKey(key.agree(peer_key, share.recipient), header)
+        sealed = seal(sealing_key, header, share.plaintext)
+        return SealedShare(self.client, share.recipient, share.kind, header.length, sealed)
+
+    def _check_survivors(
+        self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]
+    ) -> None:
+        """S03, except for missing shares, which are answered with a refusal."""
+        _check_ids(survivors, round_, "survivor set")
+        if self.client not in survivors:
+            raise RemoteProtocolError("the survivor set lacks this client, which has uploaded")
+        least = round_.settings.parameters.minimum
+        if len(survivors) < least:
+            raise RemoteProtocolError(
+                f"a survivor set of {len(survivors)} is refused: a sum over fewer than "
+                f"{least} clients does not hide its members"
+            )
+        if strangers := sorted(set(survivors) - set(owners)):
+            raise RemoteProtocolError(f"survivors {strangers} had not shared their masks")
+
+    def _missing_shares(
+        self, round_: Round, held: Mapping[int, Share], survivors: Iterable[int]
+    ) -> tuple[int, ...]:
+        return tuple(client for client in survivors if client not in held)
+
+    def _uniform_words(self, count: int) -> Elements:
+        """Fresh uniform 32-bit words for stochastic rounding."""
+        words = np.empty(count, dtype=np.uint32)
+        prg.aes_ctr_keystream(draw(self._entropy, prg.SEED_LENGTH))(words)
+        return words
+
+    def _peers(self, round_: Round) -> frozenset[int]:
+        """With whom this client exchanges shares."""
+        return frozenset(round_.members) - {self.client}
+
+    def _expected_owners(self, round_: Round) -> frozenset[int]:
+        return self._peers(round_)
+
+    def _enough_shares(self, round_: Round, held: Mapping[int, Share]) -> bool:
+        """Whether a survivor set could exist for which this client can answer."""
+        return len(held) >= round_.settings.parameters.minimum
+
+    def _after_upload(self, secret: bytes) -> bytes:
+        """What is left of the secret when the masked update has been made."""
+        return secret
+
+    # -- what the protocols differ in --------------------------------------------------------
+
+    @abstractmethod
+    def _make_shares(
+        self, round_: Round, private_keys: tuple[bytes, ...]
+    ) -> tuple[bytes, Share, list[OutgoingShare]]:
+        """Draw the masking secret; pack it, and make the own and the peers' shares of it."""
+
+    @abstractmethod
+    def _check_share(self, round_: Round, kind: ShareKind, length: int) -> None:
+        """Raise `CryptoError` unless a share of this kind and length may be opened."""
+
+    @abstractmethod
+    def _check_plaintext(self, round_: Round, kind: ShareKind, plaintext: bytes) -> None:
+        """Raise `CryptoError` unless the opened share is well-formed."""
+
+    @abstractmethod
+    def _mask(self, round_: Round, secret: bytes, held: Mapping[int, Share]) -> Elements:
+        """The mask of the upload."""
+
+    @abstractmethod
+    def _answer(
+        self,
+        round_: Round,
+        secret: bytes,
+        held: Mapping[int, Share],
+        owners: tuple[int, ...],
+        survivors: tuple[int, ...],
+    ) -> Message:
+        """The one answer of this round."""
+
+    @abstractmethod
+    def _pack_answer(self, round_: Round, answer: Message) -> bytes:
+        """The answer as bytes, for the state `Answered`."""
+
+    @abstractmethod
+    def _unpack_answer(self, round_: Round, packed: bytes) -> Message:
+        """The inverse of `_pack_answer`."""
+
+
+def _check_ids(ids: tuple[int, ...], round_: Round, what: str) -> None:
+    if len(set(ids)) != len(ids):
+        raise RemoteProtocolError(f"the {what} names a client twice")
+    if strangers := [client for client in ids if client not in round_.positions]:
+        raise RemoteProtocolError(f"the {what} names {strangers}, who are not on the roster")
+
+
+def _bitmap(round_: Round, held: Mapping[int, Share]) -> bytes:
+    bits = np.zeros(len(round_.members), dtype=np.uint8)
+    bits[[round_.positions[owner] for owner in held]] = 1
+    return np.packbits(bits, bitorder="little").tobytes()

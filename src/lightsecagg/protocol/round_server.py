@@ -1,0 +1,455 @@
+"""The server in one synchronous round: what LightSecAgg, SecAgg and SecAgg+ have in common.
+
+Theory of operation. The server collects one kind of message per phase:
+
+    advertise   keys                  from every invited client
+    share       sealed shares         from every roster member; relayed when an owner's are complete
+    upload      masked updates        from every owner of complete shares
+    agree       signatures on U1      malicious-server mode only
+    recover     answers               from every member of U1
+
+A phase ends when nobody is pending any more, or at `proceed`; if too few messages are there, the
+round is aborted and everybody is told why. Messages of an earlier phase are late: they are
+ignored and counted. A repeated message changes nothing. Anything else is refused with
+`RemoteProtocolError`, which changes nothing either; drop the client if you no longer trust it.
+
+U1, once announced, never changes: it is a function of the messages received before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, MutableMapping
+from typing import ClassVar
+
+import numpy as np
+
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.errors import (
+    CryptoError,
+    LocalProtocolError,
+    ParameterError,
+    RecoveryError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    Certificate,
+    MaskedUpload,
+    Member,
+    Message,
+    Opening,
+    Refusal,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from lightsecagg.protocol.roster import Round, check_keys, check_survivor_signature, fix_round
+from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+
+_ORDER = tuple(Phase)
+
+# Which phase a message belongs to; answers are added by the protocols.
+_PHASE_OF: dict[type, Phase] = {
+    Advertise: Phase.ADVERTISE,
+    SealedShare: Phase.SHARE,
+    MaskedUpload: Phase.UPLOAD,
+    SurvivorSignature: Phase.AGREE,
+}
+
+
+class RoundServer(ABC):
+    """The server of one round; see the module's theory of operation and `interface`."""
+
+    protocol: ClassVar[tuple[ProtocolName, ...]]
+    key_count: ClassVar[int]
+    answer_type: ClassVar[type]
+
+    def __init__(
+        self,
+        settings: Settings,
+        allow_list: AllowList,
+        invited: Iterable[int] | None = None,
+        entropy: Entropy = system_entropy,
+        uploads: MutableMapping[int, Elements] | None = None,
+    ) -> None:
+        """`uploads` holds the masked updates; give a mapping on disk if they exceed memory."""
+        if settings.protocol not in self.protocol:
+            raise ParameterError(f"{type(self).__name__} does not speak {settings.protocol}")
+        if settings.allow_list != allow_list.digest:
+            raise ParameterError("the settings were made for another allow-list")
+        self.settings = settings
+        self.phase = Phase.ADVERTISE
+        self.late_messages: Counter[str] = Counter()
+        """Messages that came after their phase, by type."""
+        self.refusals: dict[int, tuple[int, ...]] = {}
+        """Clients that refused U1, and whose shares they lack."""
+        self._allow_list = allow_list
+        self._entropy = entropy
+        self._invited = tuple(allow_list.clients if invited is None else invited)
+        self._started = False
+        self._gone: set[int] = set()
+        self._keys: dict[int, Advertise] = {}
+        self._round: Round | None = None
+        self._bundles: dict[int, dict[int, SealedShare]] = {}
+        self._complete: list[int] = []
+        self._uploads = {} if uploads is None else uploads
+        self._held: dict[int, frozenset[int]] = {}
+        self._survivors: tuple[int, ...] = ()
+        self._masked_sum: Elements | None = None
+        self._signatures: dict[int, bytes] = {}
+        self._answers: dict[int, Message] = {}
+        self._check_invited()
+
+    def _check_invited(self) -> None:
+        parameters = self.settings.parameters
+        if strangers := [c for c in self._invited if c not in self._allow_list]:
+            raise ParameterError(f"clients {strangers} are invited but not on the allow-list")
+        if len(set(self._invited)) != len(self._invited):
+            raise ParameterError("a client is invited twice")
+        if not parameters.minimum <= len(self._invited) <= parameters.clients:
+            raise ParameterError(
+                f"{len(self._invited)} clients are invited; these parameters take "
+                f"{parameters.minimum} to N = {parameters.clients}"
+            )
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Clients whose messages the current phase still waits for."""
+        match self.phase:
+            case Phase.ADVERTISE:
+                waiting = set(self._invited) - set(self._keys)
+            case Phase.SHARE:
+                waiting = set(self._members) - set(self._complete)
+            case Phase.UPLOAD:
+                waiting = set(self._complete) - set(self._uploads)
+            case Phase.AGREE:
+                waiting = set(self._survivors) - set(self._signatures) - set(self.refusals)
+            case Phase.RECOVER:
+                waiting = set(self._survivors) - set(self._answers) - set(self.refusals)
+            case Phase.DONE:
+                waiting = set()
+        return frozenset(waiting - self._gone)
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """U1, once it is announced."""
+        return self._survivors
+
+    def start(self) -> list[Output]:
+        """Open the round."""
+        if self._started:
+            raise LocalProtocolError("the round was started already")
+        self._started = True
+        opening = Opening(self.settings.to_bytes())
+        return [Send(client, opening) for client in self._invited]
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message from the client `sender`; see `ServerParty.receive`."""
+        if sender not in self._invited:
+            raise RemoteProtocolError(f"client {sender} was not invited to this round")
+        if self.phase is Phase.DONE or self._is_late(message):
+            self.late_messages[type(message).__name__] += 1
+            return []
+        if isinstance(message, Refusal):
+            return self._on_refusal(sender, message)
+        if self._phase_of(message) is not self.phase:
+            raise RemoteProtocolError(
+                f"client {sender} sent {type(message).__name__} in phase {self.phase}"
+            )
+        if sender in self._gone:
+            self.late_messages[type(message).__name__] += 1
+            return []
+        outputs = self._take(sender, message)
+        return outputs + self._advance_if_complete()
+
+    def drop(self, client: int) -> list[Output]:
+        """The client is gone; what it has delivered stays."""
+        self._gone.add(client)
+        return self._advance_if_complete()
+
+    def proceed(self) -> list[Output]:
+        """The deadline of the current phase fired."""
+        if self.phase is Phase.DONE:
+            return []
+        # Whoever is late now is out of this phase for good, though not of those before it.
+        return self._close_phase()
+
+    # -- phases ------------------------------------------------------------------------------
+
+    def _take(self, sender: int, message: Message) -> list[Output]:
+        match message:
+            case Advertise():
+                return self._on_advertise(sender, message)
+            case SealedShare():
+                return self._on_share(sender, message)
+            case MaskedUpload():
+                return self._on_upload(sender, message)
+            case SurvivorSignature():
+                return self._on_signature(sender, message)
+            case _:
+                return self._on_answer(sender, message)
+
+    def _advance_if_complete(self) -> list[Output]:
+        outputs: list[Output] = []
+        while self._started and self.phase is not Phase.DONE and not self.pending:
+            outputs += self._close_phase()
+        return outputs
+
+    def _close_phase(self) -> list[Output]:
+        match self.phase:
+            case Phase.ADVERTISE:
+                return self._close_advertise()
+            case Phase.SHARE:
+                return self._close_share()
+            case Phase.UPLOAD:
+                return self._close_upload()
+            case Phase.AGREE:
+                return self._close_agree()
+            case Phase.RECOVER:
+                return self._close_recover()
+            case Phase.DONE:
+                return []
+
+    def _on_advertise(self, sender: int, message: Advertise) -> list[Output]:
+        if sender in self._keys:
+            if message != self._keys[sender]:
+                raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
+            return []
+        check_keys(
+            self.settings,
+            self._allow_list,
+            sender,
+            message.keys,
+            message.signature,
+            self.key_count,
+        )
+        self._keys[sender] = message
+        return []
+
+    def _close_advertise(self) -> list[Output]:
+        if abort := self._too_few(len(self._keys), "advertised their keys"):
+            return abort
+        members = tuple(
+            Member(client, self._keys[client].keys, self._keys[client].signature)
+            for client in self._invited
+            if client in self._keys
+        )
+        roster = Roster(members, self._make_graph(len(members)))
+        self._round = fix_round(self.settings, self._allow_list, roster)
+        self._bundles = {client: {} for client in self._members}
+        self.phase = Phase.SHARE
+        return [Send(client, roster) for client in self._members]
+
+    def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
+        if sender not in self._bundles:
+            raise RemoteProtocolError(f"client {sender} is not on the roster")
+        peers = self._peers(sender)
+        if message.owner != sender or message.recipient not in peers or message.serial != 0:
+            raise RemoteProtocolError(
+                f"client {sender} sent a share from {message.owner} to {message.recipient}"
+            )
+        bundle = self._bundles[sender]
+        known = bundle.get(message.recipient)
+        if known is not None and known != message:
+            raise RemoteProtocolError(f"client {sender} sent two shares to {message.recipient}")
+        if known is not None or sender in self._complete:
+            return []
+        self._check_share(sender, message)
+        bundle[message.recipient] = message
+        if len(bundle) < len(peers):
+            return []
+        self._complete.append(sender)
+        self._bundles[sender] = {}
+        return [Send(recipient, share) for recipient, share in bundle.items()]
+
+    def _close_share(self) -> list[Output]:
+        self._bundles = {}
+        if abort := self._too_few(len(self._complete), "shared their masks"):
+            return abort
+        self.phase = Phase.UPLOAD
+        owners = tuple(sorted(self._complete))
+        closed = SharesClosed(owners)
+        late = AbortRound("the shares of this client were not complete in time")
+        return [
+            Send(client, closed if client in self._complete else late) for client in self._members
+        ]
+
+    def _on_upload(self, sender: int, message: MaskedUpload) -> list[Output]:
+        if sender not in self._complete:
+            raise RemoteProtocolError(f"client {sender} had not shared its mask")
+        if sender in self._uploads:
+            return []
+        size = len(self._members)
+        if message.vector.shape != (self.settings.length,):
+            raise RemoteProtocolError(
+                f"client {sender} uploaded {message.vector.size} elements instead of "
+                f"{self.settings.length}"
+            )
+        if len(message.held) != (size + 7) // 8:
+            raise RemoteProtocolError(
+                f"client {sender} sent a bitmap of {len(message.held)} bytes for {size} members"
+            )
+        bits = np.unpackbits(np.frombuffer(message.held, np.uint8), bitorder="little")
+        if bits[size:].any():
+            raise RemoteProtocolError(f"client {sender} sent a bitmap with stray bits")
+        self._held[sender] = frozenset(self._members[k] for k in np.flatnonzero(bits))
+        self._uploads[sender] = message.vector
+        return []
+
+    def _close_upload(self) -> list[Output]:
+        if abort := self._too_few(len(self._uploads), "uploaded their masked updates"):
+            return abort
+        survivors = self._choose_survivors()
+        if survivors is None:
+            return self._abort(
+                f"no survivor set has {self._needed_holders} members that hold all its shares"
+            )
+        self._survivors = survivors
+        self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
+        for client in list(self._uploads):
+            del self._uploads[client]
+        malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        self.phase = Phase.AGREE if malicious else Phase.RECOVER
+        return [Send(client, SurvivorSet(survivors)) for client in survivors]
+
+    def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
+        if self.phase is Phase.UPLOAD:
+            return self.drop(sender)
+        if self.phase not in (Phase.AGREE, Phase.RECOVER) or sender not in self._survivors:
+            raise RemoteProtocolError(f"client {sender} refused nothing that was asked of it")
+        self.refusals.setdefault(sender, message.missing)
+        return self._advance_if_complete()
+
+    def _on_signature(self, sender: int, message: SurvivorSignature) -> list[Output]:
+        if self._round is None or sender not in self._survivors:
+            raise RemoteProtocolError(f"client {sender} is not in the survivor set")
+        try:
+            check_survivor_signature(
+                self._allow_list, self._round.context, self._survivors, sender, message.signature
+            )
+        except CryptoError as error:
+            raise RemoteProtocolError(str(error)) from error
+        self._signatures[sender] = message.signature
+        return []
+
+    def _close_agree(self) -> list[Output]:
+        quorum = self.settings.parameters.quorum
+        if len(self._signatures) < quorum:
+            return self._abort(
+                f"only {len(self._signatures)} clients signed the survivor set, "
+                f"m = {quorum} are needed"
+            )
+        self.phase = Phase.RECOVER
+        certificate = Certificate(tuple(sorted(self._signatures.items())[:quorum]))
+        return [Send(client, certificate) for client in self._survivors]
+
+    def _on_answer(self, sender: int, message: Message) -> list[Output]:
+        if sender not in self._survivors:
+            raise RemoteProtocolError(f"client {sender} is not in the survivor set")
+        if sender not in self._answers:
+            self._check_answer(sender, message)
+            self._answers[sender] = message
+        return []
+
+    def _close_recover(self) -> list[Output]:
+        if self._masked_sum is None:
+            raise AssertionError("recovery follows the upload")
+        try:
+            aggregate = self._recover(self._masked_sum)
+        except RecoveryError as error:
+            return self._abort(str(error))
+        self.phase = Phase.DONE
+        self._masked_sum = None
+        self._answers = {}
+        return [aggregate]
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return () if self._round is None else self._round.members
+
+    @property
+    def _needed_holders(self) -> int:
+        parameters = self.settings.parameters
+        return max(parameters.survivors, parameters.quorum)
+
+    def _phase_of(self, message: Message) -> Phase | None:
+        if isinstance(message, self.answer_type):
+            return Phase.RECOVER
+        return _PHASE_OF.get(type(message))
+
+    def _is_late(self, message: Message) -> bool:
+        phase = self._phase_of(message)
+        return phase is not None and _ORDER.index(phase) < _ORDER.index(self.phase)
+
+    def _too_few(self, count: int, what: str) -> list[Output]:
+        least = self.settings.parameters.minimum
+        if count >= least:
+            return []
+        return self._abort(f"only {count} clients {what}, at least {least} are needed")
+
+    def _abort(self, reason: str) -> list[Output]:
+        told = self._members or self._invited
+        self.phase = Phase.DONE
+        self._masked_sum = None
+        self._bundles = {}
+        self._answers = {}
+        for client in list(self._uploads):
+            del self._uploads[client]
+        outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
+        return [*outputs, RoundAborted(reason)]
+
+    def _choose_survivors(self) -> tuple[int, ...] | None:
+        """U1: as many uploaders as possible such that enough of them hold all its shares.
+
+        Normally all uploaders. An owner whose shares did not open at many peers is left out
+        first; ties go to the higher id, so that the choice is a function of the uploads.
+        """
+        chosen = set(self._uploads)
+        while len(chosen) >= self.settings.parameters.minimum:
+            needed = {client: self._needs(client, chosen) for client in chosen}
+            holders = [client for client in chosen if needed[client] <= self._held[client]]
+            if len(holders) >= self._needed_holders:
+                return tuple(sorted(chosen))
+            missing = Counter(
+                owner for client in chosen for owner in needed[client] - self._held[client]
+            )
+            chosen.remove(max(missing, key=lambda owner: (missing[owner], owner)))
+        return None
+
+    def _needs(self, client: int, chosen: set[int]) -> set[int]:
+        """Whose shares `client` must hold to answer for the survivors `chosen`."""
+        return chosen
+
+    def _peers(self, client: int) -> frozenset[int]:
+        """With whom a member exchanges shares."""
+        return frozenset(self._members) - {client}
+
+    def _make_graph(self, members: int) -> tuple[int, ...]:
+        """The sharing graph that the roster announces; empty for the complete graph."""
+        return ()
+
+    # -- what the protocols differ in --------------------------------------------------------
+
+    @abstractmethod
+    def _check_share(self, sender: int, message: SealedShare) -> None:
+        """Raise `RemoteProtocolError` unless a share of this kind and length may be relayed."""
+
+    @abstractmethod
+    def _check_answer(self, sender: int, message: Message) -> None:
+        """Raise `RemoteProtocolError` unless the answer is well-formed."""
+
+    @abstractmethod
+    def _recover(self, masked_sum: Elements) -> Aggregate:
+        """The sum of the survivors' updates, from the answers; `RecoveryError` if impossible."""

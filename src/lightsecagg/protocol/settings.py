@@ -1,0 +1,321 @@
+"""Everything that the parties of a round must agree on, and its hash, the context C0.
+
+A server proposes `Settings`; a client holds a `Policy` and refuses what falls short of it. The
+server may tighten what a policy demands, never loosen it. Every signature of the advertise step
+is over C0, so two clients that were told different settings never accept each other's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.crypto.identity import check_identity_key
+from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
+from lightsecagg.errors import (
+    CryptoError,
+    DecodeError,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.field import ntt
+from lightsecagg.field.mds import MdsCode
+from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
+
+POINT_RULE = "ntt-leaves/1"
+"""Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
+
+
+class ProtocolName(StrEnum):
+    """The protocols that share this interface."""
+
+    LIGHTSECAGG = "lightsecagg"
+    SECAGG = "secagg"
+    SECAGG_PLUS = "secagg+"
+    PLAIN = "plain"
+
+
+class AllowList:
+    """Who may take part: client id -> Ed25519 identity key.
+
+    In malicious-server mode this list must not be the server's to write.
+    """
+
+    def __init__(self, identities: Mapping[int, bytes]) -> None:
+        for client, key in identities.items():
+            if not 0 <= client < 0xFFFFFFFF:
+                raise ParameterError(f"client id {client} must be in [0, 2^32 - 1)")
+            try:
+                check_identity_key(key, f"client {client}")
+            except CryptoError as error:
+                raise ParameterError(str(error)) from error
+        if len(set(identities.values())) != len(identities):
+            raise ParameterError("two clients of the allow-list share an identity key")
+        self._identities = dict(sorted(identities.items()))
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._identities
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+    def __getitem__(self, client: int) -> bytes:
+        return self._identities[client]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All ids, ascending."""
+        return tuple(self._identities)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What C0 binds."""
+        parts: Iterable[bytes] = (
+            part for client, key in self._identities.items() for part in (uint(client), key)
+        )
+        return context_hash("allow-list", *parts)
+
+
+class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The settings as they are hashed and sent; the order is wire format."""
+
+    protocol: ProtocolName
+    threat_model: ThreatModel
+    share_mode: ShareMode
+    point_rule: str
+    session: bytes
+    round: int
+    allow_list: bytes
+    model: bytes
+    clients: int
+    privacy: int
+    dropouts: int
+    survivors: int
+    modulus: int
+    neighbours: int
+    dimension: int
+    weighted: bool
+    bound: float
+    max_samples: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one synchronous round."""
+
+    protocol: ProtocolName
+    parameters: Parameters
+    """For SecAgg and SecAgg+, `survivors` is the threshold t of the secret sharing."""
+    quantizer: Quantizer
+    dimension: int
+    """Entries of the vector that a client contributes."""
+    session: bytes
+    """Names the federation; 32 bytes that no other federation uses."""
+    round: int
+    """Strictly increasing in a session, also when a round is tried again."""
+    allow_list: bytes
+    """`AllowList.digest`"""
+    model: bytes = bytes(HASH_LENGTH)
+    """Hash of the global model that clients train from; see `hash_model`."""
+    neighbours: int = 0
+    """SecAgg+: the degree k of the sharing graph; 0 for the complete graph."""
+
+    def __post_init__(self) -> None:
+        for name in ("session", "allow_list", "model"):
+            if len(getattr(self, name)) != HASH_LENGTH:
+                raise ParameterError(f"{name} must be {HASH_LENGTH} bytes")
+        if self.round < 0:
+            raise ParameterError(f"round {self.round} must not be negative")
+        if self.quantizer.field.modulus != self.parameters.modulus:
+            raise ParameterError("quantizer and parameters must use the same field")
+        if self.quantizer.summands < self.parameters.clients:
+            raise ParameterError(
+                f"the quantizer's budget covers {self.quantizer.summands} vectors, but a round "
+                f"may sum N = {self.parameters.clients}: the sum could wrap around"
+            )
+        self.parameters.share_length(self.dimension)
+        if self.protocol is ProtocolName.SECAGG_PLUS:
+            self._check_sparse_graph()
+        elif self.neighbours:
+            raise ParameterError("only secagg+ has a number of neighbours")
+
+    def _check_sparse_graph(self) -> None:
+        if self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
+            raise ParameterError(
+                "secagg+ in malicious-server mode is refused: the server picks the graph and "
+                "could surround a client with colluders; use lightsecagg or secagg"
+            )
+        if not 0 < self.neighbours < self.parameters.clients:
+            raise ParameterError(
+                f"secagg+ needs a number of neighbours k with 0 < k < N = "
+                f"{self.parameters.clients}, got {self.neighbours}"
+            )
+
+    @property
+    def field(self) -> PrimeField:
+        """F_q"""
+        return self.quantizer.field
+
+    @property
+    def length(self) -> int:
+        """Field elements of an upload: the vector and, if weighted, the sample count."""
+        return self.quantizer.length(self.dimension)
+
+    @property
+    def share_length(self) -> int:
+        """L"""
+        return self.parameters.share_length(self.length)
+
+    @cached_property
+    def code(self) -> MdsCode:
+        """The T-private MDS code over the points of all N positions."""
+        parameters = self.parameters
+        points = ntt.points(self.field, parameters.clients)
+        return MdsCode(self.field, parameters.survivors, parameters.privacy, points)
+
+    @cached_property
+    def context(self) -> bytes:
+        """C0"""
+        return context_hash("round settings", self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """One canonical encoding: what C0 hashes and `Opening` carries."""
+        parameters, quantizer = self.parameters, self.quantizer
+        return msgspec.msgpack.encode(
+            _Fields(
+                protocol=self.protocol,
+                threat_model=parameters.threat_model,
+                share_mode=parameters.share_mode,
+                point_rule=POINT_RULE,
+                session=self.session,
+                round=self.round,
+                allow_list=self.allow_list,
+                model=self.model,
+                clients=parameters.clients,
+                privacy=parameters.privacy,
+                dropouts=parameters.dropouts,
+                survivors=parameters.survivors,
+                modulus=parameters.modulus,
+                neighbours=self.neighbours,
+                dimension=self.dimension,
+                weighted=quantizer.weighted,
+                bound=quantizer.bound,
+                max_samples=quantizer.max_samples,
+                scale=quantizer.scale,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Settings:
+        """The inverse of `to_bytes`; `DecodeError` or `ParameterError` for anything else."""
+        try:
+            fields = msgspec.msgpack.decode(data, type=_Fields)
+        except msgspec.MsgspecError as error:
+            raise DecodeError(f"malformed settings: {error}") from error
+        if fields.point_rule != POINT_RULE:
+            raise DecodeError(f"unknown rule for the points: {fields.point_rule!r}")
+        parameters = Parameters(
+            clients=fields.clients,
+            privacy=fields.privacy,
+            dropouts=fields.dropouts,
+            survivors=fields.survivors,
+            threat_model=fields.threat_model,
+            share_mode=fields.share_mode,
+            modulus=fields.modulus,
+        )
+        quantizer = Quantizer(
+            field=PrimeField(fields.modulus),
+            bound=fields.bound,
+            summands=fields.clients,
+            max_samples=fields.max_samples,
+            weighted=fields.weighted,
+            scale=fields.scale,
+        )
+        settings = cls(
+            protocol=fields.protocol,
+            parameters=parameters,
+            quantizer=quantizer,
+            dimension=fields.dimension,
+            session=fields.session,
+            round=fields.round,
+            allow_list=fields.allow_list,
+            model=fields.model,
+            neighbours=fields.neighbours,
+        )
+        if settings.to_bytes() != data:
+            raise DecodeError("malformed settings: not in their one canonical form")
+        return settings
+
+    def average(self, total: Elements) -> tuple[NDArray[np.float64], int]:
+        """The weighted average that a sum stands for, and the total sample count.
+
+        For an unweighted quantizer, the plain sum and 1.
+        """
+        if not self.quantizer.weighted:
+            return self.quantizer.dequantise(total), 1
+        samples = int(total[-1])
+        if samples < 1:
+            raise ParameterError("the total sample count is zero: nobody was included")
+        vector = np.ascontiguousarray(total[:-1])
+        return self.quantizer.dequantise(vector, divisor=samples), samples
+
+
+def hash_model(model: bytes | memoryview) -> bytes:
+    """What `Settings.model` holds: a hash of the serialised global model."""
+    return context_hash("global model", bytes(model))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a client demands of every round; the server may only tighten it (S01)."""
+
+    allow_list: AllowList
+    session: bytes
+    privacy: int
+    """The least T."""
+    threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
+    """`malicious-server` also refuses honest-but-curious rounds."""
+    protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    dimension: int | None = None
+    """The length of the vectors this client contributes, if it is known in advance."""
+    model: bytes | None = None
+    """Hash of the global model that this client was given, if there is one (S08)."""
+    max_attempts: int = 2
+    """How often this client uploads an update trained from one and the same global model."""
+
+    def check(self, settings: Settings) -> None:
+        """Raise `RemoteProtocolError` unless a round with these settings is acceptable."""
+        parameters = settings.parameters
+        if settings.protocol not in self.protocols:
+            wanted = " or ".join(self.protocols)
+            raise _refused(f"protocol {settings.protocol}, this client takes part in {wanted}")
+        if settings.session != self.session:
+            raise _refused("another session")
+        if settings.allow_list != self.allow_list.digest:
+            raise _refused("another allow-list than this client's")
+        if parameters.clients > len(self.allow_list):
+            raise _refused(f"N = {parameters.clients} exceeds the allow-list")
+        if parameters.privacy < self.privacy:
+            raise _refused(f"privacy T = {parameters.privacy}, this client demands {self.privacy}")
+        if (
+            self.threat_model is ThreatModel.MALICIOUS_SERVER
+            and parameters.threat_model is not ThreatModel.MALICIOUS_SERVER
+        ):
+            raise _refused(f"threat model {parameters.threat_model}, not malicious-server")
+        if self.dimension is not None and settings.dimension != self.dimension:
+            raise _refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
+        if self.model is not None and settings.model != self.model:
+            raise _refused("a global model other than the one this client was given")
+
+
+def _refused(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"round settings refused: the server proposed {what}")
