@@ -33,10 +33,11 @@ SEED_LENGTH: Final = KEY_LENGTH
 Keystream = Callable[[NDArray[np.uint32]], None]
 """Overwrites the given array with the next words of a stream."""
 
-# 256 KiB: large enough to amortise the calls, small enough that a block is still in the second
-# level cache when its words are cut and compared.
-_BLOCK_WORDS: Final = 1 << 16
-_ZEROS: Final = memoryview(bytes(4 * _BLOCK_WORDS))
+BLOCK_WORDS: Final = 1 << 16
+"""256 KiB: enough to amortise the calls, little enough that a block is still in the second-level
+cache when its words are cut and compared."""
+
+_ZEROS: Final = memoryview(bytes(4 * BLOCK_WORDS))
 
 
 def expand(
@@ -80,8 +81,8 @@ def aes_ctr_keystream(seed: bytes) -> Keystream:
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
 
     def next_words(words: NDArray[np.uint32]) -> None:
-        for start in range(0, len(words), _BLOCK_WORDS):
-            block = words[start : start + _BLOCK_WORDS]
+        for start in range(0, len(words), BLOCK_WORDS):
+            block = words[start : start + BLOCK_WORDS]
             encryptor.update_into(_ZEROS[: block.nbytes], block.data.cast("B"))
         if sys.byteorder == "big":
             words.byteswap(inplace=True)
@@ -91,18 +92,40 @@ def aes_ctr_keystream(seed: bytes) -> Keystream:
 
 def fill_uniform(keystream: Keystream, modulus: int, out: NDArray[np.uint32]) -> None:
     """Fill `out` with uniform elements of [0, modulus) by the rule at the top of this file."""
-    if not 2 <= modulus < 2**32:
-        raise ParameterError(f"the modulus must be in [2, 2^32), not {modulus}")
-    rejected = []
-    for start in range(0, len(out), _BLOCK_WORDS):
-        block = out[start : start + _BLOCK_WORDS]
-        keystream(block)
-        rejects = _cut_and_find_rejects(block, modulus)
+    expansion = Expansion(keystream, modulus)
+    for start in range(0, len(out), BLOCK_WORDS):
+        expansion.fill(out[start : start + BLOCK_WORDS])
+    positions, values = expansion.patches()
+    out[positions] = values
+
+
+class Expansion:
+    """Uniform elements of [0, modulus) block by block, for whoever only wants to add them up.
+
+    Call `fill` for one block after the other, then `patches` once.
+    """
+
+    def __init__(self, keystream: Keystream, modulus: int) -> None:
+        if not 2 <= modulus < 2**32:
+            raise ParameterError(f"the modulus must be in [2, 2^32), not {modulus}")
+        self._keystream = keystream
+        self._modulus = modulus
+        self._rejected = [np.empty(0, dtype=np.intp)]
+        self._filled = 0
+
+    def fill(self, block: NDArray[np.uint32]) -> None:
+        """Overwrite `block` with the next elements; those still missing are zero."""
+        self._keystream(block)
+        rejects = _cut_and_find_rejects(block, self._modulus)
         if len(rejects):
-            rejected.append(rejects + start)
-    if rejected:
-        positions = np.concatenate(rejected)
-        out[positions] = _next_accepted(keystream, modulus, len(positions))
+            block[rejects] = 0
+            self._rejected.append(rejects + self._filled)
+        self._filled += len(block)
+
+    def patches(self) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
+        """The positions still missing, over all blocks, and the elements that belong there."""
+        positions = np.concatenate(self._rejected)
+        return positions, _next_accepted(self._keystream, self._modulus, len(positions))
 
 
 def _cut_and_find_rejects(words: NDArray[np.uint32], modulus: int) -> NDArray[np.intp]:
@@ -123,7 +146,7 @@ def _next_accepted(keystream: Keystream, modulus: int, count: int) -> NDArray[np
     acceptance = modulus / (1 << (modulus - 1).bit_length())
     while have < count:
         wanted = int((count - have) / acceptance * 1.01) + 16
-        words = np.empty(min(wanted, _BLOCK_WORDS), dtype=np.uint32)
+        words = np.empty(min(wanted, BLOCK_WORDS), dtype=np.uint32)
         keystream(words)
         rejects = _cut_and_find_rejects(words, modulus)
         accepted = np.delete(words, rejects)[: count - have]
