@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import flint
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightsecagg.errors import FieldError, ParameterError
-from lightsecagg.field import kernels, ntt
+from lightsecagg.field import ntt
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
 
 FIELDS = [DEFAULT_FIELD, PrimeField(2**32 - 2**20 + 1), PrimeField(257), PrimeField(17)]
-
-
-@pytest.fixture(params=["numpy", "native"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "native" and not kernels.native_available():
-        pytest.skip("no native library")
-    with kernels.using(request.param):
-        yield request.param
 
 
 def random_rows(field: PrimeField, rows: int, columns: int, seed: int) -> np.ndarray:
@@ -102,7 +92,6 @@ def test_primitive_root_generates_everything(modulus: int) -> None:
         assert order ** int((modulus - 1) // p) != 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.sampled_from(FIELDS),
     st.integers(1, 40),
@@ -135,7 +124,6 @@ def test_forward_agrees_with_flint(backend: str, size: int) -> None:
         assert values[:, column].tolist() == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.sampled_from(FIELDS),
     st.integers(1, 70),

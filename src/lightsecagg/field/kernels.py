@@ -14,7 +14,7 @@ from typing import Protocol
 
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.field import reference
-from lightsecagg.field.reference import Elements, Floats, Totals
+from lightsecagg.field.reference import Elements, Floats, Positions, Totals
 
 
 class Loops(Protocol):
@@ -24,7 +24,7 @@ class Loops(Protocol):
     def subtract(self, a: Elements, b: Elements, q: int) -> Elements: ...
     def accumulate(self, totals: Totals, vectors: Sequence[Elements]) -> None: ...
     def weighted_accumulate(
-        self, totals: Totals, vectors: Sequence[Elements], weights: Sequence[int], q: int
+        self, totals: Totals, vectors: Sequence[Elements], weights: Sequence[int]
     ) -> None: ...
     def reduce(self, totals: Totals, q: int) -> Elements: ...
     def matmul(self, a: Elements, b: Elements, q: int) -> Elements: ...
@@ -38,7 +38,13 @@ class Loops(Protocol):
     def find_beyond(self, x: Floats, bound: float) -> int: ...
     def ntt_forward(self, rows: Elements, leaves: int, roots: Elements, q: int) -> Elements: ...
     def ntt_inverse(
-        self, rows: Elements, coefficients: int, inverse_roots: Elements, q: int
+        self,
+        rows: Elements,
+        positions: Positions,
+        multipliers: Elements,
+        coefficients: int,
+        inverse_roots: Elements,
+        q: int,
     ) -> Elements: ...
 
 

@@ -101,7 +101,7 @@ def _leaves(field: PrimeField, size: int) -> Elements:
     leaves = np.ones(1, dtype=np.uint32)
     while len(leaves) < size:
         root = pow(generator, (field.modulus - 1) // (2 * len(leaves)), field.modulus)
-        leaves = np.concatenate([leaves, field.multiply(leaves, np.uint32([root]))])
+        leaves = np.concatenate([leaves, field.multiply(leaves, np.array([root], dtype=np.uint32))])
     leaves.flags.writeable = False
     return leaves
 
@@ -130,8 +130,14 @@ def inverse(field: PrimeField, values: Elements, coefficients: int) -> Elements:
     returns shape (coefficients, L).
     """
     size = _checked_size(field, values, coefficients)
+    scale = np.full(len(values), field.inverse(size), dtype=np.uint32)
     return kernels.active().ntt_inverse(
-        values, coefficients, _inverse_leaves(field, size), field.modulus
+        values,
+        np.arange(len(values), dtype=np.int64),
+        scale,
+        coefficients,
+        _inverse_leaves(field, size),
+        field.modulus,
     )
 
 

@@ -37,7 +37,7 @@ class PrimeField:
     def vector(self, values: ArrayLike) -> Elements:
         """Integers of any size, positive or negative, reduced into [0, q)."""
         array = np.asarray(values)
-        if array.dtype.kind not in "iuO":
+        if array.dtype.kind not in "iuO" and array.size:
             raise FieldError(f"a vector over F_q is made from integers, not from {array.dtype}")
         if array.dtype == np.uint64 or array.dtype.kind == "O":
             return np.ascontiguousarray(array % self.modulus, dtype=np.uint32)
@@ -146,7 +146,7 @@ class PrimeField:
 
 
 class Accumulator:
-    """A running sum of vectors over F_q in 64-bit words, reduced only when it must be.
+    """A running sum of weighted vectors over F_q in 64-bit words, reduced only when it must be.
 
     Vectors are added in small batches: one pass over the total for several vectors is what
     makes summing models as fast as reading them. The accumulator keeps references to at most
@@ -161,6 +161,7 @@ class Accumulator:
         self._totals = np.zeros(int(np.prod(shape)), dtype=np.uint64)
         self._headroom = 2**64 - 1
         self._pending: list[Elements] = []
+        self._weights: list[int] = []
         self.count = 0
         """How many vectors have been added."""
 
@@ -171,15 +172,14 @@ class Accumulator:
             raise FieldError(f"shapes differ: {self._shape} and {vector.shape}")
         self.count += 1
         weight %= self._field.modulus
-        if weight == 1:
-            self._pending.append(vector.reshape(-1))
-            if len(self._pending) == self._BATCH:
-                self._flush()
-        elif weight:
-            self._reserve(1)
-            kernels.active().weighted_accumulate(
-                self._totals, [vector.reshape(-1)], [weight], self._field.modulus
-            )
+        needed = weight * (self._field.modulus - 1)
+        if self._headroom < needed:
+            self._reduce()
+        self._headroom -= needed
+        self._pending.append(vector.reshape(-1))
+        self._weights.append(weight)
+        if len(self._pending) == self._BATCH:
+            self._flush()
 
     def total(self) -> Elements:
         """The sum so far, in [0, q)."""
@@ -187,20 +187,18 @@ class Accumulator:
         return kernels.active().reduce(self._totals, self._field.modulus).reshape(self._shape)
 
     def _flush(self) -> None:
-        if self._pending:
-            self._reserve(len(self._pending))
+        if all(weight == 1 for weight in self._weights):
             kernels.active().accumulate(self._totals, self._pending)
-            self._pending = []
+        else:
+            kernels.active().weighted_accumulate(self._totals, self._pending, self._weights)
+        self._pending, self._weights = [], []
 
-    def _reserve(self, vectors: int) -> None:
-        """Make sure that `vectors` more reduced vectors cannot overflow a 64-bit word."""
-        needed = vectors * (self._field.modulus - 1)
-        if self._headroom < needed:
-            self._totals = (
-                kernels.active().reduce(self._totals, self._field.modulus).astype(np.uint64)
-            )
-            self._headroom = 2**64 - self._field.modulus
-        self._headroom -= needed
+    def _reduce(self) -> None:
+        """Make room again: a reduced total plus any one product, at most (q-1)^2, fits a word."""
+        self._flush()
+        reduced = kernels.active().reduce(self._totals, self._field.modulus)
+        self._totals = reduced.astype(np.uint64)
+        self._headroom = 2**64 - self._field.modulus
 
 
 DEFAULT_FIELD = PrimeField(DEFAULT_MODULUS)

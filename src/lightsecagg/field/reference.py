@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Elements = NDArray[np.uint32]
 Totals = NDArray[np.uint64]
+Positions = NDArray[np.int64]
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 _BLOCK = 1 << 15  # elements per block: the temporaries of one block stay in the second-level cache
@@ -39,14 +40,16 @@ def accumulate(totals: Totals, vectors: Sequence[Elements]) -> None:
 
 
 def weighted_accumulate(
-    totals: Totals, vectors: Sequence[Elements], weights: Sequence[int], q: int
+    totals: Totals, vectors: Sequence[Elements], weights: Sequence[int]
 ) -> None:
-    """totals += sum of (weight * vector mod q); weights below q."""
+    """totals += sum of weight * vector, without reduction; weights below 2^32.
+
+    The caller makes sure that no total can exceed a 64-bit word.
+    """
     for start in range(0, totals.size, _BLOCK):
         block = totals[start : start + _BLOCK]
         for weight, vector in zip(weights, vectors, strict=True):
-            product = vector[start : start + _BLOCK] * np.uint64(weight)
-            np.add(block, product % np.uint64(q), out=block)
+            np.add(block, vector[start : start + _BLOCK] * np.uint64(weight), out=block)
 
 
 def reduce(totals: Totals, q: int) -> Elements:
@@ -163,19 +166,27 @@ def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Element
     return out
 
 
-def ntt_inverse(rows: Elements, coefficients: int, inverse_roots: Elements, q: int) -> Elements:
-    """Climb the product tree from the leaves `rows` (zero beyond); return the low coefficients.
+def ntt_inverse(
+    rows: Elements,
+    positions: Positions,
+    multipliers: Elements,
+    coefficients: int,
+    inverse_roots: Elements,
+    q: int,
+) -> Elements:
+    """Climb the product tree; return the low coefficients, times M (the caller divides).
 
-    `inverse_roots` holds the inverses of all M leaves.
+    Row r, times multipliers[r], is the leaf of number positions[r] (distinct); all other leaves
+    are zero. `inverse_roots` holds the inverses of all M leaves.
     """
     size, columns = len(inverse_roots), rows.shape[1]
     out = np.empty((coefficients, columns), dtype=np.uint32)
     modulus = np.uint64(q)
-    scale = np.uint64(pow(size, -1, q))
     width = max(_BLOCK // size, 1)
     for start in range(0, columns, width):
         block = np.zeros((size, min(width, columns - start)), dtype=np.uint64)
-        block[: len(rows)] = rows[:, start : start + width]
+        part = rows[:, start : start + width].astype(np.uint64)
+        block[positions] = part * multipliers[:, None] % modulus
         half = 1
         while half < size:
             nodes = size // (2 * half)
@@ -184,5 +195,5 @@ def ntt_inverse(rows: Elements, coefficients: int, inverse_roots: Elements, q: i
             high = (left + (modulus - right)) % modulus * inverse_roots[::2][:nodes, None, None]
             block = np.stack([(left + right) % modulus, high % modulus], axis=1).reshape(size, -1)
             half *= 2
-        out[:, start : start + width] = block[:coefficients] * scale % modulus
+        out[:, start : start + width] = block[:coefficients]
     return out

@@ -1,0 +1,195 @@
+"""The native loops through ctypes; names and contracts are those of `reference`.
+
+Importing this module raises ImportError where no library was built. ctypes releases the GIL
+during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int, c_size_t, c_uint32, c_void_p
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.field.reference import Elements, Floats, Positions, Totals
+
+_ABI = 1
+_FILE = "kernels.dll" if sys.platform == "win32" else "kernels.so"
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "set_threads": (None, [c_int]),
+    "has_avx2": (c_int, []),
+    "add": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
+    "subtract": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
+    "accumulate": (None, [c_void_p, POINTER(c_void_p), c_size_t, c_size_t]),
+    "weighted_accumulate": (None, [c_void_p, POINTER(c_void_p), c_void_p, c_size_t, c_size_t]),
+    "reduce": (None, [c_void_p, c_void_p, c_size_t, c_uint32]),
+    "matmul": (None, [c_void_p] * 3 + [c_size_t] * 3 + [c_uint32]),
+    "quantise_mask32": (
+        None,
+        [c_void_p, c_double, c_double] + [c_void_p] * 3 + [c_size_t, c_uint32],
+    ),
+    "quantise_mask64": (
+        None,
+        [c_void_p, c_double, c_double] + [c_void_p] * 3 + [c_size_t, c_uint32],
+    ),
+    "unmask_dequantise32": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
+    "unmask_dequantise64": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
+    "find_out_of_range": (c_size_t, [c_void_p, c_size_t, c_uint32]),
+    "find_beyond32": (c_size_t, [c_void_p, c_size_t, c_double]),
+    "find_beyond64": (c_size_t, [c_void_p, c_size_t, c_double]),
+    "ntt_forward": (
+        None,
+        [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_uint32],
+    ),
+    "ntt_inverse": (
+        None,
+        [c_void_p] * 3 + [c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_uint32],
+    ),
+}
+
+
+def _open() -> ctypes.CDLL:
+    # LIGHTSECAGG_NATIVE names a library built by hand. In an editable install the library does
+    # not lie beside this file, but importlib.resources knows where it is.
+    path = os.environ.get("LIGHTSECAGG_NATIVE")
+    if path is None:
+        path = str(resources.files("lightsecagg.field.native").joinpath(_FILE))
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"no native loops: {error}") from error
+    abi = library.lightsecagg_abi()
+    if abi != _ABI:
+        raise ImportError(f"the native library at {path} has ABI {abi}, not {_ABI}: rebuild it")
+    return library
+
+
+def _functions(library: ctypes.CDLL) -> dict[str, Any]:
+    functions = {}
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"lightsecagg_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return functions
+
+
+_call = _functions(_open())
+
+
+def _at(array: NDArray[Any]) -> int:
+    return array.ctypes.data
+
+
+def _pointers(vectors: Sequence[Elements]) -> Any:
+    return (c_void_p * len(vectors))(*map(_at, vectors))
+
+
+def has_avx2() -> bool:
+    """Whether the AVX2 versions of the loops run on this machine."""
+    return bool(_call["has_avx2"]())
+
+
+def set_threads(count: int) -> None:
+    """How many threads one call may use."""
+    _call["set_threads"](count)
+
+
+def add(a: Elements, b: Elements, q: int) -> Elements:
+    out = np.empty_like(a)
+    _call["add"](_at(a), _at(b), _at(out), a.size, q)
+    return out
+
+
+def subtract(a: Elements, b: Elements, q: int) -> Elements:
+    out = np.empty_like(a)
+    _call["subtract"](_at(a), _at(b), _at(out), a.size, q)
+    return out
+
+
+def accumulate(totals: Totals, vectors: Sequence[Elements]) -> None:
+    _call["accumulate"](_at(totals), _pointers(vectors), len(vectors), totals.size)
+
+
+def weighted_accumulate(
+    totals: Totals, vectors: Sequence[Elements], weights: Sequence[int]
+) -> None:
+    factors = np.array(weights, dtype=np.uint32)
+    _call["weighted_accumulate"](
+        _at(totals), _pointers(vectors), _at(factors), len(vectors), totals.size
+    )
+
+
+def reduce(totals: Totals, q: int) -> Elements:
+    out = np.empty(totals.shape, dtype=np.uint32)
+    _call["reduce"](_at(totals), _at(out), totals.size, q)
+    return out
+
+
+def matmul(a: Elements, b: Elements, q: int) -> Elements:
+    (m, k), n = a.shape, b.shape[1]
+    out = np.empty((m, n), dtype=np.uint32)
+    _call["matmul"](_at(a), _at(b), _at(out), m, k, n, q)
+    return out
+
+
+def quantise_mask(
+    x: Floats, scale: float, limit: int, uniforms: Elements, mask: Elements, q: int
+) -> Elements:
+    out = np.empty(x.size, dtype=np.uint32)
+    call = _call[f"quantise_mask{8 * x.itemsize}"]
+    call(_at(x), scale, limit, _at(uniforms), _at(mask), _at(out), x.size, q)
+    return out
+
+
+def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, out: Floats) -> None:
+    call = _call[f"unmask_dequantise{8 * out.itemsize}"]
+    call(_at(masked), _at(mask), scale, q, _at(out), out.size)
+
+
+def find_out_of_range(values: Elements, q: int) -> int:
+    position = _call["find_out_of_range"](_at(values), values.size, q)
+    return -1 if position == values.size else int(position)
+
+
+def find_beyond(x: Floats, bound: float) -> int:
+    position = _call[f"find_beyond{8 * x.itemsize}"](_at(x), x.size, bound)
+    return -1 if position == x.size else int(position)
+
+
+def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Elements:
+    columns = rows.shape[1]
+    out = np.empty((leaves, columns), dtype=np.uint32)
+    _call["ntt_forward"](_at(rows), len(rows), _at(out), leaves, _at(roots), len(roots), columns, q)
+    return out
+
+
+def ntt_inverse(
+    rows: Elements,
+    positions: Positions,
+    multipliers: Elements,
+    coefficients: int,
+    inverse_roots: Elements,
+    q: int,
+) -> Elements:
+    columns = rows.shape[1]
+    out = np.empty((coefficients, columns), dtype=np.uint32)
+    _call["ntt_inverse"](
+        _at(rows),
+        _at(positions),
+        _at(multipliers),
+        len(rows),
+        _at(out),
+        coefficients,
+        _at(inverse_roots),
+        len(inverse_roots),
+        columns,
+        q,
+    )
+    return out
