@@ -58,7 +58,7 @@ class MdsCode:
         _check_shape(matrix.shape[0], privacy, matrix.shape[1])
         code = cls.__new__(cls)
         code.field, code.survivors, code.privacy = field, matrix.shape[0], privacy
-        code.points, code._matrix = None, matrix
+        code.points, code._matrix = None, matrix.copy()
         return code
 
     @property
@@ -106,6 +106,7 @@ class MdsCode:
         mask derived from them: the bijection behind seeded sharing.
         """
         self._check_answers(positions, shares)
+        self._check_positions(targets)
         if len(positions) != self.survivors:
             raise NotEnoughAnswers(
                 f"exactly U = {self.survivors} shares fix a codeword, got {len(positions)}"
@@ -122,13 +123,20 @@ class MdsCode:
         """Positions whose answers contradict the rest; empty when all n answers agree.
 
         * `coefficients`: (L, c) uniform field elements drawn *after* the answers are in. A wrong
-          answer passes with probability q^-c; use c >= `check_columns`.
-        * Up to floor((n - U) / 2) wrong answers are named. More are detected, in general, and
-          raise `InconsistentAnswers` without a name; with n = U nothing can be detected.
+          answer passes with probability q^-c; c is at least `check_columns`.
+        * Up to floor((n - U) / 2) wrong answers are named. More raise `InconsistentAnswers`
+          without a name, unless the liars agreed on another codeword.
+        * n = U + 1 answers detect one lie and cannot name it; n = U detect nothing.
 
         A named answer is a suspect, never proof: its sender lied, or a sharer lied to it.
         """
         self._check_answers(positions, answers)
+        self.field.check(coefficients)
+        if coefficients.ndim != 2 or coefficients.shape[1] < self.check_columns:
+            raise ParameterError(
+                f"coefficients of shape {coefficients.shape}: a lie would pass too easily with "
+                f"fewer than {self.check_columns} columns"
+            )
         digests = self.field.matmul(answers, coefficients)
         if self._agree(positions, digests):
             return ()
@@ -172,12 +180,16 @@ class MdsCode:
         return lagrange_coefficients(self.field.modulus, points)
 
     def _check_answers(self, positions: Sequence[int], shares: Elements) -> None:
+        self._check_positions(positions)
+        self.field.check(shares)
+        if shares.ndim != 2 or shares.shape[0] != len(positions):
+            raise FieldError(f"{len(positions)} positions for shares of shape {shares.shape}")
+
+    def _check_positions(self, positions: Sequence[int]) -> None:
         if len(set(positions)) != len(positions):
             raise FieldError(f"positions must be distinct: {sorted(positions)}")
         if any(not 0 <= position < self.clients for position in positions):
             raise FieldError(f"positions must lie in 0..{self.clients - 1}: {sorted(positions)}")
-        if shares.ndim != 2 or shares.shape[0] != len(positions):
-            raise FieldError(f"{len(positions)} positions for shares of shape {shares.shape}")
 
 
 def _check_shape(survivors: int, privacy: int, clients: int) -> None:

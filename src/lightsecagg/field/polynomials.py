@@ -26,9 +26,9 @@ def vanishing(modulus: int, points: tuple[int, ...]) -> Polynomial:
     product = np.zeros(len(points) + 1, dtype=np.uint64)
     product[0] = 1
     for degree, point in enumerate(points):
-        shifted = np.concatenate([zero(), [0], product[: degree + 1]]).astype(np.uint64)
         scaled = product[: degree + 2] * np.uint64(modulus - point) % modulus
-        product[: degree + 2] = (shifted + scaled) % modulus
+        scaled[1:] += product[: degree + 1]  # x * product - point * product
+        product[: degree + 2] = scaled % modulus
     return product
 
 

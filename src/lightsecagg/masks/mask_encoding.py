@@ -53,7 +53,7 @@ def encode_mask(code: MdsCode, pieces: Elements, noise: Elements, dimension: int
 
     * `pieces`: (U - T, L) and `noise`: (T, L), uniform and fresh.
     """
-    _check_dimension(code, pieces.shape[1], dimension)
+    _check_dimension(code, pieces.shape[-1], dimension)
     shares = code.encode(pieces, noise)
     return EncodedMask(pieces.reshape(-1)[:dimension], dict(enumerate(shares)))
 
@@ -70,6 +70,8 @@ def encode_seeded_mask(
         raise ParameterError(
             f"seeded mode chooses exactly U = {code.survivors} shares, got {len(seeded)}"
         )
+    if not set(seeded) <= set(range(members)):
+        raise ParameterError(f"seeded positions must be among the {members} members")
     positions = sorted(seeded)
     targets = [position for position in range(members) if position not in seeded]
     known = np.stack([seeded[position] for position in positions])
@@ -84,6 +86,10 @@ def seeded_positions(owner: int, members: int, survivors: int) -> list[int]:
     Every owner starts elsewhere, so the explicit shares, and with them the download, spread
     evenly. The owner itself comes last: its own share never travels, so it may as well be long.
     """
+    if not (0 <= owner < members and 0 < survivors <= members):
+        raise ParameterError(
+            f"cannot choose U = {survivors} of {members} members, beginning after {owner}"
+        )
     return [(owner + 1 + k) % members for k in range(survivors)]
 
 
@@ -107,7 +113,7 @@ def expand_share(
 
 
 def _check_dimension(code: MdsCode, share_length: int, dimension: int) -> None:
-    if share_length != code.share_length(dimension):
+    if dimension < 1 or share_length != code.share_length(dimension):
         raise ParameterError(
             f"shares of {share_length} elements do not fit a mask of d = {dimension}: "
             f"L = ceil(d / (U - T)) = {code.share_length(dimension)}"

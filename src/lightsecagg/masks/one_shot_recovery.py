@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from lightsecagg.errors import NotEnoughAnswers
+from lightsecagg.errors import FieldError, NotEnoughAnswers
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 
@@ -35,6 +35,12 @@ def recover_mask(code: MdsCode, answers: Mapping[int, Elements], dimension: int)
         raise NotEnoughAnswers(
             f"the aggregate mask takes U = {code.survivors} answers, got {len(answers)}"
         )
+    length = code.share_length(dimension)
+    for position, answer in answers.items():
+        if answer.shape != (length,):
+            raise FieldError(
+                f"the answer at position {position} has shape {answer.shape}, not ({length},)"
+            )
     positions = sorted(answers)[: code.survivors]
     pieces = code.decode(positions, np.stack([answers[position] for position in positions]))
     return pieces.reshape(-1)[:dimension]
