@@ -19,6 +19,7 @@ from lightsecagg.cli.output import exit_codes
 # name -> (module, the line that `lightsecagg --help` shows)
 COMMANDS = {
     "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
+    "task": ("lightsecagg.cli.task", "Start, check and list learning tasks."),
 }
 
 
