@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from lightsecagg.crypto import prg
-from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import NotEnoughAnswers, RemoteProtocolError
+from lightsecagg.errors import CryptoError, NotEnoughAnswers, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.one_shot_recovery import recover_mask, unmask
 from lightsecagg.protocol.interface import Aggregate
+from lightsecagg.protocol.mask_sharing import check_share_length
 from lightsecagg.protocol.messages import AggregatedShare, Message, SealedShare
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import ProtocolName
@@ -25,15 +25,10 @@ class LightSecAggServer(RoundServer):
     answer_type: ClassVar = AggregatedShare
 
     def _check_share(self, sender: int, message: SealedShare) -> None:
-        allowed = {
-            ShareKind.SEED: prg.SEED_LENGTH,
-            ShareKind.EXPLICIT: 4 * self.settings.share_length,
-        }
-        if message.length != allowed.get(message.kind):
-            raise RemoteProtocolError(
-                f"client {sender} sent a share of kind {message.kind.name} and "
-                f"{message.length} bytes"
-            )
+        try:
+            check_share_length(self.settings, message.kind, message.length)
+        except CryptoError as error:
+            raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
 
     def _check_answer(self, sender: int, message: Message) -> None:
         if not isinstance(message, AggregatedShare):

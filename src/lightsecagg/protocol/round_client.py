@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, NamedTuple, Self, TypeVar, get_args
+from typing import ClassVar, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.sealing import SealingKey, ShareHeader, ShareKind, open_sealed, seal
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import (
     CryptoError,
     DecodeError,
@@ -74,17 +74,12 @@ from lightsecagg.protocol.roster import (
     sign_survivors,
 )
 from lightsecagg.protocol.settings import Policy, ProtocolName, Settings
-
-Share = tuple[int, bytes]
-"""A share at its recipient: the value of its `ShareKind`, and its bytes."""
-
-
-class OutgoingShare(NamedTuple):
-    """A share at its owner."""
-
-    recipient: int
-    kind: ShareKind
-    plaintext: bytes
+from lightsecagg.protocol.share_exchange import (
+    OutgoingShare,
+    Share,
+    open_share,
+    seal_share,
+)
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
@@ -343,7 +338,7 @@ class RoundClient(ABC):
         secret, own_share, outgoing = self._make_shares(round_, state.private_keys)
         sealing_key = AgreementKey(state.private_keys[0])
         outputs: list[Output] = [
-            Send(SERVER, self._seal(round_, sealing_key, share)) for share in outgoing
+            Send(SERVER, seal_share(round_, sealing_key, self.client, share)) for share in outgoing
         ]
         self._round_cache = round_
         self.state = Sharing(
@@ -368,21 +363,12 @@ class RoundClient(ABC):
             )
         if message.owner in state.held:
             return []
-        header = ShareHeader(
-            context=round_.context,
-            kind=message.kind,
-            sender=message.owner,
-            recipient=self.client,
-            mask_id=message.serial,
-            length=message.length,
-        )
         try:
             if message.serial != 0:
                 raise CryptoError("a synchronous round has one mask per client, serial 0")
             self._check_share(round_, message.kind, message.length)
-            peer_key = round_.keys[round_.positions[message.owner]][0]
-            secret = AgreementKey(state.sealing_key).agree(peer_key, message.owner)
-            plaintext = open_sealed(SealingKey(secret, header), header, message.sealed)
+            key = AgreementKey(state.sealing_key)
+            plaintext = open_share(round_, key, self.client, message)
             self._check_plaintext(round_, message.kind, plaintext)
         except (CryptoError, ParameterError) as error:
             self.refused_shares[message.owner] = str(error)
@@ -532,20 +518,6 @@ class RoundClient(ABC):
             settings = self._settings(state.settings)
             self._round_cache = fix_round(settings, self._policy.allow_list, state.roster)
         return self._round_cache
-
-    def _seal(self, round_: Round, key: AgreementKey, share: OutgoingShare) -> SealedShare:
-        peer_key = round_.keys[round_.positions[share.recipient]][0]
-        header = ShareHeader(
-            context=round_.context,
-            kind=share.kind,
-            sender=self.client,
-            recipient=share.recipient,
-            mask_id=0,
-            length=len(share.plaintext),
-        )
-        sealing_key = SealingKey(key.agree(peer_key, share.recipient), header)
-        sealed = seal(sealing_key, header, share.plaintext)
-        return SealedShare(self.client, share.recipient, share.kind, header.length, sealed)
 
     def _check_survivors(
         self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]

@@ -1,0 +1,60 @@
+"""Sealing and opening the shares that travel through the server.
+
+One function each way, for the synchronous and the asynchronous mode and for every protocol: a
+share is sealed under the pair's key of this roster, mask and direction (see `crypto.sealing`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.sealing import SealingKey, ShareHeader, ShareKind, open_sealed, seal
+from lightsecagg.protocol.messages import SealedShare
+from lightsecagg.protocol.roster import Round
+
+Share = tuple[int, bytes]
+"""A share at its recipient: the value of its `ShareKind`, and its bytes."""
+
+
+class OutgoingShare(NamedTuple):
+    """A share at its owner."""
+
+    recipient: int
+    kind: ShareKind
+    plaintext: bytes
+
+
+def seal_share(
+    round_: Round, key: AgreementKey, owner: int, share: OutgoingShare, serial: int = 0
+) -> SealedShare:
+    """Seal a share for its recipient; call once per share and keep the result for resends."""
+    header = ShareHeader(
+        context=round_.context,
+        kind=share.kind,
+        sender=owner,
+        recipient=share.recipient,
+        mask_id=serial,
+        length=len(share.plaintext),
+    )
+    secret = key.agree(_sealing_key(round_, share.recipient), share.recipient)
+    sealed = seal(SealingKey(secret, header), header, share.plaintext)
+    return SealedShare(owner, share.recipient, share.kind, header.length, sealed, serial)
+
+
+def open_share(round_: Round, key: AgreementKey, recipient: int, message: SealedShare) -> bytes:
+    """The share, or `CryptoError` if it is not exactly what its owner sealed for us."""
+    header = ShareHeader(
+        context=round_.context,
+        kind=message.kind,
+        sender=message.owner,
+        recipient=recipient,
+        mask_id=message.serial,
+        length=message.length,
+    )
+    secret = key.agree(_sealing_key(round_, message.owner), message.owner)
+    return open_sealed(SealingKey(secret, header), header, message.sealed)
+
+
+def _sealing_key(round_: Round, client: int) -> bytes:
+    return round_.keys[round_.positions[client]][0]
