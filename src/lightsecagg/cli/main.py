@@ -26,6 +26,8 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """A command group that imports a command's module when the command is asked for."""
 
+    _only_listing = False
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -33,16 +35,19 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, summary = COMMANDS[cmd_name]
-        if ctx.resilient_parsing or _is_root_help(ctx):
+        if self._only_listing:
             return click.Command(cmd_name, short_help=summary, help=summary)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
         return command
 
-
-def _is_root_help(ctx: click.Context) -> bool:
-    """Whether click only wants the one-line summaries (no command has been chosen)."""
-    return ctx.invoked_subcommand is None and not ctx.protected_args and not ctx.args
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table alone: no command's module is imported for it."""
+        self._only_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._only_listing = False
 
 
 app = typer.Typer(
