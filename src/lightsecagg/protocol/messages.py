@@ -16,6 +16,16 @@ Who sends what, in order (C = client, S = server):
     UnmaskingShares  C -> S   SecAgg's answer
     AbortRound       S -> C   the round is over, for this reason
 
+The asynchronous mode registers clients with the same Opening, Advertise and Roster, shares stock
+with SealedShare (its serial counts an owner's masks), and then:
+
+    BufferedUpload   C -> S   a masked update with its owner's signed tag
+    BufferAnnounced  S -> C   the buffer of time t: the tags of the updates to be summed
+    BufferSignature  C -> S   malicious-server mode: a signature on (C1, t, tags)
+    BufferCertificate S -> C  malicious-server mode: m signatures
+    BufferRefusal    C -> S   shares of these owners' masks are missing here
+    BufferAnswer     C -> S   the weighted sum of the shares
+
 Control messages are encoded by msgspec, vector messages by a fixed header and raw bytes; see
 `wire`. Nothing here is secret except what is sealed or masked; still, no `repr` prints payloads.
 """
@@ -149,6 +159,73 @@ class AggregatedShare:
         return isinstance(other, AggregatedShare) and _same(self, other)
 
 
+class Tag(Control, frozen=True):
+    """What an owner says of its upload, signed; a buffer is a list of tags."""
+
+    owner: int
+    serial: int
+    """Which of the owner's masks hides the upload."""
+    version: int
+    """t_i: the buffer time at which the owner downloaded the model."""
+    model: bytes
+    """Hash of that model."""
+    digest: bytes
+    """Hash of the masked upload."""
+    signature: bytes
+    """Ed25519 over (C1, owner, serial, version, model, digest)."""
+
+
+class BufferAnnounced(Control, frozen=True):
+    """The server asks for the mask of this buffer, in increasing order of owners."""
+
+    time: int
+    """t: larger than that of every buffer before."""
+    tags: tuple[Tag, ...]
+
+
+class BufferSignature(Control, frozen=True):
+    """A client's consent to the buffer of this time."""
+
+    time: int
+    signature: bytes
+
+
+class BufferCertificate(Control, frozen=True):
+    """Signatures of distinct roster members on (C1, t, tags)."""
+
+    time: int
+    signatures: tuple[tuple[int, bytes], ...]
+
+
+class BufferRefusal(Control, frozen=True):
+    """The client neither signs nor answers, because it lacks these owners' shares."""
+
+    time: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedUpload:
+    """A masked update on its way into the buffer."""
+
+    tag: Tag
+    vector: Elements = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BufferedUpload) and self.tag == other.tag and _same(self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferAnswer:
+    """The weighted sum, over the buffer of this time, of the shares that the sender holds."""
+
+    time: int
+    vector: Elements = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BufferAnswer) and self.time == other.time and _same(self, other)
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equality for messages that carry arrays."""
     if getattr(one, "held", b"") != getattr(other, "held", b""):
@@ -170,4 +247,10 @@ Message = (
     | AggregatedShare
     | UnmaskingShares
     | AbortRound
+    | BufferedUpload
+    | BufferAnnounced
+    | BufferSignature
+    | BufferCertificate
+    | BufferRefusal
+    | BufferAnswer
 )

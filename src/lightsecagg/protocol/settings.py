@@ -28,6 +28,7 @@ from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 
 POINT_RULE = "ntt-leaves/1"
@@ -84,6 +85,43 @@ class AllowList:
         return context_hash("allow-list", *parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Buffering:
+    """The settings of the buffered-asynchronous mode, Section 4.2 and Appendix F.
+
+    They decide which sums clients answer for, so every client pins them in its policy.
+    """
+
+    table: StalenessTable
+    """The integer weights w(tau) for tau = 0..tau_max, and c_g."""
+    max_updates: int
+    """K_max: the most updates in one buffer."""
+    max_ratio: float = 64.0
+    """R: the largest max w / min w within one buffer."""
+    strict: bool = False
+    """Demand T + 2 owners per weight value: different integer weights reveal low bits."""
+    stock: int = 4
+    """How many unused masks of one owner a peer keeps; the oldest goes first."""
+    share_lifetime: int = 64
+    """A share expires this many buffers after it arrived."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_updates", "stock"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.share_lifetime <= self.table.max_staleness:
+            raise ParameterError(
+                f"share_lifetime = {self.share_lifetime} must exceed tau_max = "
+                f"{self.table.max_staleness}: an update that is still welcome needs its shares"
+            )
+        if not 1 <= self.max_ratio <= MAX_SCALE:
+            raise ParameterError(f"max_ratio R = {self.max_ratio} must be in [1, 2^31]")
+
+    def weights(self, now: int, versions: Iterable[int]) -> tuple[int, ...]:
+        """w(t - t_i) for each update; `ParameterError` for a staleness outside [0, tau_max]."""
+        return tuple(self.table.weight(now - version) for version in versions)
+
+
 class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The settings as they are hashed and sent; the order is wire format."""
 
@@ -106,11 +144,12 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     bound: float
     max_samples: int
     scale: float
+    buffering: Buffering | None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one synchronous round."""
+    """The settings of one synchronous round, or of one epoch of the asynchronous mode."""
 
     protocol: ProtocolName
     parameters: Parameters
@@ -128,6 +167,8 @@ class Settings:
     """Hash of the global model that clients train from; see `hash_model`."""
     neighbours: int = 0
     """SecAgg+: the degree k of the sharing graph; 0 for the complete graph."""
+    buffering: Buffering | None = None
+    """The asynchronous mode's settings; `round` then numbers epochs, and `model` is zero."""
 
     def __post_init__(self) -> None:
         for name in ("session", "allow_list", "model"):
@@ -137,16 +178,31 @@ class Settings:
             raise ParameterError(f"round {self.round} must not be negative")
         if self.quantizer.field.modulus != self.parameters.modulus:
             raise ParameterError("quantizer and parameters must use the same field")
-        if self.quantizer.summands < self.parameters.clients:
-            raise ParameterError(
-                f"the quantizer's budget covers {self.quantizer.summands} vectors, but a round "
-                f"may sum N = {self.parameters.clients}: the sum could wrap around"
-            )
+        self._check_budget()
         self.parameters.share_length(self.dimension)
         if self.protocol is ProtocolName.SECAGG_PLUS:
             self._check_sparse_graph()
         elif self.neighbours:
             raise ParameterError("only secagg+ has a number of neighbours")
+
+    def _check_budget(self) -> None:
+        if self.buffering is None:
+            summands, weight = self.parameters.clients, 1
+        else:
+            summands, weight = self.buffering.max_updates, self.buffering.table.max_weight
+            if self.protocol not in (ProtocolName.LIGHTSECAGG, ProtocolName.PLAIN):
+                raise ParameterError(f"{self.protocol} has no asynchronous mode")
+            if summands < self.parameters.privacy + 2:
+                raise ParameterError(
+                    f"buffers of at most K_max = {summands} updates cannot reach T + 2 = "
+                    f"{self.parameters.privacy + 2} owners, the fewest that clients accept"
+                )
+        if self.quantizer.summands < summands or self.quantizer.max_weight < weight:
+            raise ParameterError(
+                f"the quantizer's budget covers {self.quantizer.summands} vectors of weight "
+                f"{self.quantizer.max_weight}, but {summands} of weight {weight} may be summed: "
+                "the sum could wrap around"
+            )
 
     def _check_sparse_graph(self) -> None:
         if self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
@@ -211,6 +267,7 @@ class Settings:
                 bound=quantizer.bound,
                 max_samples=quantizer.max_samples,
                 scale=quantizer.scale,
+                buffering=self.buffering,
             )
         )
 
@@ -235,7 +292,8 @@ class Settings:
         quantizer = Quantizer(
             field=PrimeField(fields.modulus),
             bound=fields.bound,
-            summands=fields.clients,
+            summands=fields.buffering.max_updates if fields.buffering else fields.clients,
+            max_weight=fields.buffering.table.max_weight if fields.buffering else 1,
             max_samples=fields.max_samples,
             weighted=fields.weighted,
             scale=fields.scale,
@@ -250,6 +308,7 @@ class Settings:
             allow_list=fields.allow_list,
             model=fields.model,
             neighbours=fields.neighbours,
+            buffering=fields.buffering,
         )
         if settings.to_bytes() != data:
             raise DecodeError("malformed settings: not in their one canonical form")
@@ -289,6 +348,8 @@ class Policy:
     """The length of the vectors this client contributes, if it is known in advance."""
     model: bytes | None = None
     """Hash of the global model that this client was given, if there is one (S08)."""
+    buffering: Buffering | None = None
+    """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
     max_attempts: int = 2
     """How often this client uploads an update trained from one and the same global model."""
 
@@ -311,6 +372,8 @@ class Policy:
             and parameters.threat_model is not ThreatModel.MALICIOUS_SERVER
         ):
             raise _refused(f"threat model {parameters.threat_model}, not malicious-server")
+        if settings.buffering != self.buffering:
+            raise _refused("other asynchronous settings than this client's")
         if self.dimension is not None and settings.dimension != self.dimension:
             raise _refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
         if self.model is not None and settings.model != self.model:

@@ -6,10 +6,11 @@ Every message starts with two bytes, version and tag. Then:
 * vector messages: a fixed little-endian struct, then raw bytes to the end of the message.
 
     SealedShare      owner u32, recipient u32, serial u64, kind u8, length u32 | sealed bytes
-    MaskedUpload     bitmap length u16, elements u32 | elements | bitmap
-    AggregatedShare  zero u16, elements u32 | elements
+    all others       trailer length u16, elements u32 | elements | trailer
 
-(With the prefix, elements start at byte 8: they are used where they lie, without a copy.)
+where the trailer is MaskedUpload's bitmap, BufferedUpload's tag as msgpack, BufferAnswer's time as
+u64, and nothing for AggregatedShare. (With the prefix, elements start at byte 8: they are used
+where they lie, without a copy.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -19,7 +20,7 @@ that are not below q.
 from __future__ import annotations
 
 import struct
-from typing import Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -29,10 +30,13 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.messages import (
     AggregatedShare,
+    BufferAnswer,
+    BufferedUpload,
     Control,
     MaskedUpload,
     Message,
     SealedShare,
+    Tag,
 )
 
 VERSION: Final = 1
@@ -52,13 +56,20 @@ TAGS: Final[dict[type, int]] = {
     messages.AggregatedShare: 11,
     messages.UnmaskingShares: 12,
     messages.AbortRound: 13,
+    messages.BufferedUpload: 14,
+    messages.BufferAnnounced: 15,
+    messages.BufferSignature: 16,
+    messages.BufferCertificate: 17,
+    messages.BufferRefusal: 18,
+    messages.BufferAnswer: 19,
 }
+_VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload, BufferAnswer)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}
 
 _PREFIX = struct.Struct("<BB")
 _SEALED = struct.Struct("<IIQBI")
-_UPLOAD = struct.Struct("<HI")
-_ANSWER = struct.Struct("<HI")
+_VECTOR = struct.Struct("<HI")
+_TIME = struct.Struct("<Q")
 
 
 class Codec:
@@ -68,7 +79,9 @@ class Codec:
         self._field = field
         self._encoder = msgspec.msgpack.Encoder()
         self._decoders = {
-            kind: msgspec.msgpack.Decoder(kind) for kind in TAGS if issubclass(kind, Control)
+            kind: msgspec.msgpack.Decoder(kind)
+            for kind in (*TAGS, Tag)
+            if issubclass(kind, Control)
         }
 
     def encode(self, message: Message) -> bytes:
@@ -79,11 +92,13 @@ class Codec:
                 header = _SEALED.pack(owner, recipient, serial, kind.value, length)
                 return b"".join((prefix, header, sealed))
             case MaskedUpload(held, vector):
-                header = _UPLOAD.pack(len(held), vector.size)
-                return b"".join((prefix, header, self._field.to_bytes(vector), held))
+                return prefix + self._encode_vector(vector, held)
             case AggregatedShare(vector):
-                header = _ANSWER.pack(0, vector.size)
-                return b"".join((prefix, header, self._field.to_bytes(vector)))
+                return prefix + self._encode_vector(vector, b"")
+            case BufferedUpload(tag, vector):
+                return prefix + self._encode_vector(vector, self._encoder.encode(tag))
+            case BufferAnswer(time, vector):
+                return prefix + self._encode_vector(vector, _TIME.pack(time))
             case _:
                 return prefix + self._encoder.encode(message)
 
@@ -101,36 +116,43 @@ class Codec:
         body = view[_PREFIX.size :]
         if kind is SealedShare:
             return _decode_sealed(body)
-        if kind is MaskedUpload:
-            return self._decode_upload(body)
-        if kind is AggregatedShare:
-            return self._decode_answer(body)
-        return self._decode_control(kind, body)
+        if kind in _VECTOR_MESSAGES:
+            return self._decode_vector(kind, body)
+        message: Message = self._decode_control(kind, body)
+        return message
 
-    def _decode_control(self, kind: type, body: memoryview) -> Message:
+    def _encode_vector(self, vector: Elements, trailer: bytes) -> bytes:
+        header = _VECTOR.pack(len(trailer), vector.size)
+        return b"".join((header, self._field.to_bytes(vector), trailer))
+
+    def _decode_control(self, kind: type, body: memoryview) -> Any:
         try:
-            message = cast(Message, self._decoders[kind].decode(body))
+            message = self._decoders[kind].decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed {kind.__name__}: {error}") from error
         if self._encoder.encode(message) != body:
             raise DecodeError(f"malformed {kind.__name__}: not in its one canonical form")
         return message
 
-    def _decode_upload(self, body: memoryview) -> MaskedUpload:
-        bitmap, elements = _unpack(_UPLOAD, body)
-        end = _UPLOAD.size + 4 * elements
-        if len(body) != end + bitmap:
+    def _decode_vector(self, kind: type, body: memoryview) -> Message:
+        length, elements = _unpack(_VECTOR, body)
+        end = _VECTOR.size + 4 * elements
+        if len(body) != end + length:
             raise DecodeError(
-                f"an upload of {elements} elements and a bitmap of {bitmap} bytes takes "
-                f"{end + bitmap} bytes, got {len(body)}"
+                f"{elements} elements and a trailer of {length} bytes take {end + length} bytes, "
+                f"got {len(body)}"
             )
-        return MaskedUpload(bytes(body[end:]), self._elements(body[_UPLOAD.size : end], elements))
-
-    def _decode_answer(self, body: memoryview) -> AggregatedShare:
-        zero, elements = _unpack(_ANSWER, body)
-        if zero:
-            raise DecodeError("malformed AggregatedShare: a reserved field is not zero")
-        return AggregatedShare(self._elements(body[_ANSWER.size :], elements))
+        trailer = body[end:]
+        vector = self._elements(body[_VECTOR.size : end], elements)
+        if kind is MaskedUpload:
+            return MaskedUpload(bytes(trailer), vector)
+        if kind is BufferedUpload:
+            return BufferedUpload(self._decode_control(Tag, trailer), vector)
+        if length != (_TIME.size if kind is BufferAnswer else 0):
+            raise DecodeError(f"malformed {kind.__name__}: a trailer of {length} bytes")
+        if kind is AggregatedShare:
+            return AggregatedShare(vector)
+        return BufferAnswer(_TIME.unpack(trailer)[0], vector)
 
     def _elements(self, body: memoryview, count: int) -> Elements:
         try:
