@@ -14,6 +14,8 @@
     │   ├── LocalProtocolError  this side misused its own party object
     │   │   └── MaskAlreadyUsed a second use of a mask, or of an update that is spent
     │   └── RemoteProtocolError a peer (named in the message) broke the protocol
+    ├── TransportError          no stream to a peer: unreachable, or refused for the stated reason
+    │   └── PeerGone            a stream that ended: the peer left, stalled or was cut
     └── Aborted                 the round ended without a result, for the stated reason
 
 The type names the culprit; the message names the value, the limit and what to do about it.
@@ -87,6 +89,14 @@ class MaskAlreadyUsed(LocalProtocolError):  # noqa: N818
 
 class RemoteProtocolError(ProtocolError):
     """A peer broke the protocol; what it asked for was refused."""
+
+
+class TransportError(LightSecAggError):
+    """No stream to a peer: it cannot be reached, or one side refused the other."""
+
+
+class PeerGone(TransportError):  # noqa: N818
+    """A stream that ended: the peer left, stalled past a deadline, or was cut."""
 
 
 class Aborted(LightSecAggError):  # noqa: N818

@@ -1,0 +1,147 @@
+"""The Communicator of Section 6: one interface, opaque bytes between a server and its clients.
+
+A server sees one ordered sequence of events; a client sends and receives whole messages. Identity
+is the transport's business (`Connected.client` is authenticated, S24) and so is size: a peer that
+sends more than its budget is cut before memory is spent on it (S25). What the bytes mean is not.
+
+Order: what one client sends arrives in the order it was sent. `Connected` of a client comes before
+its messages, `Disconnected` after them, and when a newer stream of the same identity replaces an
+older one, the `Disconnected` of the older comes before the `Connected` of the newer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A client has an authenticated stream."""
+
+    client: int
+    """The id its certificate carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A client sent one whole message."""
+
+    client: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A client's stream ended; it may come back with another."""
+
+    client: int
+    reason: str
+
+
+Event = Connected | Received | Disconnected
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one side spends on a peer, and how long it waits for it (S25-S27, R35)."""
+
+    initial_budget: int = 64 * 1024
+    """Bytes that a fresh stream may send before the server sets a budget for the phase."""
+    max_message: int = 1 << 30
+    """Bytes of the largest message that a client accepts from its server."""
+    queue: int = 8
+    """Whole messages that wait in each direction before back-pressure."""
+    connect_timeout: float = 10.0
+    """Seconds for one attempt to connect, handshakes included."""
+    stall_timeout: float = 60.0
+    """Seconds without progress, in either direction, after which a peer inside a message is cut."""
+    close_timeout: float = 5.0
+    """Seconds for what is queued to leave before a stream is closed regardless."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Whole messages, and the bytes in them, as one side saw them."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a server's transport has carried and refused since it started."""
+
+    clients: dict[int, Traffic] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Why streams were refused, and how often."""
+    handshakes: int = 0
+    """TLS handshakes that peers began; those that fail show nowhere else."""
+    connections: int = 0
+    """Connections that completed their handshake and asked for a stream."""
+
+    @property
+    def total(self) -> Traffic:
+        """The sum over all clients."""
+        clients = self.clients.values()
+        return Traffic(
+            bytes_in=sum(traffic.bytes_in for traffic in clients),
+            bytes_out=sum(traffic.bytes_out for traffic in clients),
+            messages_in=sum(traffic.messages_in for traffic in clients),
+            messages_out=sum(traffic.messages_out for traffic in clients),
+        )
+
+
+class ServerCommunicator(Protocol):
+    """The server's end of every client's stream."""
+
+    async def start(self) -> None:
+        """Listen; `ConfigurationError` or `TransportError` if that is impossible."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Everything that happens, in order, for one consumer; ends after `close()`."""
+
+    async def send(self, client: int, data: bytes) -> None:
+        """Queue one message; waits while the client's queue is full.
+
+        Raises `PeerGone` if the client is not connected, or takes no data until the deadline (it
+        is then cut). Send to many clients from as many tasks, so that none waits for another.
+        """
+
+    def disconnect(self, client: int, reason: str) -> None:
+        """Cut a misbehaving client, telling it why; what was queued for it is dropped."""
+
+    def set_budget(self, client: int, bytes_: int) -> None:
+        """Let this client send that many more bytes in this phase, and no more (S25).
+
+        The budget belongs to the identity, connected or not: reconnecting does not renew it,
+        beyond the `initial_budget` that every fresh stream needs to introduce itself.
+        """
+
+    async def close(self) -> None:
+        """Send what is queued, as long as the deadline allows, then end every stream."""
+
+    @property
+    def stats(self) -> Stats:
+        """Bytes and messages, in total and per client, and refused connections."""
+
+
+class ClientCommunicator(Protocol):
+    """A client's end of its one stream to the server."""
+
+    async def connect(self) -> None:
+        """Try once, until a deadline; `TransportError` says what to check. May be called again
+        after the stream has ended."""
+
+    async def send(self, data: bytes) -> None:
+        """Queue one message; waits while the queue is full. `PeerGone` once the stream ended."""
+
+    async def receive(self) -> bytes:
+        """The next whole message; `PeerGone` once the stream has ended and all are read."""
+
+    async def close(self) -> None:
+        """Send what is queued, as long as the deadline allows, then end the stream."""

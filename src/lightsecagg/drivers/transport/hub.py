@@ -1,0 +1,167 @@
+"""The server's side of all streams: who is connected, what each may still send, what happened.
+
+Every transport's server is a hub plus a way to get chunks in and out. Quotas belong to an
+identity, not to a stream, so reconnecting renews nothing (S26).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Container
+from dataclasses import dataclass
+
+from lightsecagg.drivers.transport.communicator import (
+    Connected,
+    Disconnected,
+    Event,
+    Limits,
+    Received,
+    Stats,
+    Traffic,
+)
+from lightsecagg.drivers.transport.framing import MAX_MESSAGE
+from lightsecagg.drivers.transport.link import CLOSED_HERE, LOST, Link
+from lightsecagg.drivers.transport.mailbox import Mailbox
+from lightsecagg.errors import ParameterError, PeerGone, RemoteProtocolError, TransportError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What the server keeps about one identity across its streams."""
+
+    budget: int
+    room: asyncio.Semaphore
+    """Messages of this peer that may still wait for the consumer of events."""
+    traffic: Traffic
+    link: Link | None = None
+
+
+class Hub:
+    """All streams of a server; `clients` holds the ids that may connect."""
+
+    def __init__(self, clients: Container[int], limits: Limits) -> None:
+        self.stats = Stats()
+        self._clients = clients
+        self._limits = limits
+        self._peers: dict[int, _Peer] = {}
+        self._links: set[Link] = set()  # those a carrier holds: live, or cut and unwinding
+        self._events: Mailbox[Event] = Mailbox()
+        self._closing = False
+
+    def refuse(self, kind: str, explanation: str) -> TransportError:
+        """Count and log a refused stream; the caller raises or reports what is returned."""
+        self.stats.refused[kind] += 1
+        _log.warning("refused a stream (%s): %s", kind, explanation)
+        return TransportError(explanation)
+
+    def admit(self, client: int) -> Link:
+        """A link for a new stream of this authenticated identity; the newer stream wins.
+
+        A client whose machine crashed must not wait until the server notices that its old
+        connection is dead.
+        """
+        if self._closing:
+            raise self.refuse("closing", "the server is closing")
+        if client not in self._clients:
+            raise self.refuse("unknown client", f"client {client} is not on the allow-list")
+        peer = self._peer(client)
+        if peer.link is not None:
+            peer.link.cut("replaced by a newer stream of the same identity")
+        peer.budget = max(peer.budget, self._limits.initial_budget)
+        link = self._link(client, peer)
+        peer.link = link
+        self._links.add(link)
+        self._events.put_now(Connected(client))
+        return link
+
+    def release(self, link: Link) -> None:
+        """The carrier is done with this link."""
+        link.cut(LOST)
+        self._links.discard(link)
+        link.released.set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that happens, in order; ends once the hub is closed."""
+        while True:
+            try:
+                event = await self._events.get()
+            except PeerGone:
+                return
+            if isinstance(event, Received):
+                self._peers[event.client].room.release()
+            yield event
+
+    async def send(self, client: int, data: bytes) -> None:
+        """Queue a message for a connected client."""
+        if not 0 < len(data) <= MAX_MESSAGE:
+            raise ParameterError(f"a message has 1 to {MAX_MESSAGE} bytes, not {len(data)}")
+        peer = self._peers.get(client)
+        if peer is None or peer.link is None:
+            raise PeerGone(f"client {client} is not connected")
+        await peer.link.send(data)
+
+    def disconnect(self, client: int, reason: str) -> None:
+        """Cut a client, if it is connected."""
+        peer = self._peers.get(client)
+        if peer is not None and peer.link is not None:
+            peer.link.cut(reason)
+
+    def set_budget(self, client: int, bytes_: int) -> None:
+        """Let this client send that many more bytes."""
+        if bytes_ < 0:
+            raise ParameterError(f"a budget of {bytes_} bytes must not be negative")
+        self._peer(client).budget = bytes_
+
+    async def close(self) -> None:
+        """Let queued messages leave until the deadline, then cut; end the events."""
+        self._closing = True
+        for link in tuple(self._links):
+            link.finish()
+        await self._released()
+        for link in tuple(self._links):
+            link.cut(CLOSED_HERE)
+        await self._released()
+        self._events.close(CLOSED_HERE)
+
+    async def _released(self) -> None:
+        """Wait, but not past the deadline, until carriers are done with their links."""
+        ends = [asyncio.create_task(link.released.wait()) for link in tuple(self._links)]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=self._limits.close_timeout)
+            for task in late:
+                task.cancel()
+
+    def _peer(self, client: int) -> _Peer:
+        if client not in self._peers:
+            traffic = self.stats.clients.setdefault(client, Traffic())
+            room = asyncio.Semaphore(self._limits.queue)
+            self._peers[client] = _Peer(self._limits.initial_budget, room, traffic)
+        return self._peers[client]
+
+    def _link(self, client: int, peer: _Peer) -> Link:
+        def accept(length: int) -> None:
+            if length > peer.budget:
+                raise RemoteProtocolError(
+                    f"client {client} announced a message of {length} bytes, "
+                    f"{peer.budget} are left of its budget for this phase"
+                )
+            peer.budget -= length
+
+        async def deliver(message: bytes) -> None:
+            await peer.room.acquire()
+            if link.reason is None:
+                self._events.put_now(Received(client, message))
+            else:
+                peer.room.release()
+
+        def on_cut(reason: str) -> None:
+            if peer.link is link:
+                peer.link = None
+            _log.info("client %d disconnected: %s", client, reason)
+            self._events.put_now(Disconnected(client, reason))
+
+        link = Link(self._limits, peer.traffic, accept, deliver, on_cut)
+        return link

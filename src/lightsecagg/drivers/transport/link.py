@@ -1,0 +1,154 @@
+"""One live stream, either end of it: chunks in, chunks out, both at once, every wait bounded.
+
+A link does not know what carries the chunks. It is given `read` (a chunk, or None at the end of
+the stream) and `write`, and runs one task for each direction; either may raise `PeerGone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from lightsecagg.drivers.transport.communicator import Limits, Traffic
+from lightsecagg.drivers.transport.framing import Reassembler, chunks
+from lightsecagg.drivers.transport.mailbox import Mailbox
+from lightsecagg.errors import DecodeError, PeerGone, RemoteProtocolError
+
+Read = Callable[[], Awaitable[bytes | None]]
+Write = Callable[[bytes], Awaitable[None]]
+EndWriting = Callable[[], Awaitable[None]]
+
+CLOSED_HERE = "closed by this side"
+LOST = "the connection was lost"
+
+
+def told_to_peer(reason: str) -> str:
+    """How a client hears why its server ended the stream."""
+    if reason == CLOSED_HERE:
+        return "the server closed the stream"
+    return f"the server cut the stream: {reason}"
+
+
+class Link:
+    """A stream to one peer, from the moment it is accepted until it is cut."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        traffic: Traffic,
+        accept: Callable[[int], None],
+        deliver: Callable[[bytes], Awaitable[None]],
+        on_cut: Callable[[str], None],
+    ) -> None:
+        """`accept` is asked before a message is reassembled; `deliver` may wait: back-pressure;
+        `on_cut` is called once, with the reason, at the moment the link ends."""
+        self._limits = limits
+        self._traffic = traffic
+        self._reassembler = Reassembler(accept)
+        self._deliver = deliver
+        self._on_cut = on_cut
+        self._outbox: Mailbox[bytes] = Mailbox(limits.queue)
+        self._ended = asyncio.Event()
+        self.reason: str | None = None
+        """Why the link ended, once it has."""
+        self.released = asyncio.Event()
+        """Set by the carrier when nothing of this link is left."""
+
+    async def send(self, message: bytes) -> None:
+        """Queue a message; a peer that makes no room for it until the deadline is cut."""
+        try:
+            async with asyncio.timeout(self._limits.stall_timeout):
+                await self._outbox.put(message)
+        except TimeoutError:
+            self.cut(self._stalled("took no data"))
+            raise PeerGone(self.reason) from None
+
+    def finish(self) -> None:
+        """Queue nothing more; the link ends when what is queued has left."""
+        self._outbox.close(CLOSED_HERE)
+
+    def cut(self, reason: str) -> None:
+        """End the link now; only the first reason counts."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        self._outbox.close(reason)
+        self._outbox.clear()
+        self._ended.set()
+        self._on_cut(reason)
+
+    async def run(self, read: Read, write: Write, end_writing: EndWriting | None = None) -> str:
+        """Move chunks until the link is cut; return the reason.
+
+        With `end_writing`, a finished link tells the peer and waits for it to end the stream.
+        """
+        tasks = [
+            asyncio.create_task(self._receive_all(read)),
+            asyncio.create_task(self._send_all(write, end_writing)),
+            asyncio.create_task(self._wait_for_the_end()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.cut(LOST)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert self.reason is not None  # noqa: S101 - cut() has set it
+        return self.reason
+
+    async def _wait_for_the_end(self) -> None:
+        await self._ended.wait()
+
+    async def _receive_all(self, read: Read) -> None:
+        try:
+            while (chunk := await self._read(read)) is not None:
+                message = self._reassembler.feed(chunk)
+                if message is None:
+                    continue
+                self._traffic.messages_in += 1
+                self._traffic.bytes_in += len(message)
+                await self._deliver(message)
+        except TimeoutError:
+            self.cut(self._stalled("stalled inside a message"))
+        except (DecodeError, RemoteProtocolError, PeerGone) as error:
+            self.cut(str(error))
+        else:
+            inside = self._reassembler.inside_message
+            self.cut("the stream ended inside a message" if inside else "closed by the peer")
+
+    async def _read(self, read: Read) -> bytes | None:
+        # Silence between messages is the protocol's business; silence inside one is a stall.
+        inside = self._reassembler.inside_message
+        async with asyncio.timeout(self._limits.stall_timeout if inside else None):
+            return await read()
+
+    async def _send_all(self, write: Write, end_writing: EndWriting | None) -> None:
+        try:
+            while (message := await self._next_message()) is not None:
+                for chunk in chunks(message):
+                    async with asyncio.timeout(self._limits.stall_timeout):
+                        await write(chunk)
+                self._traffic.messages_out += 1
+                self._traffic.bytes_out += len(message)
+            if end_writing is None:
+                self.cut(CLOSED_HERE)
+                return
+            await end_writing()
+            await self._ended.wait()
+        except TimeoutError:
+            self.cut(self._stalled("took no data"))
+        except PeerGone as error:
+            self.cut(str(error))
+
+    async def _next_message(self) -> bytes | None:
+        """The next message of the outbox; None once it is closed and empty."""
+        try:
+            return await self._outbox.get()
+        except PeerGone:
+            return None
+
+    def _stalled(self, what: str) -> str:
+        return f"the peer {what} for {self._limits.stall_timeout:g} s"

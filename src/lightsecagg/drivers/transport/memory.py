@@ -1,0 +1,117 @@
+"""An in-process transport for tests: the same links, budgets and back-pressure, no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Container
+
+from lightsecagg.drivers.transport.communicator import Event, Limits, Stats
+from lightsecagg.drivers.transport.hub import Hub
+from lightsecagg.drivers.transport.link import EndWriting, Link, Read, Write, told_to_peer
+from lightsecagg.drivers.transport.mailbox import Mailbox
+from lightsecagg.drivers.transport.stream_client import StreamClient
+from lightsecagg.errors import TransportError
+
+_END = b""
+"""Ends one direction of a pipe; no chunk is empty."""
+
+
+class MemoryServer:
+    """A `ServerCommunicator` that clients of the same event loop connect to."""
+
+    def __init__(self, clients: Container[int], limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._hub = Hub(clients, self._limits)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening = False
+
+    async def start(self) -> None:
+        """Accept clients from now on."""
+        self._listening = True
+
+    def events(self) -> AsyncIterator[Event]:
+        """Everything that happens, in order; ends after `close()`."""
+        return self._hub.events()
+
+    async def send(self, client: int, data: bytes) -> None:
+        """Queue one message for a connected client."""
+        await self._hub.send(client, data)
+
+    def disconnect(self, client: int, reason: str) -> None:
+        """Cut a client."""
+        self._hub.disconnect(client, reason)
+
+    def set_budget(self, client: int, bytes_: int) -> None:
+        """Let this client send that many more bytes in this phase."""
+        self._hub.set_budget(client, bytes_)
+
+    async def close(self) -> None:
+        """End every stream."""
+        self._listening = False
+        await self._hub.close()
+        await asyncio.gather(*self._tasks)
+
+    @property
+    def stats(self) -> Stats:
+        """What was carried and refused."""
+        return self._hub.stats
+
+    def client(self, client: int) -> MemoryClient:
+        """The other end, for the client of this id."""
+        return MemoryClient(self, client, self._limits)
+
+    def accept(self, client: int) -> tuple[Mailbox[bytes], Mailbox[bytes]]:
+        """A client's pipes, to the server and from it; each holds one chunk."""
+        if not self._listening:
+            raise TransportError("nobody listens: start the server first")
+        link = self._hub.admit(client)
+        inwards: Mailbox[bytes] = Mailbox(1)
+        outwards: Mailbox[bytes] = Mailbox(1)
+        task = asyncio.create_task(self._carry(link, inwards, outwards))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return inwards, outwards
+
+    async def _carry(self, link: Link, inwards: Mailbox[bytes], outwards: Mailbox[bytes]) -> None:
+        async def read() -> bytes | None:
+            return await inwards.get() or None
+
+        try:
+            reason = await link.run(read, outwards.put)
+            inwards.close(reason)
+            outwards.close(told_to_peer(reason))
+        finally:
+            self._hub.release(link)
+
+
+class MemoryClient(StreamClient):
+    """A `ClientCommunicator` of a `MemoryServer`."""
+
+    def __init__(self, server: MemoryServer, client: int, limits: Limits | None = None) -> None:
+        super().__init__(limits or Limits())
+        self._server = server
+        self._client = client
+        self._pipes: tuple[Mailbox[bytes], Mailbox[bytes]] | None = None
+
+    async def _open(self) -> tuple[Read, Write, EndWriting]:
+        outwards, inwards = self._pipes = self._server.accept(self._client)
+
+        async def end_writing() -> None:
+            await outwards.put(_END)
+
+        return inwards.get, outwards.put, end_writing
+
+    async def _shut(self) -> None:
+        if self._pipes is not None:
+            for pipe in self._pipes:
+                pipe.close("the client is gone")
+            self._pipes = None
+
+    def vanish(self) -> None:
+        """Fail like a crashed machine: without a word, and losing what was queued."""
+        if self._link is not None:
+            self._link.cut("this client vanished")
+        if self._pipes is not None:
+            for pipe in self._pipes:
+                pipe.clear()
+                pipe.close("the client is gone")
