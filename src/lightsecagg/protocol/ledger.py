@@ -39,13 +39,17 @@ class Ledger:
                 f"round {number} is refused: this client has already seen round "
                 f"{self._entries.last_round}, and an old round's masks are gone"
             )
+        self.check_attempts(model, max_attempts)
+        self._entries.last_round = number
+
+    def check_attempts(self, model: bytes, max_attempts: int) -> None:
+        """Refuse to train once more from a global model that has had its uploads."""
         attempts = self._entries.attempts.get(model, 0)
         if attempts >= max_attempts:
             raise RemoteProtocolError(
                 f"this client has uploaded {attempts} updates for this global model, the most "
                 "that it allows: sums over many reruns would reveal single updates"
             )
-        self._entries.last_round = number
 
     def fingerprint(self, update: Update) -> bytes:
         """A keyed hash that tells updates apart and nothing else."""

@@ -20,6 +20,7 @@ The asynchronous mode registers clients with the same Opening, Advertise and Ros
 with SealedShare (its serial counts an owner's masks), and then:
 
     BufferedUpload   C -> S   a masked update with its owner's signed tag
+    UploadDropped    S -> C   the upload came too late for every buffer
     BufferAnnounced  S -> C   the buffer of time t: the tags of the updates to be summed
     BufferSignature  C -> S   malicious-server mode: a signature on (C1, t, tags)
     BufferCertificate S -> C  malicious-server mode: m signatures
@@ -175,6 +176,12 @@ class Tag(Control, frozen=True):
     """Ed25519 over (C1, owner, serial, version, model, digest)."""
 
 
+class UploadDropped(Control, frozen=True):
+    """The upload under this mask is too stale for any buffer; its mask stays used."""
+
+    serial: int
+
+
 class BufferAnnounced(Control, frozen=True):
     """The server asks for the mask of this buffer, in increasing order of owners."""
 
@@ -248,6 +255,7 @@ Message = (
     | UnmaskingShares
     | AbortRound
     | BufferedUpload
+    | UploadDropped
     | BufferAnnounced
     | BufferSignature
     | BufferCertificate

@@ -17,7 +17,7 @@ from lightsecagg.crypto.transcript import context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import ntt
 from lightsecagg.protocol.messages import Roster
-from lightsecagg.protocol.settings import AllowList, Settings
+from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
 
 _ADVERTISE = "advertise keys"
 _SURVIVORS = "survivor set"
@@ -91,6 +91,10 @@ def accept_roster(
         )
     if len(set(members)) != len(members):
         raise RemoteProtocolError("the roster names a client twice")
+    if roster.graph and settings.protocol is not ProtocolName.SECAGG_PLUS:
+        raise RemoteProtocolError(
+            f"the roster brings a sharing graph, but {settings.protocol} shares with everybody"
+        )
     if own not in members:
         raise RemoteProtocolError(f"the roster does not name this client, {own}")
     if roster.members[members.index(own)].keys != own_keys:

@@ -26,9 +26,8 @@ from typing import ClassVar, Self, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import (
@@ -73,6 +72,7 @@ from lightsecagg.protocol.roster import (
     sign_keys,
     sign_survivors,
 )
+from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import Policy, ProtocolName, Settings
 from lightsecagg.protocol.share_exchange import (
     OutgoingShare,
@@ -405,7 +405,7 @@ class RoundClient(ABC):
         fingerprint = self.ledger.fingerprint(Update(vector, samples))
         mask = self._mask(round_, state.secret, state.held)
         masked = settings.quantizer.quantise_and_mask(
-            vector, self._uniform_words(vector.size), mask, samples
+            vector, uniform_words(vector.size, self._entropy), mask, samples
         )
         self.ledger.count_upload(settings.model)
         self.state = Uploaded(
@@ -539,12 +539,6 @@ class RoundClient(ABC):
         self, round_: Round, held: Mapping[int, Share], survivors: Iterable[int]
     ) -> tuple[int, ...]:
         return tuple(client for client in survivors if client not in held)
-
-    def _uniform_words(self, count: int) -> Elements:
-        """Fresh uniform 32-bit words for stochastic rounding."""
-        words = np.empty(count, dtype=np.uint32)
-        prg.aes_ctr_keystream(draw(self._entropy, prg.SEED_LENGTH))(words)
-        return words
 
     def _peers(self, round_: Round) -> frozenset[int]:
         """With whom this client exchanges shares."""

@@ -31,6 +31,12 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 
+MAX_LENGTH = 2**30 - 1
+"""The most elements of an upload or share: its length in bytes must fit 32 bits."""
+
+MAX_UNANNOUNCED_DIMENSION = 2**26
+"""The longest vector for which a client makes masks without having been told to expect it."""
+
 POINT_RULE = "ntt-leaves/1"
 """Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
 
@@ -180,6 +186,11 @@ class Settings:
             raise ParameterError("quantizer and parameters must use the same field")
         self._check_budget()
         self.parameters.share_length(self.dimension)
+        if self.length > MAX_LENGTH:
+            raise ParameterError(
+                f"dimension d = {self.dimension} is too large: an upload has at most "
+                f"{MAX_LENGTH} elements; sum the vector in parts"
+            )
         if self.protocol is ProtocolName.SECAGG_PLUS:
             self._check_sparse_graph()
         elif self.neighbours:
@@ -276,7 +287,7 @@ class Settings:
         """The inverse of `to_bytes`; `DecodeError` or `ParameterError` for anything else."""
         try:
             fields = msgspec.msgpack.decode(data, type=_Fields)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed settings: {error}") from error
         if fields.point_rule != POINT_RULE:
             raise DecodeError(f"unknown rule for the points: {fields.point_rule!r}")
@@ -321,11 +332,17 @@ class Settings:
         """
         if not self.quantizer.weighted:
             return self.quantizer.dequantise(total), 1
-        samples = int(total[-1])
-        if samples < 1:
-            raise ParameterError("the total sample count is zero: nobody was included")
-        vector = np.ascontiguousarray(total[:-1])
-        return self.quantizer.dequantise(vector, divisor=samples), samples
+        return self.quantizer.weighted_mean(total)
+
+    def buffer_average(self, total: Elements, weights: Iterable[int]) -> NDArray[np.float64]:
+        """sum w x / sum w of a buffer, Eq. (35) and (37); with sample counts, sum w s x / sum w s.
+
+        The denominator is the sum of the very integers that weighted the updates, at least 1
+        each, so c_g cancels and nothing divides by zero.
+        """
+        if self.quantizer.weighted:
+            return self.quantizer.weighted_mean(total)[0]
+        return self.quantizer.dequantise(total, divisor=sum(weights))
 
 
 def hash_model(model: bytes | memoryview) -> bytes:
@@ -345,7 +362,8 @@ class Policy:
     """`malicious-server` also refuses honest-but-curious rounds."""
     protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
     dimension: int | None = None
-    """The length of the vectors this client contributes, if it is known in advance."""
+    """The length of the vectors this client contributes, if it is known in advance; otherwise
+    the server may ask for at most `MAX_UNANNOUNCED_DIMENSION`, lest it exhaust the memory."""
     model: bytes | None = None
     """Hash of the global model that this client was given, if there is one (S08)."""
     buffering: Buffering | None = None
@@ -376,6 +394,11 @@ class Policy:
             raise _refused("other asynchronous settings than this client's")
         if self.dimension is not None and settings.dimension != self.dimension:
             raise _refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
+        if self.dimension is None and settings.dimension > MAX_UNANNOUNCED_DIMENSION:
+            raise _refused(
+                f"dimension {settings.dimension}, beyond {MAX_UNANNOUNCED_DIMENSION}; a client "
+                "that expects such vectors says so in its policy"
+            )
         if self.model is not None and settings.model != self.model:
             raise _refused("a global model other than the one this client was given")
 

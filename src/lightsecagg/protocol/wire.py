@@ -62,6 +62,7 @@ TAGS: Final[dict[type, int]] = {
     messages.BufferCertificate: 17,
     messages.BufferRefusal: 18,
     messages.BufferAnswer: 19,
+    messages.UploadDropped: 20,
 }
 _VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload, BufferAnswer)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}

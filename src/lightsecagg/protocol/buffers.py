@@ -1,0 +1,129 @@
+"""Buffers of the asynchronous mode: signed tags, signed buffers, and which of them are acceptable.
+
+A buffer is a time t and a list of tags, one per owner. Everything a client answers for follows
+from it: the masks (owner, serial), the staleness t - t_i and with it the integer weights, which
+every client computes itself from the table that its policy pins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from lightsecagg.crypto import identity
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
+from lightsecagg.errors import CryptoError, RemoteProtocolError
+from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.protocol.messages import BufferAnnounced, Tag
+from lightsecagg.protocol.roster import Round
+from lightsecagg.protocol.settings import AllowList, Buffering
+
+_TAG = "buffered upload"
+_BUFFER = "buffer"
+
+
+def hash_upload(field: PrimeField, vector: Elements) -> bytes:
+    """What a tag says of the masked upload."""
+    return context_hash("masked upload", field.to_bytes(vector))
+
+
+def sign_tag(
+    key: IdentityKey,
+    context: bytes,
+    owner: int,
+    serial: int,
+    version: int,
+    model: bytes,
+    digest: bytes,
+) -> Tag:
+    """An owner's statement about its upload."""
+    signature = key.sign(_TAG, context, uint(owner), uint(serial), uint(version), model, digest)
+    return Tag(owner, serial, version, model, digest, signature)
+
+
+def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
+    """Raise `RemoteProtocolError` unless the tag is its owner's own, for this epoch."""
+    if tag.owner not in round_.positions:
+        raise RemoteProtocolError(f"the tag's owner, client {tag.owner}, is not on the roster")
+    if len(tag.model) != HASH_LENGTH or len(tag.digest) != HASH_LENGTH:
+        raise RemoteProtocolError(f"the tag of client {tag.owner} holds malformed hashes")
+    if min(tag.serial, tag.version) < 0:
+        raise RemoteProtocolError(f"the tag of client {tag.owner} holds a negative number")
+    try:
+        identity.verify(
+            f"client {tag.owner}",
+            allow_list[tag.owner],
+            tag.signature,
+            _TAG,
+            round_.context,
+            uint(tag.owner),
+            uint(tag.serial),
+            uint(tag.version),
+            tag.model,
+            tag.digest,
+        )
+    except CryptoError as error:
+        raise RemoteProtocolError(f"tag of client {tag.owner} refused: {error}") from error
+
+
+def sign_buffer(key: IdentityKey, context: bytes, buffer: BufferAnnounced) -> bytes:
+    """Consent to a buffer (agree step)."""
+    return key.sign(_BUFFER, context, uint(buffer.time), hash_tags(buffer.tags))
+
+
+def check_buffer_signature(
+    allow_list: AllowList, context: bytes, buffer: BufferAnnounced, client: int, signature: bytes
+) -> None:
+    """Raise `CryptoError` unless `client` signed this buffer of the epoch C1."""
+    identity.verify(
+        f"client {client}",
+        allow_list[client],
+        signature,
+        _BUFFER,
+        context,
+        uint(buffer.time),
+        hash_tags(buffer.tags),
+    )
+
+
+def hash_tags(tags: tuple[Tag, ...]) -> bytes:
+    """One hash for a list of tags."""
+    parts: list[bytes] = []
+    for tag in tags:
+        parts += [uint(tag.owner), uint(tag.serial), uint(tag.version), tag.model, tag.digest]
+    return context_hash("tags", *parts)
+
+
+def buffer_weights(round_: Round, buffering: Buffering, buffer: BufferAnnounced) -> tuple[int, ...]:
+    """The weights of a buffer in the order of its tags, if it is acceptable at all (S09).
+
+    Signatures and shares are checked elsewhere.
+    """
+    owners = [tag.owner for tag in buffer.tags]
+    least, most = round_.settings.parameters.privacy + 2, buffering.max_updates
+    if any(second <= first for first, second in pairwise(owners)):
+        raise RemoteProtocolError("a buffer lists its owners once each, in increasing order")
+    if not least <= len(owners) <= most:
+        raise RemoteProtocolError(
+            f"a buffer of {len(owners)} updates is refused: it must have T + 2 = {least} to "
+            f"K_max = {most} owners"
+        )
+    for tag in buffer.tags:
+        if not 0 <= buffer.time - tag.version <= buffering.table.max_staleness:
+            raise RemoteProtocolError(
+                f"the update of client {tag.owner} is {buffer.time - tag.version} buffers stale; "
+                f"allowed are 0 to tau_max = {buffering.table.max_staleness}"
+            )
+    weights = buffering.weights(buffer.time, (tag.version for tag in buffer.tags))
+    if max(weights) > buffering.max_ratio * min(weights):
+        raise RemoteProtocolError(
+            f"weights from {min(weights)} to {max(weights)} exceed the ratio "
+            f"R = {buffering.max_ratio}: the sum would hardly hide the heavy ones"
+        )
+    if buffering.strict and min(Counter(weights).values()) < least:
+        raise RemoteProtocolError(
+            f"strict mode: fewer than T + 2 = {least} owners share a weight, so the low bits of "
+            "the sum would tell something about them"
+        )
+    return weights

@@ -1,0 +1,399 @@
+"""LightSecAgg's client in the buffered-asynchronous mode, Section 4.2 and Appendix F.
+
+Theory of operation. A client registers once per epoch (Opening, Advertise, Roster, as in a
+synchronous round); C1 and everybody's evaluation points then hold for the whole epoch. From then
+on four things go on at once:
+
+* stock: the client draws masks, numbered by a serial, and shares them ahead of time (`restock`);
+* work: whenever training is done, `set_input` masks the update with the oldest mask of the stock
+  and uploads it with a signed tag;
+* keeping: it keeps its peers' shares under (owner, serial). Serials of one owner only increase,
+  so a share that was used and is delivered again is refused;
+* answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
+  the shares: the answer is computed and the shares are forgotten in the same step in which the
+  buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
+
+A failed buffer is never formed again: its masks are burnt. A client that crashed has lost its
+shares and joins the next epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import (
+    CryptoError,
+    DecodeError,
+    InputRefused,
+    LocalProtocolError,
+    MaskAlreadyUsed,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.masks.one_shot_recovery import aggregate_shares
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import (
+    buffer_weights,
+    check_buffer_signature,
+    check_tag,
+    hash_upload,
+    sign_buffer,
+    sign_tag,
+)
+from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.mask_sharing import (
+    check_share_elements,
+    check_share_length,
+    draw_mask,
+    share_elements,
+)
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    BufferAnnounced,
+    BufferAnswer,
+    BufferCertificate,
+    BufferedUpload,
+    BufferRefusal,
+    BufferSignature,
+    Message,
+    Opening,
+    Roster,
+    SealedShare,
+    UploadDropped,
+)
+from lightsecagg.protocol.roster import Round, accept_roster, sign_keys
+from lightsecagg.protocol.rounding import uniform_words
+from lightsecagg.protocol.settings import Buffering, Policy, ProtocolName, Settings
+from lightsecagg.protocol.share_exchange import Share, open_share, seal_share
+
+
+@dataclass(frozen=True, slots=True)
+class KeptShare:
+    """A peer's share that waits for its buffer."""
+
+    share: Share = field(repr=False)
+    arrived: int
+    """The time of the last buffer before the share came; it expires by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """The one buffer that this client has signed or answered for, at its time."""
+
+    buffer: BufferAnnounced
+    answer: Elements = field(repr=False)
+    signature: bytes | None
+    """None in honest-but-curious mode, where the answer goes out at once."""
+    released: bool
+    """Whether the answer has left."""
+
+
+class AsyncLightSecAggClient:
+    """One client of asynchronous LightSecAgg in one epoch; see the theory of operation."""
+
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger | None = None,
+        entropy: Entropy = system_entropy,
+    ) -> None:
+        if client not in policy.allow_list or policy.allow_list[client] != identity.public:
+            raise ParameterError(f"client {client} is not on the allow-list with this identity")
+        if policy.protocols != (ProtocolName.LIGHTSECAGG,) or policy.buffering is None:
+            raise ParameterError("asynchronous LightSecAgg needs a policy with buffering")
+        self.client = client
+        self.ledger = Ledger(entropy) if ledger is None else ledger
+        self.refused_shares: dict[tuple[int, int], str] = {}
+        """(owner, serial) of shares that did not open, and why."""
+        self._identity = identity
+        self._policy = policy
+        self._buffering: Buffering = policy.buffering
+        self._entropy = entropy
+        self._closed: str | None = None
+        self._settings: Settings | None = None
+        self._key: AgreementKey | None = None
+        self._advertise: Advertise | None = None
+        self._round: Round | None = None
+        self._next_serial = 0
+        self._stock: dict[int, Elements] = {}
+        self._kept: dict[tuple[int, int], KeptShare] = {}
+        self._last_serial: dict[int, int] = {}
+        self._uploads: dict[int, bytes] = {}  # serial -> fingerprint of the update
+        self._outstanding: set[int] = set()  # serials that wait for their buffer
+        self._time = -1
+        self._consent: Consent | None = None
+
+    @property
+    def stock(self) -> int:
+        """How many shared masks are ready; an upload takes one."""
+        return len(self._stock)
+
+    @property
+    def time(self) -> int:
+        """The time of the last buffer that this client has signed or answered for."""
+        return self._time
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message; see `ClientParty.receive`."""
+        if sender != SERVER:
+            raise RemoteProtocolError(f"client {self.client} only listens to the server")
+        if self._closed is not None:
+            if isinstance(message, AbortRound):
+                return []
+            raise RemoteProtocolError(
+                f"{type(message).__name__} refused: the epoch is over for client {self.client}"
+            )
+        try:
+            return self._take(message)
+        except (CryptoError, DecodeError, ParameterError) as error:
+            raise RemoteProtocolError(f"{type(message).__name__} refused: {error}") from error
+
+    def restock(self, count: int = 1) -> list[Output]:
+        """Draw and share `count` more masks, ahead of time."""
+        round_ = self._registered()
+        if count < 1 or self.stock + len(self._outstanding) + count > self._buffering.stock:
+            raise LocalProtocolError(
+                f"{self.stock} masks are ready and {len(self._outstanding)} in use; peers keep at "
+                f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
+            )
+        outputs: list[Output] = []
+        for _ in range(count):
+            serial = self._next_serial
+            self._next_serial += 1
+            shared = draw_mask(round_, self.client, serial, self._entropy)
+            self._stock[serial] = shared.mask
+            self._kept[self.client, serial] = KeptShare(shared.own, self._time)
+            self._last_serial[self.client] = serial
+            assert self._key is not None  # noqa: S101 - registered
+            outputs += [
+                Send(SERVER, seal_share(round_, self._key, self.client, share, serial))
+                for share in shared.outgoing
+            ]
+        return outputs
+
+    def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
+        """Mask and upload an update that was trained from the model of time `version`.
+
+        Takes the oldest mask of the stock; call `restock` first if there is none.
+        """
+        round_ = self._registered()
+        settings = round_.settings
+        if update.vector.shape != (settings.dimension,):
+            raise InputRefused(
+                f"the update has shape {update.vector.shape}, this epoch sums vectors of "
+                f"{settings.dimension} entries"
+            )
+        if not self._stock:
+            raise LocalProtocolError("no shared mask is ready; call restock first")
+        fingerprint = self.ledger.fingerprint(update)
+        self.ledger.check_unspent(fingerprint)
+        if fingerprint in self._uploads.values():
+            raise MaskAlreadyUsed("this update is already uploaded, under another mask")
+        self.ledger.check_attempts(model, self._policy.max_attempts)
+        settings.quantizer.check(update.vector, update.samples)
+        serial = min(self._stock)
+        masked = settings.quantizer.quantise_and_mask(
+            update.vector,
+            uniform_words(update.vector.size, self._entropy),
+            self._stock.pop(serial),
+            update.samples,
+        )
+        self._uploads[serial] = fingerprint
+        self._outstanding.add(serial)
+        self.ledger.count_upload(model)
+        digest = hash_upload(settings.field, masked)
+        tag = sign_tag(self._identity, round_.context, self.client, serial, version, model, digest)
+        return [Send(SERVER, BufferedUpload(tag, masked))]
+
+    def abort(self, reason: str) -> None:
+        """The epoch is over for this client; all secrets are forgotten (S07)."""
+        self._closed = reason
+        self._key = None
+        self._stock, self._kept, self._consent = {}, {}, None
+
+    def __repr__(self) -> str:
+        return f"AsyncLightSecAggClient(client={self.client}, time={self._time})"
+
+    # -- registration ------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> list[Output]:
+        match message:
+            case Opening():
+                return self._on_opening(message)
+            case Roster():
+                return self._on_roster(message)
+            case SealedShare():
+                return self._on_share(message)
+            case BufferAnnounced():
+                return self._on_buffer(message)
+            case BufferCertificate():
+                return self._on_certificate(message)
+            case UploadDropped():
+                # The mask stays used: the server may yet put the upload into a buffer.
+                self._outstanding.discard(message.serial)
+                return []
+            case AbortRound():
+                self.abort(message.reason)
+                return [RoundAborted(message.reason)]
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not for a client")
+
+    def _on_opening(self, message: Opening) -> list[Output]:
+        if self._settings is not None:
+            if message.settings != self._settings.to_bytes() or self._advertise is None:
+                raise RemoteProtocolError("the server opened two epochs at once with this client")
+            return [Send(SERVER, self._advertise)]
+        settings = Settings.from_bytes(message.settings)
+        self._policy.check(settings)
+        self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        self._settings, self._key = settings, AgreementKey.generate(self._entropy)
+        keys = (self._key.public,)
+        signature = sign_keys(self._identity, settings.context, self.client, keys)
+        self._advertise = Advertise(keys, signature)
+        return [Send(SERVER, self._advertise)]
+
+    def _on_roster(self, message: Roster) -> list[Output]:
+        if self._settings is None or self._advertise is None or self._round is not None:
+            raise RemoteProtocolError("one roster per epoch, after the keys are advertised")
+        allow_list, keys = self._policy.allow_list, self._advertise.keys
+        self._round = accept_roster(self._settings, allow_list, message, self.client, keys)
+        return [NeedInput()]
+
+    def _registered(self) -> Round:
+        if self._closed is not None:
+            raise LocalProtocolError(f"the epoch is over for client {self.client}: {self._closed}")
+        if self._round is None:
+            raise LocalProtocolError(f"client {self.client} is not registered yet")
+        return self._round
+
+    # -- keeping shares ----------------------------------------------------------------------
+
+    def _on_share(self, message: SealedShare) -> list[Output]:
+        """Keep a peer's share; one that does not open is simply not kept."""
+        if self._round is None or self._key is None:
+            raise RemoteProtocolError("a share arrived before the roster")
+        round_, owner, serial = self._round, message.owner, message.serial
+        if (
+            message.recipient != self.client
+            or owner == self.client
+            or owner not in round_.positions
+        ):
+            raise RemoteProtocolError(
+                f"a share from client {owner} to client {message.recipient} is not for "
+                f"client {self.client}"
+            )
+        if serial <= self._last_serial.get(owner, -1):
+            raise RemoteProtocolError(
+                f"share {serial} of client {owner} is refused: serials only increase and "
+                f"{self._last_serial[owner]} was seen; a used share must not come back"
+            )
+        try:
+            check_share_length(round_.settings, message.kind, message.length)
+            plaintext = open_share(round_, self._key, self.client, message)
+            check_share_elements(round_.settings, message.kind, plaintext)
+        except CryptoError as error:
+            self.refused_shares[owner, serial] = str(error)
+            return []
+        self._last_serial[owner] = serial
+        self._kept[owner, serial] = KeptShare((message.kind.value, plaintext), self._time)
+        self._cap_stock_of(owner)
+        return []
+
+    def _cap_stock_of(self, owner: int) -> None:
+        serials = sorted(serial for holder, serial in self._kept if holder == owner)
+        for serial in serials[: -self._buffering.stock]:
+            del self._kept[owner, serial]
+
+    def _expire(self) -> None:
+        lifetime = self._buffering.share_lifetime
+        for mask, kept in list(self._kept.items()):
+            if self._time - kept.arrived > lifetime:
+                del self._kept[mask]
+                if mask[0] == self.client:
+                    self._stock.pop(mask[1], None)
+                    self._outstanding.discard(mask[1])
+
+    # -- answering ---------------------------------------------------------------------------
+
+    def _on_buffer(self, message: BufferAnnounced) -> list[Output]:
+        if self._round is None:
+            raise RemoteProtocolError("a buffer was announced before the roster")
+        if self._consent is not None and message == self._consent.buffer:
+            return self._reply(self._consent)
+        if message.time <= self._time:
+            raise RemoteProtocolError(
+                f"a buffer of time {message.time} is refused: this client has consented to "
+                f"another of time {self._time}; answering both would reveal a client's model"
+            )
+        weights = buffer_weights(self._round, self._buffering, message)
+        for tag in message.tags:
+            check_tag(self._round, self._policy.allow_list, tag)
+        missing = tuple(
+            tag.owner for tag in message.tags if (tag.owner, tag.serial) not in self._kept
+        )
+        if missing:
+            return [Send(SERVER, BufferRefusal(message.time, missing))]
+        self._consent = self._burn(self._round, message, weights)
+        return self._reply(self._consent)
+
+    def _burn(self, round_: Round, buffer: BufferAnnounced, weights: tuple[int, ...]) -> Consent:
+        """Compute the answer, forget the shares and spend the own update, in one step."""
+        shares = [
+            share_elements(
+                round_, tag.owner, tag.serial, self.client, self._kept[tag.owner, tag.serial].share
+            )
+            for tag in buffer.tags
+        ]
+        answer = aggregate_shares(round_.settings.field, shares, weights)
+        for tag in buffer.tags:
+            del self._kept[tag.owner, tag.serial]
+            if tag.owner == self.client:
+                self._outstanding.discard(tag.serial)
+                self.ledger.spend(self._uploads[tag.serial])
+        self._time = buffer.time
+        self._expire()
+        malicious = round_.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        signature = sign_buffer(self._identity, round_.context, buffer) if malicious else None
+        return Consent(buffer, answer, signature, released=not malicious)
+
+    def _reply(self, consent: Consent) -> list[Output]:
+        if consent.released:
+            return [Send(SERVER, BufferAnswer(consent.buffer.time, consent.answer))]
+        assert consent.signature is not None  # noqa: S101 - unreleased means signed
+        return [Send(SERVER, BufferSignature(consent.buffer.time, consent.signature))]
+
+    def _on_certificate(self, message: BufferCertificate) -> list[Output]:
+        consent, round_ = self._consent, self._round
+        if consent is None or round_ is None or message.time != consent.buffer.time:
+            raise RemoteProtocolError(
+                f"a certificate for time {message.time}, for which this client signed nothing"
+            )
+        if consent.released:
+            return self._reply(consent)
+        valid: set[int] = set()
+        for client, signature in message.signatures:
+            if client not in round_.positions or client in valid:
+                raise RemoteProtocolError(
+                    f"the certificate names client {client}, a stranger or for a second time"
+                )
+            check_buffer_signature(
+                self._policy.allow_list, round_.context, consent.buffer, client, signature
+            )
+            valid.add(client)
+        quorum = round_.settings.parameters.quorum
+        if len(valid) < quorum:
+            raise RemoteProtocolError(
+                f"the certificate has {len(valid)} signatures, m = {quorum} are needed"
+            )
+        self._consent = Consent(consent.buffer, consent.answer, consent.signature, released=True)
+        return self._reply(self._consent)

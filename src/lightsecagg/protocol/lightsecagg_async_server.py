@@ -1,0 +1,467 @@
+"""LightSecAgg's server in the buffered-asynchronous mode, Section 4.2 and Appendix F.3.
+
+Theory of operation. After registration (one roster per epoch) the server relays stock, collects
+uploads, and whenever K distinct owners have one waiting it flushes:
+
+    collect    uploads wait, oldest first; at K owners, or on `flush`, a buffer of time t is formed
+    agree      malicious-server mode: m signatures on (C1, t, tags)
+    recover    U answers decode the weighted sum of the masks in one shot; `BufferAggregate`
+
+While a buffer is in flight, uploads go on waiting for the next. A buffer that fails is never
+formed again, because its masks are burnt: its updates are lost, its owners train anew. The time
+goes up with every buffer, failed or not; the driver updates the model on `BufferAggregate`,
+
+    x <- x + eta_g * average,        see `Settings.buffer_average`      Eq. (35)-(37)
+
+and tells clients the time together with the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.errors import (
+    CryptoError,
+    LocalProtocolError,
+    ParameterError,
+    RecoveryError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.masks.one_shot_recovery import unmask
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import (
+    buffer_weights,
+    check_buffer_signature,
+    check_tag,
+    hash_upload,
+)
+from lightsecagg.protocol.interface import Phase, RoundAborted, Send
+from lightsecagg.protocol.mask_sharing import check_share_length
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    BufferAnnounced,
+    BufferAnswer,
+    BufferCertificate,
+    BufferedUpload,
+    BufferRefusal,
+    BufferSignature,
+    Member,
+    Message,
+    Opening,
+    Roster,
+    SealedShare,
+    UploadDropped,
+)
+from lightsecagg.protocol.recovery import decode_answers
+from lightsecagg.protocol.roster import Round, check_keys, fix_round
+from lightsecagg.protocol.settings import AllowList, Buffering, ProtocolName, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class BufferAggregate:
+    """The result of one buffer."""
+
+    time: int
+    total: Elements = field(repr=False)
+    """The weighted sum over F_q of the buffer's quantised updates."""
+    owners: tuple[int, ...]
+    weights: tuple[int, ...]
+    """w(t - t_i), by owner."""
+    responders: tuple[int, ...]
+    suspects: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFailed:
+    """A buffer was lost; its owners must train anew."""
+
+    time: int
+    owners: tuple[int, ...]
+    reason: str
+
+
+AsyncOutput = Send | BufferAggregate | BufferFailed | RoundAborted
+
+
+class AsyncLightSecAggServer:
+    """The server of asynchronous LightSecAgg in one epoch; see the theory of operation."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        allow_list: AllowList,
+        buffer_size: int,
+        invited: Iterable[int] | None = None,
+        entropy: Entropy = system_entropy,
+        spare_answers: int = 0,
+    ) -> None:
+        """`spare_answers`: wait for U + this many answers; one detects a liar, two name it."""
+        if settings.protocol is not ProtocolName.LIGHTSECAGG or settings.buffering is None:
+            raise ParameterError("asynchronous LightSecAgg needs settings with buffering")
+        if settings.allow_list != allow_list.digest:
+            raise ParameterError("the settings were made for another allow-list")
+        least = settings.parameters.privacy + 2
+        if not least <= buffer_size <= settings.buffering.max_updates:
+            raise ParameterError(
+                f"buffer size K = {buffer_size} must be T + 2 = {least} to K_max = "
+                f"{settings.buffering.max_updates}"
+            )
+        self.settings = settings
+        self.buffer_size = buffer_size
+        self.phase = Phase.ADVERTISE
+        self.time = 0
+        """t: the version of the current model, and the time of the next buffer."""
+        self.late_messages: Counter[str] = Counter()
+        self.refusals: dict[int, tuple[int, ...]] = {}
+        """Who refused the buffer in flight, and whose shares it lacks."""
+        self._allow_list = allow_list
+        self._buffering: Buffering = settings.buffering
+        self._entropy = entropy
+        self._spare = spare_answers
+        self._invited = tuple(allow_list.clients if invited is None else invited)
+        self._started = False
+        self._offline: set[int] = set()
+        self._keys: dict[int, Advertise] = {}
+        self._round: Round | None = None
+        self._bundles: dict[tuple[int, int], dict[int, SealedShare]] = {}
+        self._shared: dict[int, int] = {}  # owner -> last serial whose shares are complete
+        self._mailbox: dict[int, list[SealedShare]] = {}
+        self._waiting: list[BufferedUpload] = []
+        self._used: set[tuple[int, int]] = set()
+        self._buffer: BufferAnnounced | None = None
+        self._weights: tuple[int, ...] = ()
+        self._masked_sum: Elements | None = None
+        self._signatures: dict[int, bytes] = {}
+        self._answers: dict[int, Elements] = {}
+        if not settings.parameters.minimum <= len(self._invited) <= settings.parameters.clients:
+            raise ParameterError(
+                f"{len(self._invited)} clients are invited; these parameters take "
+                f"{settings.parameters.minimum} to N = {settings.parameters.clients}"
+            )
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Clients that the current phase still waits for; nobody while collecting."""
+        match self.phase:
+            case Phase.ADVERTISE:
+                waiting = set(self._invited) - set(self._keys)
+            case Phase.AGREE:
+                waiting = set(self._members) - set(self._signatures) - set(self.refusals)
+            case Phase.RECOVER:
+                waiting = set(self._members) - set(self._answers) - set(self.refusals)
+            case _:
+                waiting = set()
+        return frozenset(waiting - self._offline)
+
+    @property
+    def waiting(self) -> int:
+        """How many distinct owners have an upload waiting."""
+        return len({upload.tag.owner for upload in self._waiting})
+
+    def start(self) -> list[AsyncOutput]:
+        """Open the epoch."""
+        if self._started:
+            raise LocalProtocolError("the epoch was started already")
+        self._started = True
+        opening = Opening(self.settings.to_bytes())
+        return [Send(client, opening) for client in self._invited]
+
+    def receive(self, sender: int, message: Message) -> list[AsyncOutput]:
+        """Take a message from the client `sender`; see `ServerParty.receive`."""
+        if sender not in self._invited:
+            raise RemoteProtocolError(f"client {sender} was not invited to this epoch")
+        match message:
+            case Advertise() if self.phase is Phase.ADVERTISE:
+                outputs = self._on_advertise(sender, message)
+            case SealedShare() if sender in self._members:
+                outputs = self._on_share(sender, message)
+            case BufferedUpload() if sender in self._members:
+                outputs = self._on_upload(sender, message)
+            case BufferSignature() | BufferRefusal() | BufferAnswer() if sender in self._members:
+                outputs = self._on_reply(sender, message)
+            case Advertise():
+                self.late_messages["Advertise"] += 1
+                outputs = []
+            case _:
+                raise RemoteProtocolError(
+                    f"client {sender} sent {type(message).__name__} in phase {self.phase}"
+                )
+        return outputs + self._advance()
+
+    def drop(self, client: int) -> list[AsyncOutput]:
+        """The client is offline; what it has delivered stays."""
+        self._offline.add(client)
+        return self._advance()
+
+    def rejoin(self, client: int) -> list[AsyncOutput]:
+        """The client is back, with its memory: it gets what it missed."""
+        self._offline.discard(client)
+        missed = self._mailbox.pop(client, [])
+        outputs: list[AsyncOutput] = [
+            Send(client, share) for share in missed if (share.owner, share.serial) not in self._used
+        ]
+        if self._buffer is not None:
+            outputs.append(Send(client, self._buffer))
+        return outputs
+
+    def proceed(self) -> list[AsyncOutput]:
+        """The deadline of the current phase fired; nothing to do while collecting."""
+        match self.phase:
+            case Phase.ADVERTISE:
+                return self._close_advertise()
+            case Phase.AGREE:
+                return self._close_agree()
+            case Phase.RECOVER:
+                return self._close_recover()
+            case _:
+                return []
+
+    def flush(self) -> list[AsyncOutput]:
+        """Form a buffer now, with as many updates as wait, at most K."""
+        if self.phase is not Phase.UPLOAD:
+            raise LocalProtocolError(f"cannot flush in phase {self.phase}")
+        least = self.settings.parameters.privacy + 2
+        outputs = self._drop_stale()
+        if self.waiting < least:
+            raise LocalProtocolError(
+                f"{self.waiting} owners have an update waiting; clients accept T + 2 = {least}"
+            )
+        return outputs + self._announce()
+
+    # -- registration ------------------------------------------------------------------------
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return () if self._round is None else self._round.members
+
+    def _on_advertise(self, sender: int, message: Advertise) -> list[AsyncOutput]:
+        if sender in self._keys:
+            if message != self._keys[sender]:
+                raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
+            return []
+        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, 1)
+        self._keys[sender] = message
+        return []
+
+    def _close_advertise(self) -> list[AsyncOutput]:
+        least = self.settings.parameters.minimum
+        if len(self._keys) < least:
+            reason = f"only {len(self._keys)} clients registered, at least {least} are needed"
+            self.phase = Phase.DONE
+            told: list[AsyncOutput] = [Send(c, AbortRound(reason)) for c in self._invited]
+            return [*told, RoundAborted(reason)]
+        members = tuple(
+            Member(client, self._keys[client].keys, self._keys[client].signature)
+            for client in self._invited
+            if client in self._keys
+        )
+        roster = Roster(members)
+        self._round = fix_round(self.settings, self._allow_list, roster)
+        self.phase = Phase.UPLOAD
+        return [Send(client, roster) for client in self._members]
+
+    # -- stock -------------------------------------------------------------------------------
+
+    def _on_share(self, sender: int, message: SealedShare) -> list[AsyncOutput]:
+        if (
+            message.owner != sender
+            or message.recipient == sender
+            or message.recipient not in self._members
+        ):
+            raise RemoteProtocolError(
+                f"client {sender} sent a share from {message.owner} to {message.recipient}"
+            )
+        if message.serial <= self._shared.get(sender, -1):
+            self.late_messages["SealedShare"] += 1
+            return []
+        try:
+            check_share_length(self.settings, message.kind, message.length)
+        except CryptoError as error:
+            raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
+        unfinished = {serial for owner, serial in self._bundles if owner == sender}
+        if message.serial not in unfinished and len(unfinished) >= self._buffering.stock:
+            raise RemoteProtocolError(
+                f"client {sender} has {len(unfinished)} incomplete masks under way"
+            )
+        bundle = self._bundles.setdefault((sender, message.serial), {})
+        bundle.setdefault(message.recipient, message)
+        if len(bundle) < len(self._members) - 1:
+            return []
+        del self._bundles[sender, message.serial]
+        self._shared[sender] = message.serial
+        outputs: list[AsyncOutput] = []
+        for recipient, share in bundle.items():
+            if recipient in self._offline:
+                self._mailbox.setdefault(recipient, []).append(share)
+            else:
+                outputs.append(Send(recipient, share))
+        return outputs
+
+    # -- uploads and buffers -----------------------------------------------------------------
+
+    def _on_upload(self, sender: int, message: BufferedUpload) -> list[AsyncOutput]:
+        tag = message.tag
+        mask = (tag.owner, tag.serial)
+        if self._round is None or tag.owner != sender:
+            raise RemoteProtocolError(f"client {sender} uploaded under another's tag")
+        if mask in self._used:
+            return []
+        if tag.serial > self._shared.get(sender, -1):
+            raise RemoteProtocolError(f"client {sender} has not shared its mask {tag.serial}")
+        if message.vector.shape != (self.settings.length,):
+            raise RemoteProtocolError(
+                f"client {sender} uploaded {message.vector.size} elements instead of "
+                f"{self.settings.length}"
+            )
+        if tag.version > self.time:
+            raise RemoteProtocolError(f"client {sender} trained from a model of the future")
+        check_tag(self._round, self._allow_list, tag)
+        if hash_upload(self.settings.field, message.vector) != tag.digest:
+            raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
+        self._used.add(mask)
+        self._waiting.append(message)
+        return []
+
+    def _advance(self) -> list[AsyncOutput]:
+        if not self._started:
+            return []
+        if self.phase is Phase.ADVERTISE and not self.pending:
+            return self._close_advertise()
+        if self.phase is Phase.AGREE and self._agreed:
+            return self._close_agree() + self._advance()
+        if self.phase is Phase.RECOVER and self._enough_answers:
+            return self._close_recover() + self._advance()
+        if self.phase is Phase.UPLOAD and self.waiting >= self.buffer_size:
+            dropped = self._drop_stale()
+            if self.waiting >= self.buffer_size:
+                return dropped + self._announce()
+            return dropped
+        return []
+
+    def _drop_stale(self) -> list[AsyncOutput]:
+        oldest = self.time - self._buffering.table.max_staleness
+        stale = [upload.tag for upload in self._waiting if upload.tag.version < oldest]
+        self._waiting = [upload for upload in self._waiting if upload.tag.version >= oldest]
+        return [Send(tag.owner, UploadDropped(tag.serial)) for tag in stale]
+
+    def _announce(self) -> list[AsyncOutput]:
+        chosen: dict[int, BufferedUpload] = {}
+        for upload in self._waiting:
+            if len(chosen) < self.buffer_size:
+                chosen.setdefault(upload.tag.owner, upload)
+        uploads = [chosen[owner] for owner in sorted(chosen)]
+        self._waiting = [
+            upload for upload in self._waiting if chosen.get(upload.tag.owner) is not upload
+        ]
+        self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
+        assert self._round is not None  # noqa: S101 - uploads follow the roster
+        self._weights = buffer_weights(self._round, self._buffering, self._buffer)
+        self._masked_sum = self.settings.field.weighted_sum(
+            self._weights, [upload.vector for upload in uploads]
+        )
+        malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        self.phase = Phase.AGREE if malicious else Phase.RECOVER
+        online = [client for client in self._members if client not in self._offline]
+        return [Send(client, self._buffer) for client in online]
+
+    # -- agreement and recovery --------------------------------------------------------------
+
+    @property
+    def _agreed(self) -> bool:
+        return len(self._signatures) >= self.settings.parameters.quorum or not self.pending
+
+    @property
+    def _enough_answers(self) -> bool:
+        wanted = self.settings.parameters.survivors + self._spare
+        return len(self._answers) >= wanted or not self.pending
+
+    def _on_reply(
+        self, sender: int, message: BufferSignature | BufferRefusal | BufferAnswer
+    ) -> list[AsyncOutput]:
+        if self._buffer is None or self._round is None or message.time != self._buffer.time:
+            self.late_messages[type(message).__name__] += 1
+            return []
+        match message:
+            case BufferRefusal():
+                self.refusals.setdefault(sender, message.missing)
+            case BufferSignature():
+                try:
+                    check_buffer_signature(
+                        self._allow_list,
+                        self._round.context,
+                        self._buffer,
+                        sender,
+                        message.signature,
+                    )
+                except CryptoError as error:
+                    raise RemoteProtocolError(str(error)) from error
+                if self.phase is Phase.RECOVER and sender not in self._signatures:
+                    self._signatures[sender] = message.signature
+                    return [Send(sender, self._certificate())]
+                self._signatures[sender] = message.signature
+            case BufferAnswer():
+                if self.phase is not Phase.RECOVER:
+                    raise RemoteProtocolError(f"client {sender} answered before the agreement")
+                if message.vector.shape != (self.settings.share_length,):
+                    raise RemoteProtocolError(
+                        f"client {sender} answered with {message.vector.size} elements instead "
+                        f"of {self.settings.share_length}"
+                    )
+                self._answers.setdefault(sender, message.vector)
+        return []
+
+    def _certificate(self) -> BufferCertificate:
+        assert self._buffer is not None  # noqa: S101 - only asked for in flight
+        quorum = self.settings.parameters.quorum
+        return BufferCertificate(
+            self._buffer.time, tuple(sorted(self._signatures.items())[:quorum])
+        )
+
+    def _close_agree(self) -> list[AsyncOutput]:
+        quorum = self.settings.parameters.quorum
+        if len(self._signatures) < quorum:
+            return self._fail(
+                f"only {len(self._signatures)} clients signed, m = {quorum} are needed"
+            )
+        self.phase = Phase.RECOVER
+        certificate = self._certificate()
+        return [Send(client, certificate) for client in sorted(self._signatures)]
+
+    def _close_recover(self) -> list[AsyncOutput]:
+        assert self._round is not None  # noqa: S101 - in flight
+        assert self._buffer is not None  # noqa: S101
+        assert self._masked_sum is not None  # noqa: S101
+        try:
+            mask, suspects = decode_answers(self._round, self._answers, self._entropy)
+        except RecoveryError as error:
+            return self._fail(str(error))
+        aggregate = BufferAggregate(
+            time=self._buffer.time,
+            total=unmask(self.settings.field, self._masked_sum, mask),
+            owners=tuple(tag.owner for tag in self._buffer.tags),
+            weights=self._weights,
+            responders=tuple(sorted(self._answers)),
+            suspects=suspects,
+        )
+        self._end_buffer()
+        return [aggregate]
+
+    def _fail(self, reason: str) -> list[AsyncOutput]:
+        assert self._buffer is not None  # noqa: S101 - in flight
+        owners = tuple(tag.owner for tag in self._buffer.tags)
+        failed = BufferFailed(self._buffer.time, owners, reason)
+        self._end_buffer()
+        return [failed]
+
+    def _end_buffer(self) -> None:
+        self._buffer, self._masked_sum, self._weights = None, None, ()
+        self._signatures, self._answers, self.refusals = {}, {}, {}
+        self.time += 1
+        self.phase = Phase.UPLOAD
