@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.prg import (
+    BLOCK_WORDS,
     aes_ctr_keystream,
     derive_seed,
     draw_uniform,
@@ -60,7 +61,7 @@ def test_expand_equals_the_oracle(modulus: int, length: int) -> None:
 
 @pytest.mark.parametrize("modulus", [5, BABY_BEAR, DEFAULT_PRIME])
 def test_expand_equals_the_oracle_across_blocks(modulus: int) -> None:
-    length = 2 * 65536 + 12345
+    length = BLOCK_WORDS + 12345
     expected = oracle_sample(oracle_words(SEED), length, modulus)
     assert expand(SEED, length, modulus).tolist() == expected
 

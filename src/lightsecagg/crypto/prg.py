@@ -33,9 +33,9 @@ SEED_LENGTH: Final = KEY_LENGTH
 Keystream = Callable[[NDArray[np.uint32]], None]
 """Overwrites the given array with the next words of a stream."""
 
-BLOCK_WORDS: Final = 1 << 16
-"""256 KiB: enough to amortise the calls, little enough that a block is still in the second-level
-cache when its words are cut and compared."""
+BLOCK_WORDS: Final = 1 << 18
+"""1 MiB: enough to amortise the calls, little enough that a block is still in the cache when its
+words are cut and compared."""
 
 _ZEROS: Final = memoryview(bytes(4 * BLOCK_WORDS))
 
