@@ -48,11 +48,21 @@ def mask_vector(
     - `self_seed` is b_i; `pairwise_seeds` maps every neighbour j to a_ij.
     """
     field.check(x)
-    seeds = _Seeds()
-    seeds.plus.append(self_seed)
+    return field.add(x, client_mask(self_seed, pairwise_seeds, own_id, x.size, field))
+
+
+def client_mask(
+    self_seed: bytes,
+    pairwise_seeds: Mapping[int, bytes],
+    own_id: int,
+    length: int,
+    field: PrimeField,
+) -> Elements:
+    """x~_i - x_i: all that client i = `own_id` adds to its vector."""
+    seeds = _Seeds(plus=[self_seed])
     for peer, seed in pairwise_seeds.items():
         seeds.add(own_id, peer, seed)
-    return field.add(x, _sum_of_masks(seeds, x.size, field))
+    return _sum_of_masks(seeds, length, field)
 
 
 def self_masks(self_seeds: Iterable[bytes], length: int, field: PrimeField) -> Elements:

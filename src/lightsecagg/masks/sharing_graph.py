@@ -145,6 +145,17 @@ def find_graph_parameters(
     return GraphParameters(degree=N - 1, threshold=T + 1, is_complete=True)
 
 
+def leak_bound(clients: int, privacy: int, dropouts: int, degree: int, threshold: int) -> Fraction:
+    """Bound on the probability that a random graph with this (k, t) fails to protect somebody.
+
+    The two privacy events of `find_graph_parameters`: secrets and connectivity. Zero if t > T and
+    k > T + D, whatever the ring.
+    """
+    corrupt = _Hypergeometric(population=clients - 1, marked=privacy)
+    secrets = clients * corrupt.excess(degree, threshold)
+    return secrets + _disconnection_bound(clients, privacy + dropouts, degree)
+
+
 def _disconnection_bound(clients: int, removed: int, degree: int) -> Fraction:
     """Bound on the probability that a random Harary graph falls apart without `removed` clients."""
     gaps = 2 * (degree // 2)
@@ -165,6 +176,11 @@ class _Hypergeometric:
     def _ways(self, sample: int, count: int) -> int:
         """How many samples hold exactly `count` marked members."""
         return self._marked[count] * self._unmarked[sample - count]
+
+    def excess(self, sample: int, t: int) -> Fraction:
+        """P[at least t marked in the sample]."""
+        tail = sum(self._ways(sample, count) for count in range(t, sample + 1))
+        return Fraction(tail, comb(self._population, sample))
 
     def smallest_rare_excess(self, sample: int, limit: Fraction) -> int:
         """The smallest t such that P[at least t marked in the sample] < limit."""

@@ -43,7 +43,7 @@ class LightSecAggClient(RoundClient):
     def _check_plaintext(self, round_: Round, kind: ShareKind, plaintext: bytes) -> None:
         check_share_elements(round_.settings, kind, plaintext)
 
-    def _mask(self, round_: Round, secret: bytes, held: Mapping[int, Share]) -> Elements:
+    def _mask(self, round_: Round, secret: bytes, owners: tuple[int, ...]) -> Elements:
         return round_.settings.field.from_bytes(secret, round_.settings.length)
 
     def _after_upload(self, secret: bytes) -> bytes:

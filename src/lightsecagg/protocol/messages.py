@@ -115,13 +115,17 @@ class AbortRound(Control, frozen=True):
 
 
 class UnmaskingShares(Control, frozen=True):
-    """SecAgg: shares of the survivors' self-mask seeds and of the dropped clients' mask keys."""
+    """SecAgg: shares of the survivors' self-mask seeds and of the dropped clients' mask keys.
 
-    of_seeds: tuple[tuple[int, bytes], ...]
-    of_keys: tuple[tuple[int, bytes], ...]
+    No ids: the server knows from the upload's bitmap whose shares follow one another here.
+    """
+
+    of_seeds: bytes
+    """Field elements, 16 per share, in roster order of the shares' owners."""
+    of_keys: bytes
 
     def __repr__(self) -> str:
-        return f"UnmaskingShares({len(self.of_seeds)} of seeds, {len(self.of_keys)} of keys)"
+        return f"UnmaskingShares({len(self.of_seeds)} and {len(self.of_keys)} bytes)"
 
 
 @dataclass(frozen=True, slots=True)

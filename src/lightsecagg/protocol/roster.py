@@ -84,17 +84,14 @@ def accept_roster(
 ) -> Round:
     """The round that a roster fixes, if the client `own` may accept it (S02)."""
     members = [member.client for member in roster.members]
-    least, most = settings.parameters.minimum, settings.parameters.clients
+    least, most = settings.minimum, settings.parameters.clients
     if not least <= len(members) <= most:
         raise RemoteProtocolError(
             f"a roster of {len(members)} members is refused: it must have {least} to {most}"
         )
     if len(set(members)) != len(members):
         raise RemoteProtocolError("the roster names a client twice")
-    if roster.graph and settings.protocol is not ProtocolName.SECAGG_PLUS:
-        raise RemoteProtocolError(
-            f"the roster brings a sharing graph, but {settings.protocol} shares with everybody"
-        )
+    _check_graph(settings, roster)
     if own not in members:
         raise RemoteProtocolError(f"the roster does not name this client, {own}")
     if roster.members[members.index(own)].keys != own_keys:
@@ -108,6 +105,18 @@ def accept_roster(
                 settings, allow_list, member.client, member.keys, member.signature, len(own_keys)
             )
     return fix_round(settings, allow_list, roster)
+
+
+def _check_graph(settings: Settings, roster: Roster) -> None:
+    if settings.protocol is not ProtocolName.SECAGG_PLUS:
+        if roster.graph:
+            raise RemoteProtocolError(
+                f"the roster brings a sharing graph, but {settings.protocol} shares with everybody"
+            )
+    elif sorted(roster.graph) != list(range(len(roster.members))):
+        raise RemoteProtocolError(
+            f"the roster's ring is no permutation of its {len(roster.members)} positions"
+        )
 
 
 def fix_round(settings: Settings, allow_list: AllowList, roster: Roster) -> Round:

@@ -389,7 +389,7 @@ class RoundClient(ABC):
             raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
         self.state = msgspec.structs.replace(state, owners=message.owners)
         missing = [owner for owner in self._expected_owners(round_) if owner not in state.held]
-        if not self._enough_shares(round_, state.held):
+        if not self._enough_shares(round_, state.held, message.owners):
             self.abort(f"the shares of {len(missing)} peers are missing; too few are held here")
             return [Send(SERVER, Refusal(tuple(missing))), RoundAborted(self._closed_reason())]
         return self._upload_if_ready()
@@ -403,7 +403,7 @@ class RoundClient(ABC):
         dtype, data, samples = state.pending
         vector = np.frombuffer(data, dtype=dtype)
         fingerprint = self.ledger.fingerprint(Update(vector, samples))
-        mask = self._mask(round_, state.secret, state.held)
+        mask = self._mask(round_, state.secret, state.owners)
         masked = settings.quantizer.quantise_and_mask(
             vector, uniform_words(vector.size, self._entropy), mask, samples
         )
@@ -526,7 +526,7 @@ class RoundClient(ABC):
         _check_ids(survivors, round_, "survivor set")
         if self.client not in survivors:
             raise RemoteProtocolError("the survivor set lacks this client, which has uploaded")
-        least = round_.settings.parameters.minimum
+        least = round_.settings.minimum
         if len(survivors) < least:
             raise RemoteProtocolError(
                 f"a survivor set of {len(survivors)} is refused: a sum over fewer than "
@@ -547,9 +547,11 @@ class RoundClient(ABC):
     def _expected_owners(self, round_: Round) -> frozenset[int]:
         return self._peers(round_)
 
-    def _enough_shares(self, round_: Round, held: Mapping[int, Share]) -> bool:
+    def _enough_shares(
+        self, round_: Round, held: Mapping[int, Share], owners: tuple[int, ...]
+    ) -> bool:
         """Whether a survivor set could exist for which this client can answer."""
-        return len(held) >= round_.settings.parameters.minimum
+        return len(held) >= round_.settings.minimum
 
     def _after_upload(self, secret: bytes) -> bytes:
         """What is left of the secret when the masked update has been made."""
@@ -572,8 +574,8 @@ class RoundClient(ABC):
         """Raise `CryptoError` unless the opened share is well-formed."""
 
     @abstractmethod
-    def _mask(self, round_: Round, secret: bytes, held: Mapping[int, Share]) -> Elements:
-        """The mask of the upload."""
+    def _mask(self, round_: Round, secret: bytes, owners: tuple[int, ...]) -> Elements:
+        """The mask of the upload; `owners` are those whose shares are complete."""
 
     @abstractmethod
     def _answer(

@@ -29,6 +29,7 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
     CryptoError,
     LocalProtocolError,
+    NotEnoughAnswers,
     ParameterError,
     RecoveryError,
     RemoteProtocolError,
@@ -109,15 +110,15 @@ class RoundServer(ABC):
         self._check_invited()
 
     def _check_invited(self) -> None:
-        parameters = self.settings.parameters
+        least, most = self.settings.minimum, self.settings.parameters.clients
         if strangers := [c for c in self._invited if c not in self._allow_list]:
             raise ParameterError(f"clients {strangers} are invited but not on the allow-list")
         if len(set(self._invited)) != len(self._invited):
             raise ParameterError("a client is invited twice")
-        if not parameters.minimum <= len(self._invited) <= parameters.clients:
+        if not least <= len(self._invited) <= most:
             raise ParameterError(
                 f"{len(self._invited)} clients are invited; these parameters take "
-                f"{parameters.minimum} to N = {parameters.clients}"
+                f"{least} to N = {most}"
             )
 
     # -- the driver's side -------------------------------------------------------------------
@@ -309,11 +310,10 @@ class RoundServer(ABC):
     def _close_upload(self) -> list[Output]:
         if abort := self._too_few(len(self._uploads), "uploaded their masked updates"):
             return abort
-        survivors = self._choose_survivors()
-        if survivors is None:
-            return self._abort(
-                f"no survivor set has {self._needed_holders} members that hold all its shares"
-            )
+        try:
+            survivors = self._choose_survivors()
+        except RecoveryError as error:
+            return self._abort(str(error))
         self._survivors = survivors
         self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
         for client in list(self._uploads):
@@ -394,7 +394,7 @@ class RoundServer(ABC):
         return phase is not None and _ORDER.index(phase) < _ORDER.index(self.phase)
 
     def _too_few(self, count: int, what: str) -> list[Output]:
-        least = self.settings.parameters.minimum
+        least = self.settings.minimum
         if count >= least:
             return []
         return self._abort(f"only {count} clients {what}, at least {least} are needed")
@@ -410,14 +410,14 @@ class RoundServer(ABC):
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
         return [*outputs, RoundAborted(reason)]
 
-    def _choose_survivors(self) -> tuple[int, ...] | None:
+    def _choose_survivors(self) -> tuple[int, ...]:
         """U1: as many uploaders as possible such that enough of them hold all its shares.
 
         Normally all uploaders. An owner whose shares did not open at many peers is left out
         first; ties go to the higher id, so that the choice is a function of the uploads.
         """
         chosen = set(self._uploads)
-        while len(chosen) >= self.settings.parameters.minimum:
+        while len(chosen) >= self.settings.minimum:
             needed = {client: self._needs(client, chosen) for client in chosen}
             holders = [client for client in chosen if needed[client] <= self._held[client]]
             if len(holders) >= self._needed_holders:
@@ -426,7 +426,9 @@ class RoundServer(ABC):
                 owner for client in chosen for owner in needed[client] - self._held[client]
             )
             chosen.remove(max(missing, key=lambda owner: (missing[owner], owner)))
-        return None
+        raise NotEnoughAnswers(
+            f"no survivor set has {self._needed_holders} members that hold all its shares"
+        )
 
     def _needs(self, client: int, chosen: set[int]) -> set[int]:
         """Whose shares `client` must hold to answer for the survivors `chosen`."""

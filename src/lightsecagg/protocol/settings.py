@@ -29,6 +29,7 @@ from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
+from lightsecagg.masks.sharing_graph import leak_bound
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 
 MAX_LENGTH = 2**30 - 1
@@ -151,6 +152,7 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     max_samples: int
     scale: float
     buffering: Buffering | None
+    threshold: int
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Settings:
     """SecAgg+: the degree k of the sharing graph; 0 for the complete graph."""
     buffering: Buffering | None = None
     """The asynchronous mode's settings; `round` then numbers epochs, and `model` is zero."""
+    threshold: int = 0
+    """SecAgg+: how many of its neighbours rebuild a client's secret; 0 stands for U."""
 
     def __post_init__(self) -> None:
         for name in ("session", "allow_list", "model"):
@@ -193,8 +197,29 @@ class Settings:
             )
         if self.protocol is ProtocolName.SECAGG_PLUS:
             self._check_sparse_graph()
-        elif self.neighbours:
-            raise ParameterError("only secagg+ has a number of neighbours")
+        elif self.neighbours or self.threshold:
+            raise ParameterError("only secagg+ has neighbours and a threshold of its own")
+        if self.protocol in (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS):
+            self._check_secret_sharing()
+        malicious = self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        if self.protocol is ProtocolName.PLAIN and malicious:
+            raise ParameterError(
+                "plain summation protects from nobody: it has no malicious-server mode"
+            )
+
+    def _check_secret_sharing(self) -> None:
+        N, T, t = self.parameters.clients, self.parameters.privacy, self.parameters.survivors
+        if self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER and 2 * t <= N + T:
+            raise ParameterError(
+                f"{self.protocol} in malicious-server mode needs a threshold t with 2t > N + T, "
+                f"but t = {t}, N = {N}, T = {T}: a server that tells two halves of the clients "
+                "different stories could rebuild both secrets of one client; raise survivors"
+            )
+        if self.field.modulus <= 2**16:
+            raise ParameterError(
+                f"{self.protocol} shares its secrets in 16-bit limbs, which q = "
+                f"{self.field.modulus} cannot hold; take a modulus above 2^16"
+            )
 
     def _check_budget(self) -> None:
         if self.buffering is None:
@@ -226,11 +251,43 @@ class Settings:
                 f"secagg+ needs a number of neighbours k with 0 < k < N = "
                 f"{self.parameters.clients}, got {self.neighbours}"
             )
+        if not 0 < self.sharing_threshold <= self.neighbours:
+            raise ParameterError(
+                f"secagg+ needs a threshold t with 0 < t <= k = {self.neighbours}, got "
+                f"{self.sharing_threshold}: only a client's neighbours hold shares of its key"
+            )
 
     @property
     def field(self) -> PrimeField:
         """F_q"""
         return self.quantizer.field
+
+    @property
+    def minimum(self) -> int:
+        """The fewest clients that a roster or survivor set may hold.
+
+        SecAgg+ wants all N - D: that its graph stays connected was computed for D dropouts, and
+        a part that is cut off from the rest would be summed alone.
+        """
+        parameters = self.parameters
+        if self.protocol is ProtocolName.SECAGG_PLUS:
+            return max(parameters.minimum, parameters.clients - parameters.dropouts)
+        return parameters.minimum
+
+    @property
+    def sharing_threshold(self) -> int:
+        """SecAgg's t: how many shares rebuild a secret."""
+        return self.threshold or self.parameters.survivors
+
+    def degree(self, members: int) -> int:
+        """With how many peers each of so many clients shares and masks.
+
+        SecAgg+: k, and one more if k and the members are odd, because no such graph exists.
+        """
+        if self.protocol is not ProtocolName.SECAGG_PLUS:
+            return members - 1
+        degree = min(self.neighbours, members - 1)
+        return degree + degree * members % 2
 
     @property
     def length(self) -> int:
@@ -279,6 +336,7 @@ class Settings:
                 max_samples=quantizer.max_samples,
                 scale=quantizer.scale,
                 buffering=self.buffering,
+                threshold=self.threshold,
             )
         )
 
@@ -320,6 +378,7 @@ class Settings:
             model=fields.model,
             neighbours=fields.neighbours,
             buffering=fields.buffering,
+            threshold=fields.threshold,
         )
         if settings.to_bytes() != data:
             raise DecodeError("malformed settings: not in their one canonical form")
@@ -370,6 +429,9 @@ class Policy:
     """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
     max_attempts: int = 2
     """How often this client uploads an update trained from one and the same global model."""
+    graph_security: int = 40
+    """SecAgg+: sigma; a random sharing graph may fail to protect with probability 2^-sigma.
+    Zero accepts every graph, for benchmarks on made-up data only."""
 
     def check(self, settings: Settings) -> None:
         """Raise `RemoteProtocolError` unless a round with these settings is acceptable."""
@@ -401,6 +463,28 @@ class Policy:
             )
         if self.model is not None and settings.model != self.model:
             raise _refused("a global model other than the one this client was given")
+        self.check_graph(settings, parameters.clients)
+
+    def check_graph(self, settings: Settings, members: int) -> None:
+        """Refuse a sparse sharing graph that does not protect a roster of so many members."""
+        if settings.protocol is not ProtocolName.SECAGG_PLUS:
+            return
+        parameters = settings.parameters
+        absent = parameters.clients - members
+        bound = leak_bound(
+            clients=members,
+            privacy=parameters.privacy,
+            dropouts=max(0, parameters.dropouts - absent),
+            degree=settings.degree(members),
+            threshold=settings.sharing_threshold,
+        )
+        if self.graph_security and bound * 2**self.graph_security >= 1:
+            raise _refused(
+                f"k = {settings.neighbours} neighbours and threshold t = "
+                f"{settings.sharing_threshold}, which leave some of {members} clients unprotected "
+                f"with a probability of up to {min(1.0, float(bound)):.2g}, this client allows "
+                f"2^-{self.graph_security}; see find_graph_parameters"
+            )
 
 
 def _refused(what: str) -> RemoteProtocolError:
