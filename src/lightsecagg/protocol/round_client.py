@@ -150,6 +150,8 @@ class Answered(State, frozen=True):
     roster: Roster
     survivors: tuple[int, ...]
     answer: bytes
+    signature: bytes
+    """Consent to the survivors, to be repeated; empty where none was asked for."""
 
 
 class Closed(State, frozen=True):
@@ -167,6 +169,7 @@ TRANSITIONS: dict[tuple[type, type], str] = {
     (Advertised, Roster): "_on_roster",
     (Sharing, SealedShare): "_on_share",
     (Sharing, SharesClosed): "_on_shares_closed",
+    (Uploaded, SharesClosed): "_on_repeated_close",
     (Uploaded, SurvivorSet): "_on_survivors",
     (Signed, SurvivorSet): "_on_repeated_survivors",
     (Signed, Certificate): "_on_certificate",
@@ -394,6 +397,12 @@ class RoundClient(ABC):
             return [Send(SERVER, Refusal(tuple(missing))), RoundAborted(self._closed_reason())]
         return self._upload_if_ready()
 
+    def _on_repeated_close(self, message: SharesClosed) -> list[Output]:
+        """A server that resumes after a crash says again what it had said."""
+        if message.owners != self._in(Uploaded).owners:
+            raise RemoteProtocolError("the server closed sharing twice, with different owners")
+        return []
+
     def _upload_if_ready(self) -> list[Output]:
         state = self._in(Sharing)
         if state.pending is None or state.owners is None:
@@ -450,8 +459,10 @@ class RoundClient(ABC):
                 "a second, different survivor set in one round is refused: answering both would "
                 "reveal a client's model"
             )
-        if isinstance(state, Signed):
+        if state.signature:
             return [Send(SERVER, SurvivorSignature(state.signature))]
+        if isinstance(state, Signed):
+            raise AssertionError("a signed state holds its signature")
         return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
 
     def _on_certificate(self, message: Certificate) -> list[Output]:
@@ -488,7 +499,8 @@ class RoundClient(ABC):
         round_ = self._round(state)
         answer = self._answer(round_, state.secret, state.held, state.owners, survivors)
         packed = self._pack_answer(round_, answer)
-        self.state = Answered(state.settings, state.roster, survivors, packed)
+        signature = state.signature if isinstance(state, Signed) else b""
+        self.state = Answered(state.settings, state.roster, survivors, packed, signature)
         return [Send(SERVER, answer)]
 
     # -- helpers -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class RoundServer(ABC):
         self._started = False
         self._gone: set[int] = set()
         self._keys: dict[int, Advertise] = {}
+        self._roster: Roster | None = None
         self._round: Round | None = None
         self._bundles: dict[int, dict[int, SealedShare]] = {}
         self._complete: list[int] = []
@@ -121,7 +122,60 @@ class RoundServer(ABC):
                 f"{least} to N = {most}"
             )
 
+    @classmethod
+    def resume(
+        cls,
+        settings: Settings,
+        allow_list: AllowList,
+        roster: Roster,
+        owners: Iterable[int],
+        entropy: Entropy = system_entropy,
+        uploads: MutableMapping[int, Elements] | None = None,
+    ) -> Self:
+        """A server that crashed after sharing was closed, back in the upload phase (R31).
+
+        * `roster` and `owners` are what it had announced. Then hand it every upload that it had
+          acknowledged (`receive`) and, if it had announced U1, call `proceed`: U1 is a function
+          of the uploads, so it comes out the same; check that it does.
+        """
+        members = [member.client for member in roster.members]
+        server = cls(settings, allow_list, members, entropy, uploads)
+        server._started = True
+        server._roster = roster
+        server._round = fix_round(settings, allow_list, roster)
+        server._complete = list(owners)
+        server.phase = Phase.UPLOAD
+        return server
+
     # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def roster(self) -> Roster | None:
+        """What `resume` needs, once it is announced."""
+        return self._roster
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Whose shares are complete."""
+        return tuple(sorted(self._complete))
+
+    def request_for(self, client: int) -> list[Output]:
+        """What the current phase asks of this client, again: for one that has reconnected.
+
+        Sharing cannot be resumed: shares that were under way may be lost in both directions.
+        """
+        if self.phase is Phase.ADVERTISE:
+            return [Send(client, Opening(self.settings.to_bytes()))]
+        if self.phase is Phase.UPLOAD and client in self._complete:
+            return [Send(client, SharesClosed(self.owners))]
+        if self.phase is Phase.AGREE and client in self._survivors:
+            return [Send(client, SurvivorSet(self._survivors))]
+        if self.phase is Phase.RECOVER and client in self._survivors:
+            again: list[Output] = [Send(client, SurvivorSet(self._survivors))]
+            if self._signatures:
+                again.append(Send(client, self._certificate()))
+            return again
+        return []
 
     @property
     def pending(self) -> frozenset[int]:
@@ -246,6 +300,7 @@ class RoundServer(ABC):
             if client in self._keys
         )
         roster = Roster(members, self._make_graph(len(members)))
+        self._roster = roster
         self._round = fix_round(self.settings, self._allow_list, roster)
         self._bundles = {client: {} for client in self._members}
         self.phase = Phase.SHARE
@@ -278,8 +333,7 @@ class RoundServer(ABC):
         if abort := self._too_few(len(self._complete), "shared their masks"):
             return abort
         self.phase = Phase.UPLOAD
-        owners = tuple(sorted(self._complete))
-        closed = SharesClosed(owners)
+        closed = SharesClosed(self.owners)
         late = AbortRound("the shares of this client were not complete in time")
         return [
             Send(client, closed if client in self._complete else late) for client in self._members
@@ -350,8 +404,12 @@ class RoundServer(ABC):
                 f"m = {quorum} are needed"
             )
         self.phase = Phase.RECOVER
-        certificate = Certificate(tuple(sorted(self._signatures.items())[:quorum]))
+        certificate = self._certificate()
         return [Send(client, certificate) for client in self._survivors]
+
+    def _certificate(self) -> Certificate:
+        quorum = self.settings.parameters.quorum
+        return Certificate(tuple(sorted(self._signatures.items())[:quorum]))
 
     def _on_answer(self, sender: int, message: Message) -> list[Output]:
         if sender not in self._survivors:
