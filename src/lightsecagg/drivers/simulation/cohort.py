@@ -1,0 +1,81 @@
+"""N simulated clients with their identities and ledgers, which they keep from round to round."""
+
+from __future__ import annotations
+
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.crypto.transcript import HASH_LENGTH, uint
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.params import Parameters
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.registry import PARTIES
+from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
+
+
+class Cohort:
+    """The clients of one simulated federation; their ids are 0, ..., N - 1."""
+
+    def __init__(
+        self,
+        protocol: ProtocolName,
+        parameters: Parameters,
+        quantizer: Quantizer,
+        dimension: int,
+        neighbours: int = 0,
+    ) -> None:
+        self.protocol = protocol
+        self.parameters = parameters
+        self.quantizer = quantizer
+        self.dimension = dimension
+        self.neighbours = neighbours
+        self.clients = range(parameters.clients)
+        self._identities = [IdentityKey.generate() for _ in self.clients]
+        self.allow_list = AllowList({c: key.public for c, key in enumerate(self._identities)})
+        self._ledgers = [Ledger() for _ in self.clients]
+        self._session = draw(system_entropy, HASH_LENGTH)
+        self._round = 0
+        self.settings()  # refuse what cannot work now, not in the first round
+
+    def next_round(self) -> Settings:
+        """The settings of a new round, for a new global model."""
+        self._round += 1
+        return self.settings()
+
+    def settings(self) -> Settings:
+        """The settings of the current round."""
+        return Settings(
+            protocol=self.protocol,
+            parameters=self.parameters,
+            quantizer=self.quantizer,
+            dimension=self.dimension,
+            session=self._session,
+            round=self._round,
+            allow_list=self.allow_list.digest,
+            model=hash_model(uint(self._round)),
+            neighbours=self.neighbours,
+        )
+
+    def server(self, settings: Settings) -> RoundServer:
+        """The server of a round."""
+        return PARTIES[self.protocol][1](settings, self.allow_list)
+
+    def client(self, client: int, settings: Settings, entropy: Entropy) -> RoundClient:
+        """A client's party in a round."""
+        return self.party(PARTIES[self.protocol][0], client, settings, entropy)
+
+    def party(
+        self, kind: type[RoundClient], client: int, settings: Settings, entropy: Entropy
+    ) -> RoundClient:
+        """A client's party of another class, such as one that takes short cuts."""
+        policy = Policy(
+            allow_list=self.allow_list,
+            session=self._session,
+            privacy=self.parameters.privacy,
+            threat_model=self.parameters.threat_model,
+            protocols=(self.protocol,),
+            dimension=self.dimension,
+            model=settings.model,
+        )
+        return kind(client, self._identities[client], policy, self._ledgers[client], entropy)
