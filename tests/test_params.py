@@ -77,9 +77,11 @@ def test_S01_exactly_the_feasible_parameters_are_accepted(
         assert feasible
 
 
-@given(st.integers(2, 300), st.integers(0, 300), st.integers(0, 300))
-def test_S01_quorums_overlap_in_an_honest_client(N: int, T: int, D: int) -> None:
-    assume(T + 2 * D < N and N - D >= T + 2)
+@given(st.data())
+def test_S01_quorums_overlap_in_an_honest_client(data: st.DataObject) -> None:
+    N = data.draw(st.integers(2, 300))
+    D = data.draw(st.integers(0, (N - 2) // 2))
+    T = data.draw(st.integers(0, min(N - 2 * D - 1, N - D - 2)))
     parameters = Parameters(N, T, D, threat_model=MALICIOUS)
     m = parameters.quorum
     assert 2 * m - N > T  # two quorums share more than T clients

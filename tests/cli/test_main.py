@@ -1,11 +1,18 @@
+"""The command table: lazy, complete, and honest about version and usage errors."""
+
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
+import pytest
+import typer
 from typer.testing import CliRunner
 
+from lightsecagg import __version__
 from lightsecagg.cli.main import COMMANDS, app
+from lightsecagg.field import kernels
 
 
 def test_help_lists_every_command_without_loading_it() -> None:
@@ -32,3 +39,21 @@ def test_a_command_and_its_subcommand_run() -> None:
 
 def test_an_unknown_command_is_a_usage_error() -> None:
     assert CliRunner().invoke(app, ["nonsense"]).exit_code == 2
+
+
+@pytest.mark.parametrize("module", [module for module, _ in COMMANDS.values()])
+def test_every_command_of_the_table_exists(module: str) -> None:
+    assert isinstance(importlib.import_module(module).app, typer.Typer)
+
+
+def test_version_names_the_active_kernels(backend: str) -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"lightsecagg {__version__} ({backend} kernels)\n"
+    assert kernels.backend() == backend
+
+
+def test_no_command_at_all_shows_the_help() -> None:
+    result = CliRunner().invoke(app, [])
+    assert "Usage" in result.output
+    assert all(name in result.output for name in COMMANDS)

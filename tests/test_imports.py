@@ -1,0 +1,134 @@
+"""What importing the package costs, that it needs no extra, and what no module may import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightsecagg
+
+SOURCE = Path(lightsecagg.__file__).parent
+EXTRAS = (
+    "flwr",
+    "google.protobuf",
+    "grpc",
+    "matplotlib",
+    "PIL",
+    "prometheus_client",
+    "pydantic",
+    "scipy",
+    "sklearn",
+    "torch",
+)
+COMMAND_LINE = ("click", "rich", "typer")
+CORE = ("errors", "params", "field", "crypto", "masks", "protocol")
+
+
+def modules(layer: str) -> list[str]:
+    """The names of all modules of a layer, found as files."""
+    root = SOURCE / layer
+    files = sorted(root.rglob("*.py")) if root.is_dir() else [SOURCE / f"{layer}.py"]
+    return [
+        ".".join(("lightsecagg", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for file in files
+    ]
+
+
+def loaded_by(statements: str, unwanted: tuple[str, ...]) -> list[str]:
+    """Which of the unwanted modules a fresh interpreter has loaded after the statements."""
+    program = f"import sys\n{statements}\nprint(*[m for m in {unwanted!r} if m in sys.modules])"
+    return run(program).splitlines()[-1].split()
+
+
+def run(program: str) -> str:
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_comparison_would_see_an_extra() -> None:
+    assert loaded_by("import pydantic", EXTRAS) == ["pydantic"]
+
+
+def test_importing_the_package_loads_no_extra_and_no_command_line() -> None:
+    assert loaded_by("import lightsecagg", (*EXTRAS, *COMMAND_LINE)) == []
+
+
+def test_all_modules_from_protocol_down_load_no_extra_and_no_command_line() -> None:
+    names = [name for layer in CORE for name in modules(layer)]
+    assert "lightsecagg.masks.one_shot_recovery" in names
+    assert "lightsecagg.field" in names
+    assert loaded_by(f"import {', '.join(names)}", (*EXTRAS, *COMMAND_LINE)) == []
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_the_command_line_starts_without_extras(argument: str) -> None:
+    """As if none were installed: importing one fails."""
+    program = f"""
+import sys
+for name in {EXTRAS!r}:
+    sys.modules[name] = None
+from lightsecagg.cli.main import main
+sys.argv = ["lightsecagg", {argument!r}]
+main()
+"""
+    assert "lightsecagg" in run(program)
+
+
+# -- S21: nothing that can run code is ever used to read data ------------------------------------
+
+EXECUTING_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
+EXECUTING_CALLS = {"eval", "exec", "torch.load", "np.load", "numpy.load"}
+# Opens a published data set from a local file with an unpickler that resolves no name.
+EXCEPTIONS = {("training/datasets/cifar.py", "pickle")}
+
+
+def executing_uses(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names} & EXECUTING_MODULES
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module.split(".")[0]} & EXECUTING_MODULES
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            safe = any(
+                keyword.arg == "allow_pickle" and ast.unparse(keyword.value) == "False"
+                for keyword in node.keywords
+            )
+            if name in EXECUTING_CALLS and not safe:
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", {"pickle"}),
+        ("from yaml import load", {"yaml"}),
+        ("x = eval('1')", {"eval"}),
+        ("torch.load(f)", {"torch.load"}),
+        ("np.load(f)", {"np.load"}),
+        ("np.load(f, allow_pickle=True)", {"np.load"}),
+        ("np.load(f, allow_pickle=False)", set()),
+        ("model.eval()", set()),
+        ("json.load(f)", set()),
+    ],
+)
+def test_S21_the_static_ban_sees_what_it_bans(source: str, found: set[str]) -> None:
+    assert executing_uses(source) == found
+
+
+def test_S21_nothing_that_runs_code_reads_data() -> None:
+    uses = {
+        (file.relative_to(SOURCE).as_posix(), use)
+        for file in SOURCE.rglob("*.py")
+        for use in executing_uses(file.read_text("utf-8"))
+    }
+    assert uses <= EXCEPTIONS
