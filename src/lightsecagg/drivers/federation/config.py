@@ -1,0 +1,254 @@
+"""The configuration of the server and client programs: TOML, environment, flags.
+
+    lightsecagg server --config server.toml --set rounds.number=20
+    LIGHTSECAGG_SERVER__ADDRESS=0.0.0.0:9000 lightsecagg server --config server.toml
+
+The file is read first; an environment variable LIGHTSECAGG_<TABLE>__<KEY> overrides it, `--set
+table.key=value` overrides both. Every key is documented here and shown by `--print-config`; an
+unknown key is an error. Relative paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.settings import ProtocolName
+
+ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
+
+
+class Table(BaseModel):
+    """Base of the tables: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FederationTable(Table):
+    """[federation] what all its parties share."""
+
+    session: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """32 bytes in hex that name this federation."""
+    allow_list: Path
+    """The signed list of client identities."""
+    authority: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Ed25519 public key, in hex, that must have signed the allow-list."""
+
+
+class TlsTable(Table):
+    """[tls] mutual TLS; the certificate's identity is the sender's id."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    """Plaintext. Only accepted on loopback addresses; for laboratories."""
+
+
+class AggregationTable(Table):
+    """[aggregation] the protocol and its parameters; the server's choice, within client policy."""
+
+    protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+    threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    clients: int = Field(ge=2)
+    """N: how many clients are invited to a round, at most."""
+    privacy: int = Field(ge=0)
+    """T: how many clients may collude with the server."""
+    dropouts: int = Field(ge=0)
+    """D: how many may vanish, refuse or lie."""
+    survivors: int = Field(default=0, ge=0)
+    """U: answers needed; 0 for N - D. SecAgg's threshold t."""
+    share_mode: ShareMode = ShareMode.SEEDED
+    field: Literal["default", "paper"] = "default"
+    neighbours: int = Field(default=0, ge=0)
+    """SecAgg+: degree of the sharing graph; 0 for the finder's."""
+    bound: float = Field(default=1.0, gt=0)
+    """Largest entry of an update; larger ones are refused (or clipped by the client)."""
+    max_samples: int = Field(default=100_000, ge=1)
+    """Largest sample count of a client; larger ones count as this."""
+
+    @property
+    def modulus(self) -> int:
+        """q"""
+        return DEFAULT_MODULUS if self.field == "default" else PAPER_MODULUS
+
+
+class RoundsTable(Table):
+    """[rounds] how many, and how long each phase may take (seconds)."""
+
+    number: int = Field(default=10, ge=1)
+    min_clients: int = Field(default=0, ge=0)
+    """Fewest connected clients that start a round; 0 for N - D."""
+    wait_for_clients: float = Field(default=120.0, gt=0)
+    """How long to wait for `min_clients` before giving up."""
+    settle: float = Field(default=1.0, ge=0)
+    """Once `min_clients` are there, how long to wait for more, up to N."""
+    advertise: float = Field(default=30.0, gt=0)
+    share: float = Field(default=120.0, gt=0)
+    upload: float = Field(default=900.0, gt=0)
+    """Includes local training."""
+    agree: float = Field(default=30.0, gt=0)
+    recover: float = Field(default=120.0, gt=0)
+    grace: float = Field(default=5.0, ge=0)
+    """How long a disconnected client may take to come back before it counts as dropped."""
+    retries: int = Field(default=2, ge=0)
+    """How often an aborted round is tried again, with newly trained updates."""
+
+
+class TrainingTable(Table):
+    """[training] a PyTorch task; the same on the server and on every client."""
+
+    task: dict[str, Any] = Field(default_factory=lambda: {"task": "digits"})
+    """`TaskConfig`: task, clients, data_dir, partition, seed, ..."""
+    local: dict[str, Any] = Field(default_factory=dict)
+    """`LocalConfig`: epochs, batch_size, learning_rate, algorithm, ..."""
+    server: dict[str, Any] = Field(default_factory=dict)
+    """`ServerConfig`: algorithm, learning_rate, ... (server only)"""
+    seed: int = 0
+
+
+class VectorsTable(Table):
+    """[vectors] aggregation without training: sum (or average) plain vectors."""
+
+    dimension: int = Field(default=0, ge=0)
+    """Entries of a vector; a client takes it from its input."""
+    weighted: bool = False
+    """Average by sample counts instead of summing."""
+    input: Path | None = None
+    """Client: .npy, or .npz with `vector` and optionally `samples`."""
+    output: Path | None = None
+    """Server: where the result of each round is written, as .npz."""
+
+
+class ServerTable(Table):
+    """[server] where it listens and keeps its state."""
+
+    address: str = "127.0.0.1:7700"
+    state: Path = Path("state")
+    """Journal, checkpoints and reports."""
+    metrics_port: int | None = None
+    """Prometheus metrics and /health on 127.0.0.1; none if left out."""
+
+
+class ClientTable(Table):
+    """[client] who it is and what it demands."""
+
+    id: int = Field(ge=0)
+    identity: Path
+    """Its Ed25519 key."""
+    privacy: int = Field(default=1, ge=0)
+    """The least T that this client accepts."""
+    threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    """The weakest server that this client accepts to trust."""
+    protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    max_attempts: int = Field(default=2, ge=1)
+    """Uploads for one global model, at most."""
+    clip: bool = False
+    """Clip entries beyond the bound instead of refusing to upload."""
+    overlap: Literal["process", "thread", "off"] = "process"
+    """Where training runs while masks are encoded and shared; `off`: before it."""
+    reconnect: float = Field(default=120.0, gt=0)
+    """Seconds of failed reconnection after which the client gives up."""
+    trace: Path | None = None
+    """Demo only: write timings, and the plain update (!), into this folder."""
+
+
+class ServerConfig(Table):
+    """server.toml"""
+
+    federation: FederationTable
+    aggregation: AggregationTable
+    server: ServerTable = ServerTable()
+    rounds: RoundsTable = RoundsTable()
+    tls: TlsTable = TlsTable()
+    training: TrainingTable | None = None
+    vectors: VectorsTable | None = None
+
+
+class ClientConfig(Table):
+    """client.toml"""
+
+    federation: FederationTable
+    client: ClientTable
+    server: ServerTable = ServerTable()
+    tls: TlsTable = TlsTable()
+    training: TrainingTable | None = None
+    vectors: VectorsTable | None = None
+
+
+Config = TypeVar("Config", ServerConfig, ClientConfig)
+
+
+def load_config(
+    kind: type[Config],
+    path: Path,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, str] = os.environ,
+) -> Config:
+    """Read, override, validate; `ConfigurationError` names the key and what is allowed."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"no configuration file {path}; `lightsecagg provision` writes one"
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    for name, value in environment.items():
+        table, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and separator:
+            _override(document, f"{table}.{key}", value, name)
+    for item in overrides:
+        key, separator, value = item.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {item}: write table.key=value")
+        _override(document, key, value, f"--set {key}")
+    try:
+        config = kind.model_validate(document)
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {_explain(error)}") from error
+    return _anchor(config, path.resolve().parent)
+
+
+def _override(document: dict[str, Any], key: str, value: str, source: str) -> None:
+    *tables, last = key.split(".")
+    target = document
+    for table in tables:
+        target = target.setdefault(table, {})
+        if not isinstance(target, dict):
+            raise ConfigurationError(f"{source}: {table} is not a table")
+    target[last] = _parse(value)
+
+
+def _parse(value: str) -> Any:
+    """A TOML value, or the bare string."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(
+        f"[{'.'.join(str(part) for part in item['loc'])}] {item['msg']}" for item in error.errors()
+    )
+
+
+def _anchor(config: Config, folder: Path) -> Config:
+    """Paths relative to the configuration file become absolute."""
+
+    def anchored(table: Any) -> Any:
+        if not isinstance(table, BaseModel):
+            return folder / table if isinstance(table, Path) else table
+        changes = {name: anchored(getattr(table, name)) for name in type(table).model_fields}
+        return table.model_copy(update=changes)
+
+    result: Config = anchored(config)
+    return result

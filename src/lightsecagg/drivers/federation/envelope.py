@@ -1,0 +1,87 @@
+"""What travels between the federation's programs: control messages, and protocol messages by round.
+
+    0x00 | msgpack of one control message
+    0x01 | round u64, little-endian | a protocol message, as `protocol.wire` encodes it
+
+The round number lets both sides drop what belongs to a round that is over.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from lightsecagg.errors import DecodeError
+
+VERSION = 1
+_ROUND = struct.Struct("<BQ")
+
+
+class Control(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of the control messages."""
+
+
+class Hello(Control, frozen=True):
+    """C -> S, first on every stream."""
+
+    version: int
+    round: int
+    """The round whose party is still alive here; -1 for none."""
+
+
+class RoundModel(Control, frozen=True):
+    """S -> C: a round begins with this global model."""
+
+    round: int
+    model: bytes
+    """float32, little-endian; empty when vectors are aggregated without training."""
+
+    def __repr__(self) -> str:
+        return f"RoundModel(round={self.round}, {len(self.model)} bytes)"
+
+
+class UploadStored(Control, frozen=True):
+    """S -> C: the masked update is on disk."""
+
+    round: int
+
+
+class RoundOver(Control, frozen=True):
+    """S -> C: the round has ended."""
+
+    round: int
+    aborted: str | None = None
+
+
+class Goodbye(Control, frozen=True):
+    """S -> C: the federation is done, or cannot go on with this client."""
+
+    reason: str
+    finished: bool
+
+
+AnyControl = Hello | RoundModel | UploadStored | RoundOver | Goodbye
+_decoder = msgspec.msgpack.Decoder(AnyControl)
+
+
+def pack_control(message: AnyControl) -> bytes:
+    """A control message as bytes."""
+    return b"\x00" + msgspec.msgpack.encode(message)
+
+
+def pack_protocol(round_number: int, message: bytes) -> bytes:
+    """An encoded protocol message as bytes."""
+    return _ROUND.pack(1, round_number) + message
+
+
+def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
+    """A control message, or the round number and the encoded protocol message."""
+    if data[:1] == b"\x00":
+        try:
+            return _decoder.decode(memoryview(data)[1:])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DecodeError(f"malformed control message: {error}") from error
+    if data[:1] == b"\x01" and len(data) >= _ROUND.size:
+        return _ROUND.unpack_from(data)[1], memoryview(data)[_ROUND.size :]
+    raise DecodeError("neither a control nor a protocol message")
