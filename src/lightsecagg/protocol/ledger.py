@@ -17,9 +17,12 @@ from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import DecodeError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
 
+_KEY_LENGTH = 32
+
 
 class _Entries(msgspec.Struct):
     key: bytes
+    generation: int = 0
     last_round: int = -1
     spent: set[bytes] = set()
     attempts: dict[bytes, int] = {}
@@ -30,7 +33,21 @@ class Ledger:
 
     def __init__(self, entropy: Entropy = system_entropy) -> None:
         # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
-        self._entries = _Entries(key=draw(entropy, 32))
+        self._entries = _Entries(key=draw(entropy, _KEY_LENGTH))
+
+    @property
+    def generation(self) -> int:
+        """Counts the changes of this client's parties, over all rounds: never goes back."""
+        return self._entries.generation
+
+    @property
+    def last_round(self) -> int:
+        """The newest round that was opened; every older one is over. -1 before the first."""
+        return self._entries.last_round
+
+    def count_change(self) -> None:
+        """A party has changed: snapshots from before are now too old to resume from."""
+        self._entries.generation += 1
 
     def open_round(self, number: int, model: bytes, max_attempts: int) -> None:
         """Note that round `number` begins; refuse old rounds and too many attempts."""
@@ -52,11 +69,14 @@ class Ledger:
             )
 
     def fingerprint(self, update: Update) -> bytes:
-        """A keyed hash that tells updates apart and nothing else."""
-        vector = np.ascontiguousarray(update.vector)
+        """A keyed hash that tells updates apart and nothing else.
+
+        Precision, the sign of a zero and the sample count are left out: the same vector with
+        another weight is still the same update.
+        """
+        vector = np.asarray(update.vector).astype("<f8") + 0.0
         digest = hashlib.blake2b(key=self._entries.key, digest_size=32)
-        digest.update(f"{vector.dtype.str} {update.samples} ".encode())
-        digest.update(vector.data)
+        digest.update(np.ascontiguousarray(vector).data)
         return digest.digest()
 
     def check_unspent(self, fingerprint: bytes) -> None:
@@ -84,9 +104,12 @@ class Ledger:
         """The inverse of `to_bytes`."""
         ledger = cls.__new__(cls)
         try:
-            ledger._entries = msgspec.msgpack.decode(data, type=_Entries)
-        except msgspec.MsgspecError as error:
+            entries = msgspec.msgpack.decode(data, type=_Entries)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed ledger: {error}") from error
+        if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:
+            raise DecodeError("malformed ledger: a key or counter is out of range")
+        ledger._entries = entries
         return ledger
 
     def __repr__(self) -> str:

@@ -3,7 +3,8 @@
 Theory of operation. A client is always in one of the states below; each is frozen and holds only
 what later steps still need, so secrets leave with the transition that used them. The table
 `TRANSITIONS` names, for each state, the messages that it takes; every other message is refused
-and changes nothing.
+and changes nothing. A repeated message is answered with the same bytes or ignored, a late one is
+ignored and counted, and one that contradicts an earlier one is refused.
 
     Waiting      knows its identity, its policy and its ledger
     Advertised   has drawn fresh keys and signed them
@@ -19,9 +20,11 @@ methods at the end.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Self, TypeVar, get_args
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -30,9 +33,11 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.errors import (
     CryptoError,
     DecodeError,
+    FieldError,
     InputRefused,
     LocalProtocolError,
     MaskAlreadyUsed,
@@ -87,6 +92,9 @@ class State(msgspec.Struct, frozen=True, tag=True):
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return []  # rich, which draws tracebacks with local variables, asks for this instead
 
 
 S = TypeVar("S", bound=State)
@@ -167,12 +175,25 @@ TRANSITIONS: dict[tuple[type, type], str] = {
     (Waiting, Opening): "_on_opening",
     (Advertised, Opening): "_on_repeated_opening",
     (Advertised, Roster): "_on_roster",
+    (Sharing, Opening): "_on_repeated_opening",
+    (Sharing, Roster): "_on_repeated_roster",
     (Sharing, SealedShare): "_on_share",
     (Sharing, SharesClosed): "_on_shares_closed",
+    (Uploaded, Opening): "_on_repeated_opening",
+    (Uploaded, Roster): "_on_repeated_roster",
+    (Uploaded, SealedShare): "_on_late",
     (Uploaded, SharesClosed): "_on_repeated_close",
     (Uploaded, SurvivorSet): "_on_survivors",
+    (Signed, Opening): "_on_repeated_opening",
+    (Signed, Roster): "_on_repeated_roster",
+    (Signed, SealedShare): "_on_late",
+    (Signed, SharesClosed): "_on_repeated_close",
     (Signed, SurvivorSet): "_on_repeated_survivors",
     (Signed, Certificate): "_on_certificate",
+    (Answered, Opening): "_on_repeated_opening",
+    (Answered, Roster): "_on_repeated_roster",
+    (Answered, SealedShare): "_on_late",
+    (Answered, SharesClosed): "_on_late",
     (Answered, SurvivorSet): "_on_repeated_survivors",
     (Answered, Certificate): "_on_repeated_certificate",
     **{(state, AbortRound): "_on_abort" for state in get_args(AnyState)},
@@ -182,9 +203,11 @@ TRANSITIONS: dict[tuple[type, type], str] = {
 class _Snapshot(msgspec.Struct, frozen=True):
     protocol: ProtocolName
     client: int
-    generation: int
     state: AnyState
     ledger: bytes
+
+    def __repr__(self) -> str:
+        return f"_Snapshot(client={self.client}, state={self.state!r})"
 
 
 class RoundClient(ABC):
@@ -209,11 +232,12 @@ class RoundClient(ABC):
             raise ParameterError(f"{type(self).__name__} does not speak {', '.join(unknown)}")
         self.client = client
         self.state: AnyState = Waiting()
-        self.generation = 0
-        """Counts the calls that changed the state; a snapshot of an older one is refused."""
         self.ledger = Ledger(entropy) if ledger is None else ledger
         self.refused_shares: dict[int, str] = {}
         """Owners whose shares did not open, and why."""
+        self.late_messages: Counter[str] = Counter()
+        """Messages that came again or too late and were ignored, by type."""
+        self._process = os.getpid()
         self._identity = identity
         self._policy = policy
         self._entropy = entropy
@@ -226,19 +250,26 @@ class RoundClient(ABC):
         """Take a message; see `ClientParty.receive`."""
         if sender != SERVER:
             raise RemoteProtocolError(f"client {self.client} only listens to the server")
-        method = TRANSITIONS.get((type(self.state), type(message)))
+        self._check_process()
+        before = self.state
+        method = TRANSITIONS.get((type(before), type(message)))
         if method is None:
             raise RemoteProtocolError(self._unexpected(message))
+        if not isinstance(message, AbortRound):
+            self._check_newest_round()
         handler: Callable[[Message], list[Output]] = getattr(self, method)
         try:
             outputs = handler(message)
-        except (CryptoError, DecodeError, ParameterError) as error:
+        except (CryptoError, DecodeError, FieldError, ParameterError) as error:
+            self.state = before
             raise RemoteProtocolError(f"{type(message).__name__} refused: {error}") from error
-        self.generation += 1
+        if self.state is not before:
+            self.ledger.count_change()
         return outputs
 
     def set_input(self, update: Update) -> list[Output]:
         """Take the update that `NeedInput` asked for; see `ClientParty.set_input`."""
+        self._check_process()
         state = self.state
         if not isinstance(state, Sharing):
             raise LocalProtocolError(
@@ -250,6 +281,7 @@ class RoundClient(ABC):
                 "the input is already set: masking a second one with the same mask would reveal "
                 "their difference"
             )
+        self._check_newest_round()
         settings = self._settings(state.settings)
         if update.vector.shape != (settings.dimension,):
             raise InputRefused(
@@ -262,22 +294,26 @@ class RoundClient(ABC):
         vector = np.ascontiguousarray(update.vector)
         pending = (vector.dtype.str, vector.tobytes(), update.samples)
         self.state = msgspec.structs.replace(state, pending=pending)
-        self.generation += 1
+        self.ledger.count_change()
         return self._upload_if_ready()
 
     def abort(self, reason: str) -> None:
         """The driver gives this round up; all secrets are forgotten (S07)."""
         self.state = Closed(reason)
         self._round_cache = None
-        self.generation += 1
+        self.ledger.count_change()
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change, over all rounds of the ledger; see `restore`."""
+        return self.ledger.generation
 
     def snapshot(self) -> bytes:
         """The whole state, secrets included; see `ClientParty.snapshot`."""
-        return msgspec.msgpack.encode(
-            _Snapshot(
-                self.protocol[0], self.client, self.generation, self.state, self.ledger.to_bytes()
-            )
-        )
+        self._check_process()
+        stored = _Snapshot(self.protocol[0], self.client, self.state, self.ledger.to_bytes())
+        payload = msgspec.msgpack.encode(stored)
+        return context_hash("snapshot", payload) + payload
 
     @classmethod
     def restore(
@@ -293,21 +329,33 @@ class RoundClient(ABC):
         The driver keeps `generation` apart from the snapshot and raises it whenever outputs
         leave; a snapshot from before would make the client answer twice (S06).
         """
+        payload = snapshot[HASH_LENGTH:]
+        if snapshot[:HASH_LENGTH] != context_hash("snapshot", payload):
+            raise DecodeError("malformed snapshot: its checksum is wrong; it was cut or altered")
         try:
-            stored = msgspec.msgpack.decode(snapshot, type=_Snapshot)
-        except msgspec.MsgspecError as error:
+            stored = msgspec.msgpack.decode(payload, type=_Snapshot)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed snapshot: {error}") from error
         if stored.protocol != cls.protocol[0]:
             raise DecodeError(f"this is a snapshot of {stored.protocol}")
-        if stored.generation < generation:
+        ledger = Ledger.from_bytes(stored.ledger)
+        if ledger.generation < generation:
             raise MaskAlreadyUsed(
-                f"snapshot of generation {stored.generation} is older than {generation}: "
+                f"snapshot of generation {ledger.generation} is older than {generation}: "
                 "resuming from it could answer twice, which would reveal a client's model"
             )
-        ledger = Ledger.from_bytes(stored.ledger)
         party = cls(stored.client, identity, policy, ledger, entropy)
-        party.state, party.generation = stored.state, stored.generation
+        party.state = stored.state
+        if not isinstance(stored.state, Waiting | Closed):
+            # The policy may have changed since; the allow-list must not have.
+            policy.check(party._settings(stored.state.settings))
         return party
+
+    def __reduce__(self) -> NoReturn:
+        raise LocalProtocolError(
+            "a party is not copied or pickled: two copies could answer differently, which would "
+            "reveal a client's model; store snapshot() and restore it"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(client={self.client}, state={self.state!r})"
@@ -327,10 +375,14 @@ class RoundClient(ABC):
         return [Send(SERVER, advertise)]
 
     def _on_repeated_opening(self, message: Opening) -> list[Output]:
-        state = self._in(Advertised)
+        state = self.state
+        if isinstance(state, Waiting | Closed):
+            raise AssertionError("the transition table names no such state")
         if message.settings != state.settings:
             raise RemoteProtocolError("the server opened two rounds at once with this client")
-        return [Send(SERVER, state.advertise)]
+        if isinstance(state, Advertised):
+            return [Send(SERVER, state.advertise)]
+        return self._on_late(message)
 
     def _on_roster(self, message: Roster) -> list[Output]:
         state = self._in(Advertised)
@@ -353,19 +405,30 @@ class RoundClient(ABC):
         )
         return [*outputs, NeedInput()]
 
+    def _on_repeated_roster(self, message: Roster) -> list[Output]:
+        state = self.state
+        if not isinstance(state, Sharing | Uploaded | Signed | Answered):
+            raise AssertionError("the transition table names no other state")
+        if message != state.roster:
+            raise RemoteProtocolError(
+                "a second, different roster in one round is refused: shares for two rosters would "
+                "reveal this client's mask"
+            )
+        return self._on_late(message)
+
     def _on_share(self, message: SealedShare) -> list[Output]:
         """Open a peer's share; one that does not open is simply not held."""
         state = self._in(Sharing)
         round_ = self._round(state)
         if state.owners is not None:
-            raise RemoteProtocolError("a share arrived after the server had closed sharing")
+            return self._on_late(message)
         if message.recipient != self.client or message.owner not in self._peers(round_):
             raise RemoteProtocolError(
                 f"a share from client {message.owner} to client {message.recipient} "
                 f"is not for client {self.client}"
             )
         if message.owner in state.held:
-            return []
+            return self._on_late(message)
         try:
             if message.serial != 0:
                 raise CryptoError("a synchronous round has one mask per client, serial 0")
@@ -384,9 +447,7 @@ class RoundClient(ABC):
         state = self._in(Sharing)
         round_ = self._round(state)
         if state.owners is not None:
-            if message.owners == state.owners:
-                return []
-            raise RemoteProtocolError("the server closed sharing twice, with different owners")
+            return self._on_repeated_close(message)
         _check_ids(message.owners, round_, "owner list")
         if self.client not in message.owners:
             raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
@@ -399,9 +460,12 @@ class RoundClient(ABC):
 
     def _on_repeated_close(self, message: SharesClosed) -> list[Output]:
         """A server that resumes after a crash says again what it had said."""
-        if message.owners != self._in(Uploaded).owners:
+        state = self.state
+        if not isinstance(state, Sharing | Uploaded | Signed):
+            raise AssertionError("the transition table names no other state")
+        if message.owners != state.owners:
             raise RemoteProtocolError("the server closed sharing twice, with different owners")
-        return []
+        return self._on_late(message)
 
     def _upload_if_ready(self) -> list[Output]:
         state = self._in(Sharing)
@@ -489,6 +553,11 @@ class RoundClient(ABC):
         state = self._in(Answered)
         return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
 
+    def _on_late(self, message: Message) -> list[Output]:
+        """A message that has done its work before, or can no longer do it."""
+        self.late_messages[type(message).__name__] += 1
+        return []
+
     def _on_abort(self, message: AbortRound) -> list[Output]:
         if isinstance(self.state, Closed):
             return []
@@ -510,6 +579,24 @@ class RoundClient(ABC):
         if not isinstance(self.state, kind):
             raise AssertionError(f"expected {kind.__name__}, in {self.state!r}")
         return self.state
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise MaskAlreadyUsed(
+                "this party was copied by a fork: the copy and the original could answer "
+                "differently, which would reveal a client's model; restore a snapshot instead"
+            )
+
+    def _check_newest_round(self) -> None:
+        """Refuse to go on once a newer round was opened with the same ledger (S06, S07)."""
+        state = self.state
+        if isinstance(state, Waiting | Closed):
+            return
+        number = self._settings(state.settings).round
+        if number != self.ledger.last_round:
+            raise RemoteProtocolError(
+                f"round {number} is over: this client has opened round {self.ledger.last_round}"
+            )
 
     def _unexpected(self, message: Message) -> str:
         kind = type(message).__name__

@@ -24,6 +24,9 @@ class OutgoingShare(NamedTuple):
     kind: ShareKind
     plaintext: bytes
 
+    def __repr__(self) -> str:
+        return f"OutgoingShare(recipient={self.recipient}, kind={self.kind.name})"
+
 
 def seal_share(
     round_: Round, key: AgreementKey, owner: int, share: OutgoingShare, serial: int = 0
