@@ -86,6 +86,8 @@ class RoundServer(ABC):
             raise ParameterError(f"{type(self).__name__} does not speak {settings.protocol}")
         if settings.allow_list != allow_list.digest:
             raise ParameterError("the settings were made for another allow-list")
+        if uploads:
+            raise ParameterError("the mapping for the uploads holds those of another round")
         self.settings = settings
         self.phase = Phase.ADVERTISE
         self.late_messages: Counter[str] = Counter()
@@ -206,10 +208,13 @@ class RoundServer(ABC):
             raise LocalProtocolError("the round was started already")
         self._started = True
         opening = Opening(self.settings.to_bytes())
-        return [Send(client, opening) for client in self._invited]
+        outputs: list[Output] = [Send(client, opening) for client in self._invited]
+        return outputs + self._advance_if_complete()
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
+        if not self._started:
+            raise LocalProtocolError("start the round before delivering messages to it")
         if sender not in self._invited:
             raise RemoteProtocolError(f"client {sender} was not invited to this round")
         if self.phase is Phase.DONE or self._is_late(message):
@@ -234,6 +239,8 @@ class RoundServer(ABC):
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired."""
+        if not self._started:
+            raise LocalProtocolError("start the round before its first deadline")
         if self.phase is Phase.DONE:
             return []
         # Whoever is late now is out of this phase for good, though not of those before it.
@@ -304,7 +311,8 @@ class RoundServer(ABC):
         self._round = fix_round(self.settings, self._allow_list, roster)
         self._bundles = {client: {} for client in self._members}
         self.phase = Phase.SHARE
-        return [Send(client, roster) for client in self._members]
+        late = AbortRound("the keys of this client were not advertised in time")
+        return [Send(client, roster if client in self._keys else late) for client in self._invited]
 
     def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
         if sender not in self._bundles:
@@ -343,6 +351,8 @@ class RoundServer(ABC):
         if sender not in self._complete:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")
         if sender in self._uploads:
+            if not np.array_equal(self._uploads[sender], message.vector):
+                raise RemoteProtocolError(f"client {sender} uploaded two different vectors")
             return []
         size = len(self._members)
         if message.vector.shape != (self.settings.length,):
@@ -374,7 +384,11 @@ class RoundServer(ABC):
             del self._uploads[client]
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
-        return [Send(client, SurvivorSet(survivors)) for client in survivors]
+        # Who is left out hears of it, and can forget its secrets.
+        announced, left_out = SurvivorSet(survivors), AbortRound("the round goes on without it")
+        return [
+            Send(client, announced if client in survivors else left_out) for client in self.owners
+        ]
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
@@ -414,9 +428,13 @@ class RoundServer(ABC):
     def _on_answer(self, sender: int, message: Message) -> list[Output]:
         if sender not in self._survivors:
             raise RemoteProtocolError(f"client {sender} is not in the survivor set")
-        if sender not in self._answers:
-            self._check_answer(sender, message)
-            self._answers[sender] = message
+        known = self._answers.get(sender)
+        if known is not None:
+            if message != known:
+                raise RemoteProtocolError(f"client {sender} gave two different answers")
+            return []
+        self._check_answer(sender, message)
+        self._answers[sender] = message
         return []
 
     def _close_recover(self) -> list[Output]:
