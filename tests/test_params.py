@@ -45,6 +45,7 @@ MALICIOUS = ThreatModel.MALICIOUS_SERVER
         ({"modulus": -5}, "modulus q = -5 must be at least 3"),
         ({"modulus": 2}, "modulus q = 2 must be at least 3"),
         ({"modulus": 7}, "modulus q = 7 must exceed the number of clients N = 10"),
+        ({"clients": 7, "modulus": 7}, "modulus q = 7 must exceed the number of clients N = 7"),
         ({"threat_model": MALICIOUS, "privacy": 4, "dropouts": 3}, "needs T + 2D < N"),
         ({"threat_model": "nobody"}, "'nobody' is unknown; choose one of honest-but-curious"),
         ({"share_mode": "fast"}, "'fast' is unknown; choose one of paper, seeded"),

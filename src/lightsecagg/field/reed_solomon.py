@@ -35,20 +35,19 @@ def locate_errors(
     at = tuple(points)
     stop = (len(at) + dimension + 1) // 2
     everything = vanishing(field.modulus, at)
-    message, rest = _half_euclid(field, everything, interpolate(field, at, values), stop)
-    if rest.size or message.size > dimension:
+    message = _half_euclid(field, everything, interpolate(field, at, values), stop)
+    if message.size > dimension:
         return None
     true_values = evaluate(message, np.array(at, dtype=np.uint64), field.modulus)
     wrong = np.flatnonzero(true_values != values)
+    # Whatever the division left over: a codeword as near as this is the only one.
     if len(wrong) > (len(at) - dimension) // 2:
         return None
     return [int(k) for k in wrong]
 
 
-def _half_euclid(
-    field: PrimeField, high: Polynomial, low: Polynomial, degree: int
-) -> tuple[Polynomial, Polynomial]:
-    """Euclid on (high, low) until the degree falls below `degree`; then divide by the cofactor."""
+def _half_euclid(field: PrimeField, high: Polynomial, low: Polynomial, degree: int) -> Polynomial:
+    """Euclid on (high, low) until the degree falls below `degree`; then over the cofactor."""
     cofactor_high, cofactor_low = zero(), np.ones(1, dtype=np.uint64)
     while low.size - 1 >= degree:
         quotient, rest = divide(field, high, low)
@@ -58,4 +57,5 @@ def _half_euclid(
             cofactor_low,
             subtract(cofactor_high, product, field.modulus),
         )
-    return divide(field, low, cofactor_low)
+    quotient, _ = divide(field, low, cofactor_low)
+    return quotient
