@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import pickle
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from lightsecagg.errors import ConfigurationError, ParameterError
@@ -243,6 +247,21 @@ def test_files_that_are_no_cifar_batch_are_named(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="data_batch_1"):
         read_batch(path)
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+def test_S21_a_damaged_batch_either_parses_or_raises_our_error(data: st.DataObject) -> None:
+    raw = bytearray(python2_pickle(np.zeros((1, 3072), np.uint8), [0]))
+    structure = [place for place, byte in enumerate(raw) if byte]
+    for place in data.draw(st.lists(st.sampled_from(structure), min_size=1, max_size=3)):
+        raw[place] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "batch"
+        path.write_bytes(raw)
+        with contextlib.suppress(ConfigurationError):
+            images, _ = read_batch(path)
+            assert images.shape[1:] == (3, 32, 32)
 
 
 # --- LEAF ---------------------------------------------------------------------------------------

@@ -25,6 +25,16 @@ _CONTENTS = (
     "cifar-10-batches-py (data_batch_1 to data_batch_5 and test_batch), or data_batch_1.png to "
     "data_batch_5.png and test_batch.png with train_labels.json and test_labels.json"
 )
+# What unpickling, and taking apart what it returned, can raise on arbitrary bytes.
+_MALFORMED = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 _Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -82,7 +92,7 @@ def read_batch(path: Path) -> _Part:
         return images.reshape(-1, 3, 32, 32), as_labels(keys["labels"], str(path))
     except pickle.UnpicklingError as error:
         raise ConfigurationError(f"{path} is not a CIFAR-10 batch: {error}") from error
-    except (AttributeError, EOFError, IndexError, KeyError, TypeError, ValueError) as error:
+    except _MALFORMED as error:
         raise ConfigurationError(
             f"{path} is not a CIFAR-10 batch with 'data' and 'labels'; fetch it again"
         ) from error
@@ -124,7 +134,9 @@ def _inert_reconstruct(*_: object) -> _InertArray:
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
     """How Python 3 writes bytes at protocol 2: `_codecs.encode(text, 'latin1')`."""
-    return text.encode("latin-1") if encoding == "latin1" else b""
+    if encoding != "latin1":
+        raise ValueError(f"bytes encoded as {encoding!r}")
+    return text.encode("latin-1")
 
 
 class _CifarUnpickler(pickle.Unpickler):
