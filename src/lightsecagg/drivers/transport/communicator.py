@@ -80,9 +80,7 @@ class Stats:
     refused: Counter[str] = field(default_factory=Counter)
     """Why streams were refused, and how often."""
     handshakes: int = 0
-    """TLS handshakes that peers began; those that fail show nowhere else."""
-    connections: int = 0
-    """Connections that completed their handshake and asked for a stream."""
+    """TLS handshakes that peers began."""
 
     @property
     def total(self) -> Traffic:

@@ -19,6 +19,7 @@ Write = Callable[[bytes], Awaitable[None]]
 EndWriting = Callable[[], Awaitable[None]]
 
 CLOSED_HERE = "closed by this side"
+CLOSED_BY_PEER = "closed by the peer"
 LOST = "the connection was lost"
 
 
@@ -90,7 +91,8 @@ class Link:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if not task.cancelled():
+                    task.result()
         finally:
             self.cut(LOST)
             for task in tasks:
@@ -117,7 +119,7 @@ class Link:
             self.cut(str(error))
         else:
             inside = self._reassembler.inside_message
-            self.cut("the stream ended inside a message" if inside else "closed by the peer")
+            self.cut("the stream ended inside a message" if inside else CLOSED_BY_PEER)
 
     async def _read(self, read: Read) -> bytes | None:
         # Silence between messages is the protocol's business; silence inside one is a stall.
