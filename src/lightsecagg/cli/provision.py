@@ -1,0 +1,57 @@
+"""`lightsecagg provision`: the keys, certificates and configuration files of a new federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightsecagg.cli.output import print_json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def provision(
+    clients: Annotated[int, typer.Option(help="N: how many clients; their ids are 0 to N-1.")],
+    out: Annotated[Path, typer.Option(help="The directory to create.")],
+    privacy: Annotated[int | None, typer.Option(help="T: may collude. [default: N/4]")] = None,
+    dropouts: Annotated[int | None, typer.Option(help="D: may vanish. [default: N/4]")] = None,
+    task: Annotated[str, typer.Option(help="What to learn; see `lightsecagg task`.")] = "digits",
+    server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Create a federation: authority, certificates, identities, allow-list and configuration.
+
+    Keep DIR/authority offline. Give DIR/server to the server, DIR/clients/<id> to client <id>.
+    """
+    from lightsecagg.drivers.federation.provisioning import provision as create
+
+    made = create(
+        out,
+        clients,
+        privacy=privacy,
+        dropouts=dropouts,
+        task=task,
+        server_name=server_name,
+        port=port,
+        days=days,
+    )
+    if as_json:
+        print_json(
+            {
+                "directory": str(made.directory),
+                "session": made.session.hex(),
+                "authority": made.authority_key.hex(),
+                "server": str(made.server),
+                "clients": {str(client): str(path) for client, path in made.clients.items()},
+            }
+        )
+        return
+    typer.echo(f"Provisioned {clients} clients in {out}.")
+    typer.echo(f"  {out / 'authority'}: keep offline; it can admit clients")
+    typer.echo(f"  lightsecagg server --config {made.server}")
+    typer.echo(f"  lightsecagg client --config {made.clients[0]}  # and so on")

@@ -1,0 +1,309 @@
+"""Who may take part: certificates, identities and the signed allow-list of one federation.
+
+    DIR/authority/     ca.key ca.pem allow-list.key        keep offline; the server never sees it
+    DIR/server/        server.toml ca.pem server.pem server.key allow-list.json
+    DIR/clients/<id>/  client-<id>.toml ca.pem client.pem client.key identity.key allow-list.json
+
+In malicious-server mode a server that could issue certificates or edit the allow-list could fill
+a round with clients of its own. So the list is signed by a key of the authority, whose public part
+every client holds in its own configuration; the server passes nothing that clients trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.identity import IDENTITY_KEY_LENGTH, IdentityKey, verify
+from lightsecagg.crypto.transcript import HASH_LENGTH
+from lightsecagg.drivers.transport.certificates import Authority, Validity
+from lightsecagg.drivers.transport.tls import is_loopback
+from lightsecagg.errors import ConfigurationError, CryptoError, ParameterError
+from lightsecagg.params import Parameters, ThreatModel, check_integer
+from lightsecagg.protocol.settings import AllowList
+
+DEFAULT_PORT: Final = 7700
+_LABEL: Final = "signed allow-list"
+_VERSION: Final = 1
+
+_Table = dict[str, str | int]
+
+
+class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: int
+    key: str
+
+
+class _SignedAllowList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    session: str
+    clients: list[_Member]
+    signature: str
+
+
+def sign_allow_list(authority: IdentityKey, session: bytes, allow_list: AllowList) -> bytes:
+    """The allow-list of one session as a file that `load_allow_list` accepts."""
+    signed = _SignedAllowList(
+        version=_VERSION,
+        session=session.hex(),
+        clients=[_Member(client, allow_list[client].hex()) for client in allow_list.clients],
+        signature=authority.sign(_LABEL, session, allow_list.digest).hex(),
+    )
+    return msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n"
+
+
+def load_allow_list(path: Path, authority_key: bytes, session: bytes | None = None) -> AllowList:
+    """Read an allow-list, refusing one that the authority did not sign.
+
+    With `session`, also refuse a list that was signed for another federation.
+    """
+    try:
+        signed = msgspec.json.decode(_read(path), type=_SignedAllowList)
+        named = bytes.fromhex(signed.session)
+        members = [(member.id, bytes.fromhex(member.key)) for member in signed.clients]
+        signature = bytes.fromhex(signed.signature)
+    except ValueError as error:  # msgspec's errors are ValueErrors too
+        raise ConfigurationError(f"{path} is not an allow-list: {error}") from error
+    if signed.version != _VERSION:
+        raise ConfigurationError(
+            f"{path} has version {signed.version}, this release reads version {_VERSION}"
+        )
+    if len(dict(members)) != len(members):
+        raise ConfigurationError(f"{path} names a client twice")
+    try:
+        allow_list = AllowList(dict(members))
+        verify(
+            f"the authority of {path}", authority_key, signature, _LABEL, named, allow_list.digest
+        )
+    except (ParameterError, CryptoError) as error:
+        raise ConfigurationError(
+            f"{path} is refused: {error}; ask whoever provisioned the federation for the right file"
+        ) from error
+    if session is not None and named != session:
+        raise ConfigurationError(f"{path} was signed for another session than this configuration's")
+    return allow_list
+
+
+def load_identity(path: Path) -> IdentityKey:
+    """Read a client's identity key."""
+    try:
+        return IdentityKey(bytes.fromhex(_read(path).decode("ascii").strip()))
+    except (ValueError, CryptoError):
+        # The parser's message could quote the file, which is a secret.
+        raise ConfigurationError(
+            f"{path} holds no identity key: {2 * IDENTITY_KEY_LENGTH} hexadecimal digits"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """Where the files of a new federation are."""
+
+    directory: Path
+    session: bytes
+    authority_key: bytes
+    """Public: verifies the allow-list."""
+    server: Path
+    """server.toml"""
+    clients: Mapping[int, Path]
+    """id -> client-<id>.toml"""
+
+
+def provision(
+    directory: Path,
+    clients: int,
+    *,
+    privacy: int | None = None,
+    dropouts: int | None = None,
+    task: str = "digits",
+    server_name: str = "localhost",
+    port: int = DEFAULT_PORT,
+    days: int = 365,
+    entropy: Entropy = system_entropy,
+) -> Provisioned:
+    """Create a federation of clients 0..n-1 in a directory that must not exist, or be empty.
+
+    By default a quarter of the clients may collude with a malicious server, and a quarter vanish.
+    """
+    _check_arguments(directory, server_name, port, days)
+    parameters = _parameters(clients, privacy, dropouts)
+    session = draw(entropy, HASH_LENGTH)
+    signer = IdentityKey.generate(entropy)
+    identities = {client: IdentityKey.generate(entropy) for client in range(clients)}
+    allow_list = AllowList({client: key.public for client, key in identities.items()})
+    authority = Authority.create(Validity.for_days(days))
+    ca = authority.own_files()
+    shared = {
+        "ca.pem": ca.certificate,
+        "allow-list.json": sign_allow_list(signer, session, allow_list),
+    }
+    federation: _Table = {
+        "session": session.hex(),
+        "authority": signer.public.hex(),
+        "allow_list": "allow-list.json",
+    }
+    aggregation: _Table = {
+        "clients": clients,
+        "privacy": parameters.privacy,
+        "dropouts": parameters.dropouts,
+        "threat_model": parameters.threat_model,
+    }
+    training: _Table = {"task": task, "clients": clients}
+    listen, reach = _addresses(server_name, port)
+
+    def write_all(root: Path) -> None:
+        signing_key = _hex_line(signer.private_bytes())
+        _write(
+            root / "authority",
+            {"ca.pem": ca.certificate, "ca.key": ca.key, "allow-list.key": signing_key},
+        )
+        issued = authority.issue_server(server_name)
+        _write(
+            root / "server",
+            {
+                **shared,
+                "server.pem": issued.certificate,
+                "server.key": issued.key,
+                "server.toml": _toml(
+                    {
+                        "federation": federation,
+                        "aggregation": aggregation,
+                        "server": {"address": listen},
+                        "tls": _tls_table("server"),
+                        "training.task": training,
+                    }
+                ),
+            },
+        )
+        (root / "clients").mkdir(mode=0o700)
+        for client, identity in identities.items():
+            issued = authority.issue_client(client)
+            _write(
+                root / "clients" / str(client),
+                {
+                    **shared,
+                    "client.pem": issued.certificate,
+                    "client.key": issued.key,
+                    "identity.key": _hex_line(identity.private_bytes()),
+                    f"client-{client}.toml": _toml(
+                        {
+                            "federation": federation,
+                            "client": {
+                                "id": client,
+                                "identity": "identity.key",
+                                "privacy": parameters.privacy,
+                                "threat_model": parameters.threat_model,
+                            },
+                            "server": {"address": reach},
+                            "tls": _tls_table("client"),
+                            "training.task": training,
+                        }
+                    ),
+                },
+            )
+
+    _create(directory, write_all)
+    return Provisioned(
+        directory=directory,
+        session=session,
+        authority_key=signer.public,
+        server=directory / "server" / "server.toml",
+        clients={
+            client: directory / "clients" / str(client) / f"client-{client}.toml"
+            for client in identities
+        },
+    )
+
+
+def _parameters(clients: int, privacy: int | None, dropouts: int | None) -> Parameters:
+    """T and D for malicious-server mode: what was asked for, or a quarter of N each."""
+    check_integer("clients N", clients, 3)
+    T = max(1, clients // 4) if privacy is None else privacy
+    # T + 2D < N and N - D >= T + 2 bound D from above.
+    most = max(0, min((clients - T - 1) // 2, clients - T - 2))
+    D = min(clients // 4, most) if dropouts is None else dropouts
+    return Parameters(clients, T, D, threat_model=ThreatModel.MALICIOUS_SERVER)
+
+
+def _check_arguments(directory: Path, server_name: str, port: int, days: int) -> None:
+    if not 0 < port < 65536:
+        raise ParameterError(f"port {port} must be in [1, 65535]")
+    if not 0 < days <= 3650:
+        raise ParameterError(f"certificates are valid for 1 to 3650 days, not {days}")
+    if not server_name or not server_name.isascii() or any(c in server_name for c in ' "\\/\n'):
+        raise ParameterError(f"server name {server_name!r} is not a host name or address")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(
+            f"{directory} exists; its keys would be lost. Choose another directory or remove it"
+        )
+
+
+def _addresses(server_name: str, port: int) -> tuple[str, str]:
+    """Where the server listens, and where clients look for it."""
+    if is_loopback(server_name):
+        host = "127.0.0.1" if server_name == "localhost" else _bracketed(server_name)
+        return f"{host}:{port}", f"{host}:{port}"
+    return f"0.0.0.0:{port}", f"{_bracketed(server_name)}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _tls_table(name: str) -> _Table:
+    return {"ca": "ca.pem", "certificate": f"{name}.pem", "key": f"{name}.key"}
+
+
+def _toml(tables: Mapping[str, _Table]) -> bytes:
+    """Tables of strings and integers; a JSON string is a TOML string too."""
+    lines = ["# Paths are relative to this file.", ""]
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        lines.append("")
+    return "\n".join(lines).encode("ascii")
+
+
+def _hex_line(secret: bytes) -> bytes:
+    return secret.hex().encode("ascii") + b"\n"
+
+
+def _create(directory: Path, write_all: Callable[[Path], None]) -> None:
+    """Fill a draft beside the directory, then move it into place: all or nothing."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            write_all(draft)
+            draft.rename(directory)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # gone already, if all went well
+    except OSError as error:
+        raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def _write(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write files that only their owner can read, durably, into a new directory."""
+    directory.mkdir(mode=0o700)
+    for name, content in files.items():
+        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error

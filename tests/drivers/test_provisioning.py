@@ -1,0 +1,218 @@
+"""Provisioning: a complete, private, signed set of files; and refusals of anything tampered."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from lightsecagg.cli.main import app
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.provisioning import (
+    Provisioned,
+    load_allow_list,
+    load_identity,
+    provision,
+    sign_allow_list,
+)
+from lightsecagg.drivers.transport.tls import Credentials, client_of
+from lightsecagg.errors import ConfigurationError, ParameterError
+from lightsecagg.protocol.settings import AllowList
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+    return provision(tmp_path_factory.mktemp("made") / "federation", 4)
+
+
+def test_layout_and_modes_keep_secrets_with_their_owner(made: Provisioned) -> None:
+    names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*")}
+    client_files = {"ca.pem", "client.pem", "client.key", "identity.key", "allow-list.json"}
+    expected = {"authority", "server", "clients"}
+    expected |= {f"authority/{name}" for name in ("ca.key", "ca.pem", "allow-list.key")}
+    expected |= {
+        f"server/{name}"
+        for name in ("server.toml", "ca.pem", "server.pem", "server.key", "allow-list.json")
+    }
+    for client in range(4):
+        expected.add(f"clients/{client}")
+        expected |= {f"clients/{client}/{name}" for name in client_files}
+        expected.add(f"clients/{client}/client-{client}.toml")
+    assert names == expected
+    for path in (made.directory, *made.directory.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    # What can admit clients is nowhere but in authority/.
+    secrets = [
+        (made.directory / "authority" / name).read_bytes() for name in ("ca.key", "allow-list.key")
+    ]
+    for path in made.directory.rglob("*"):
+        if path.is_file() and path.parent.name != "authority":
+            assert not any(secret.strip() in path.read_bytes() for secret in secrets)
+
+
+def test_every_party_gets_certificates_that_the_others_accept(made: Provisioned) -> None:
+    server = made.server.parent
+    Credentials.load(server / "ca.pem", server / "server.pem", server / "server.key").check_server()
+    for client, config in made.clients.items():
+        folder = config.parent
+        files = (folder / "ca.pem", folder / "client.pem", folder / "client.key")
+        Credentials.load(*files).check_client(client)
+        certificate = x509.load_pem_x509_certificate((folder / "client.pem").read_bytes())
+        assert client_of(certificate) == client
+
+
+def test_configuration_files_are_what_server_and_client_read(made: Provisioned) -> None:
+    config = pytest.importorskip("lightsecagg.drivers.federation.config")
+    server = config.load_config(config.ServerConfig, made.server, environment={})
+    assert server.server.address == "127.0.0.1:7700"
+    aggregation = server.aggregation
+    assert (aggregation.clients, aggregation.privacy, aggregation.dropouts) == (4, 1, 1)
+    for client, path in made.clients.items():
+        own = config.load_config(config.ClientConfig, path, environment={})
+        assert own.client.id == client
+        assert own.client.privacy == 1
+        assert own.server.address == server.server.address
+        assert bytes.fromhex(own.federation.session) == made.session
+        authority = bytes.fromhex(own.federation.authority)
+        allow_list = load_allow_list(own.federation.allow_list, authority, made.session)
+        assert allow_list.clients == (0, 1, 2, 3)
+        assert allow_list[client] == load_identity(own.client.identity).public
+        Credentials.load(own.tls.ca, own.tls.certificate, own.tls.key).check_client(client)
+
+
+def test_two_federations_share_nothing(made: Provisioned, tmp_path: Path) -> None:
+    other = provision(tmp_path / "other", 4)
+    assert other.session != made.session
+    assert other.authority_key != made.authority_key
+    with pytest.raises(ConfigurationError, match="does not verify"):
+        load_allow_list(other.server.parent / "allow-list.json", made.authority_key)
+
+
+def test_S24_server_cannot_change_the_allow_list(made: Provisioned, tmp_path: Path) -> None:
+    genuine = json.loads((made.server.parent / "allow-list.json").read_text())
+    intruder = IdentityKey.generate().public.hex()
+
+    def refused(change: dict[str, object], reason: str) -> None:
+        path = tmp_path / "allow-list.json"
+        path.write_text(json.dumps(genuine | change))
+        with pytest.raises(ConfigurationError, match=reason):
+            load_allow_list(path, made.authority_key, made.session)
+
+    clients = genuine["clients"]
+    refused({"clients": [*clients, {"id": 9, "key": intruder}]}, "does not verify")
+    refused({"clients": [{"id": 0, "key": intruder}, *clients[1:]]}, "does not verify")
+    refused({"clients": clients[1:]}, "does not verify")
+    refused({"clients": [*clients, clients[0]]}, "names a client twice")
+    refused({"clients": [*clients, {"id": 9, "key": clients[0]["key"]}]}, "share an identity key")
+    refused({"session": "00" * 32}, "does not verify")
+    refused({"signature": "00" * 64}, "does not verify")
+    refused({"version": 2}, "version 2")
+    refused({"extra": 1}, "not an allow-list")
+    refused({"signature": "zz"}, "not an allow-list")
+    (tmp_path / "allow-list.json").write_text("[1")
+    with pytest.raises(ConfigurationError, match="not an allow-list"):
+        load_allow_list(tmp_path / "allow-list.json", made.authority_key)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_allow_list(tmp_path / "none.json", made.authority_key)
+
+
+def test_a_genuine_list_of_another_session_is_refused(tmp_path: Path) -> None:
+    authority = IdentityKey.generate()
+    allow_list = AllowList({7: IdentityKey.generate().public})
+    path = tmp_path / "allow-list.json"
+    path.write_bytes(sign_allow_list(authority, b"a" * 32, allow_list))
+    assert load_allow_list(path, authority.public).digest == allow_list.digest
+    with pytest.raises(ConfigurationError, match="another session"):
+        load_allow_list(path, authority.public, b"b" * 32)
+
+
+@pytest.mark.parametrize("content", [b"", b"zz" * 32, b"00" * 31, b"\xff" * 64])
+def test_S22_a_bad_identity_file_is_refused_without_quoting_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "identity.key"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="holds no identity key") as caught:
+        load_identity(path)
+    assert caught.value.__cause__ is None
+    assert "zz" not in str(caught.value)
+
+
+def test_an_existing_directory_is_never_overwritten(made: Provisioned) -> None:
+    before = made.server.read_bytes()
+    with pytest.raises(ConfigurationError, match="exists; its keys would be lost"):
+        provision(made.directory, 4)
+    assert made.server.read_bytes() == before
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(ConfigurationError, match="No space left"):
+        provision(tmp_path / "federation", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"clients": 2}, "clients N = 2 must be at least 3"),
+        ({"privacy": 3}, r"T \+ 2"),
+        ({"clients": 7, "dropouts": 3}, r"T \+ 2D < N"),
+        ({"days": 0}, "1 to 3650 days"),
+        ({"port": 70000}, "port 70000"),
+        ({"server_name": 'a"b'}, "not a host name"),
+    ],
+)
+def test_impossible_arguments_are_named(
+    tmp_path: Path, arguments: dict[str, int | str], reason: str
+) -> None:
+    with pytest.raises(ParameterError, match=reason):
+        provision(tmp_path / "federation", **({"clients": 4} | arguments))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "listen", "dial"),
+    [
+        ("localhost", "127.0.0.1:7700", "127.0.0.1:7700"),
+        ("::1", "[::1]:7700", "[::1]:7700"),
+        ("server.example", "0.0.0.0:7700", "server.example:7700"),
+    ],
+)
+def test_addresses_follow_the_server_name(
+    tmp_path: Path, name: str, listen: str, dial: str
+) -> None:
+    made = provision(tmp_path / "federation", 3, server_name=name)
+    assert f'address = "{listen}"' in made.server.read_text()
+    assert f'address = "{dial}"' in made.clients[2].read_text()
+
+
+@pytest.mark.parametrize("clients", range(3, 40))
+def test_default_parameters_are_feasible_for_any_number_of_clients(clients: int) -> None:
+    from lightsecagg.drivers.federation.provisioning import _parameters
+
+    parameters = _parameters(clients, None, None)
+    assert parameters.privacy >= 1
+    assert parameters.privacy + 2 * parameters.dropouts < clients
+
+
+def test_command_prints_json_without_secrets_and_refuses_a_second_time(tmp_path: Path) -> None:
+    out = tmp_path / "federation"
+    result = CliRunner().invoke(app, ["provision", "--clients", "3", "--out", str(out), "--json"])
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert Path(document["server"]).is_file()
+    assert set(document["clients"]) == {"0", "1", "2"}
+    for path in out.rglob("*.key"):
+        assert path.read_text().strip() not in result.output
+    again = CliRunner().invoke(app, ["provision", "--clients", "3", "--out", str(out)])
+    assert isinstance(again.exception, ConfigurationError)
+    shown = CliRunner().invoke(app, ["provision", "--clients", "3", "--out", f"{out}2"])
+    assert "keep offline" in shown.output
