@@ -419,7 +419,7 @@ class RoundServer(ABC):
             )
         self.phase = Phase.RECOVER
         certificate = self._certificate()
-        return [Send(client, certificate) for client in self._survivors]
+        return [Send(client, certificate) for client in sorted(self.pending)]
 
     def _certificate(self) -> Certificate:
         quorum = self.settings.parameters.quorum
