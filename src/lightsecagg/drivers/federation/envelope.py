@@ -36,6 +36,8 @@ class RoundModel(Control, frozen=True):
     round: int
     model: bytes
     """float32, little-endian; empty when vectors are aggregated without training."""
+    bound: float
+    """The largest entry of an update in this round, as the settings will say too."""
 
     def __repr__(self) -> str:
         return f"RoundModel(round={self.round}, {len(self.model)} bytes)"
@@ -79,7 +81,8 @@ def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
     """A control message, or the round number and the encoded protocol message."""
     if data[:1] == b"\x00":
         try:
-            return _decoder.decode(memoryview(data)[1:])
+            control: AnyControl = _decoder.decode(memoryview(data)[1:])
+            return control
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed control message: {error}") from error
     if data[:1] == b"\x01" and len(data) >= _ROUND.size:

@@ -1,0 +1,229 @@
+"""What a federation computes: PyTorch training, or plain vectors without torch.
+
+A server job owns the global state and digests the recovered aggregate; a client job turns the
+global model into an update. Both are plain synchronous objects; the managers decide where they run.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
+from lightsecagg.errors import ConfigurationError, LightSecAggError
+from lightsecagg.protocol.interface import Update
+
+Reals = NDArray[np.float64]
+
+
+class ServerJob(Protocol):
+    """The server's side of the work."""
+
+    dimension: int
+    """Entries of an update."""
+    weighted: bool
+    """Whether updates are averaged by sample count, or summed."""
+
+    def model(self) -> bytes:
+        """What clients start from; empty if there is nothing to train."""
+
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
+        """Take the average (or sum) of a round; return figures to report."""
+
+    def save(self) -> bytes:
+        """The state to checkpoint."""
+
+    def load(self, data: bytes) -> None:
+        """The inverse of `save`."""
+
+
+class ClientJob(Protocol):
+    """A client's side of the work."""
+
+    @property
+    def dimension(self) -> int | None:
+        """Entries of an update, if that is known before the first model arrives."""
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        """Train, or read the vector; slow."""
+
+
+def make_server_job(
+    training: TrainingTable | None, vectors: VectorsTable | None, bound: float
+) -> ServerJob:
+    """The job that a server's configuration asks for."""
+    if (training is None) == (vectors is None):
+        raise ConfigurationError("configure exactly one of [training] and [vectors]")
+    if training is not None:
+        return TrainingServer(training, bound)
+    assert vectors is not None  # noqa: S101 - one of the two
+    return VectorServer(vectors)
+
+
+def make_client_job(
+    training: TrainingTable | None, vectors: VectorsTable | None, client: int
+) -> ClientJob:
+    """The job that a client's configuration asks for."""
+    if (training is None) == (vectors is None):
+        raise ConfigurationError("configure exactly one of [training] and [vectors]")
+    if training is not None:
+        return TrainingClient(training, client)
+    assert vectors is not None  # noqa: S101
+    return VectorClient(vectors)
+
+
+# -- plain vectors -----------------------------------------------------------------------------
+
+
+class VectorServer:
+    """Sums or averages plain vectors; each round's result is written to `output`."""
+
+    def __init__(self, table: VectorsTable) -> None:
+        if table.dimension < 1:
+            raise ConfigurationError("[vectors] dimension must be at least 1 on the server")
+        self.dimension = table.dimension
+        self.weighted = table.weighted
+        self._output = table.output
+        self.result: Reals | None = None
+        """The latest sum or average."""
+
+    def model(self) -> bytes:
+        """Nothing to train from."""
+        return b""
+
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
+        """Keep and write the result."""
+        self.result = aggregate
+        if self._output is not None:
+            np.savez(self._output, result=aggregate, samples=samples, round=completed)
+        return {"norm": float(np.linalg.norm(aggregate))}
+
+    def save(self) -> bytes:
+        """The latest result."""
+        return b"" if self.result is None else self.result.tobytes()
+
+    def load(self, data: bytes) -> None:
+        """The inverse of `save`."""
+        self.result = np.frombuffer(data, dtype=np.float64) if data else None
+
+
+class VectorClient:
+    """Contributes a vector from a file; a new file content is a new contribution."""
+
+    def __init__(self, table: VectorsTable) -> None:
+        if table.input is None:
+            raise ConfigurationError("[vectors] input must name this client's .npy or .npz file")
+        self._input = table.input
+        self.dimension: int | None = _read_vector(self._input)[0].size
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        """Read the file."""
+        vector, samples = _read_vector(self._input)
+        return Update(vector, samples)
+
+
+def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the vector {path}: {error}") from error
+    if isinstance(loaded, np.ndarray):
+        vector, samples = loaded, 1
+    elif "vector" in loaded:
+        vector, samples = loaded["vector"], int(loaded["samples"]) if "samples" in loaded else 1
+    else:
+        raise ConfigurationError(f"{path} has no array named 'vector'")
+    if vector.dtype not in (np.float32, np.float64) or vector.ndim != 1:
+        raise ConfigurationError(
+            f"{path}: expected a one-dimensional float array, got {vector.dtype} {vector.shape}"
+        )
+    return vector, samples
+
+
+# -- training ----------------------------------------------------------------------------------
+
+
+class TrainingServer:
+    """Holds the global model and the server optimiser; evaluates after each round."""
+
+    weighted = True
+
+    def __init__(self, table: TrainingTable, bound: float) -> None:
+        from lightsecagg import training
+
+        self._training = training
+        self._task = training.load_task(_build(training.TaskConfig, "task", table.task))
+        self._local = _build(training.LocalConfig, "local", table.local)
+        self._optimizer = training.ServerOptimizer(
+            _build(training.ServerConfig, "server", table.server),
+            training.model_layout(self._task),
+            local=self._local,
+        )
+        self._bound = bound
+        self._vector = training.initial_model(self._task, seed=table.seed)
+        self.dimension = self._vector.size + len(self._local.extras)
+
+    def model(self) -> bytes:
+        """The global model, float32, little-endian."""
+        return self._vector.astype("<f4", copy=False).tobytes()
+
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
+        """Step the server optimiser, then evaluate."""
+        average = self._training.unpack(
+            aggregate.astype(np.float32), self._local.extras, bound=self._bound
+        )
+        self._vector = self._optimizer.step(self._vector, average)
+        return self._training.evaluate(self._task, self._vector)
+
+    def save(self) -> bytes:
+        """Model and optimiser state, as npz."""
+        file = io.BytesIO()
+        arrays: dict[str, Any] = {"model": self._vector, **self._optimizer.state()}
+        np.savez(file, **arrays)
+        return file.getvalue()
+
+    def load(self, data: bytes) -> None:
+        """The inverse of `save`."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            state = {name: arrays[name] for name in arrays.files}
+        self._vector = state.pop("model")
+        self._optimizer.load_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingClient:
+    """Trains one client's model; picklable, so that it can run in a child process."""
+
+    table: TrainingTable
+    client: int
+    dimension: int | None = None
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        """Local training from the global model."""
+        from lightsecagg import training
+
+        config = _build(training.TaskConfig, "task", self.table.task)
+        local = _build(training.LocalConfig, "local", self.table.local)
+        update = training.local_update(
+            config,
+            self.client,
+            np.frombuffer(model, dtype="<f4"),
+            local,
+            seed=self.table.seed,
+            round_index=round_number,
+        )
+        return Update(training.pack(update, bound=bound), update.samples)
+
+
+def _build(kind: Any, name: str, values: dict[str, Any]) -> Any:
+    try:
+        if "options" in values:
+            values = {**values, "options": tuple(tuple(pair) for pair in values["options"])}
+        return kind(**values)
+    except (TypeError, LightSecAggError) as error:
+        raise ConfigurationError(f"[training.{name}] {error}") from error

@@ -1,0 +1,199 @@
+"""What the server tells about itself: phases, bytes, dropouts; never a secret (S22).
+
+`RoundRecord` is the report of one round. `Metrics` exposes the same as Prometheus counters, with
+a health page, on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from lightsecagg.errors import ConfigurationError
+
+log = logging.getLogger("lightsecagg")
+
+
+@dataclass(slots=True)
+class PhaseRecord:
+    """One phase of one round, as the server saw it."""
+
+    start: float
+    """Seconds since the epoch."""
+    end: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return max(0.0, self.end - self.start)
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round, as the server saw it."""
+
+    round: int
+    protocol: str
+    invited: list[int]
+    included: list[int] = field(default_factory=list)
+    responders: list[int] = field(default_factory=list)
+    suspects: list[int] = field(default_factory=list)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    """Phase -> clients that were given up in it."""
+    refusals: dict[str, int] = field(default_factory=dict)
+    """Why messages were refused, and how often."""
+    late: dict[str, int] = field(default_factory=dict)
+    aborted: str | None = None
+    resumed: bool = False
+    phases: dict[str, PhaseRecord] = field(default_factory=dict)
+    samples: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+    quantisation_step: float = 0.0
+    """1 / c_l: the rounding error of one weighted entry is below it."""
+    update_file: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the round."""
+        if not self.phases:
+            return 0.0
+        records = self.phases.values()
+        return max(r.end for r in records) - min(r.start for r in records)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | {"seconds": self.seconds}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        } | getattr(record, "fields", {})
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+def set_up_logging(level: str = "INFO") -> None:
+    """Human lines on a terminal, JSON lines otherwise; always on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    if sys.stderr.isatty():
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    else:
+        handler.setFormatter(JsonFormatter())
+    log.handlers[:] = [handler]
+    log.setLevel(level.upper())
+    log.propagate = False
+
+
+class Metrics:
+    """Prometheus counters and a health page; does nothing until `serve` is called."""
+
+    def __init__(self) -> None:
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+        self.started = time.time()
+        self.connected = 0
+        self.rounds: list[RoundRecord] = []
+        self._registry: Any = None
+        self.port = 0
+
+    def serve(self, port: int) -> None:
+        """Listen on 127.0.0.1; port 0 picks a free one."""
+        try:
+            import prometheus_client as prometheus
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                "metrics need prometheus-client: pip install 'lightsecagg[grpc]'"
+            ) from error
+        self._registry = prometheus.CollectorRegistry()
+        self._seconds = prometheus.Histogram(
+            "lightsecagg_phase_seconds", "Duration of a phase", ["phase"], registry=self._registry
+        )
+        self._bytes = prometheus.Counter(
+            "lightsecagg_bytes", "Bytes by phase", ["phase", "direction"], registry=self._registry
+        )
+        self._rounds = prometheus.Counter(
+            "lightsecagg_rounds", "Rounds by outcome", ["outcome"], registry=self._registry
+        )
+        self._dropouts = prometheus.Counter(
+            "lightsecagg_dropouts", "Clients given up", ["phase"], registry=self._registry
+        )
+        self._refusals = prometheus.Counter(
+            "lightsecagg_refusals", "Messages refused", ["reason"], registry=self._registry
+        )
+        self._late = prometheus.Counter(
+            "lightsecagg_late_messages", "Late messages", ["type"], registry=self._registry
+        )
+        metrics = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    body, kind = prometheus.generate_latest(metrics._registry), "text/plain"
+                elif self.path == "/health":
+                    body, kind = metrics._health(), "application/json"
+                else:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise ConfigurationError(f"cannot serve metrics on port {port}: {error}") from error
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def _health(self) -> bytes:
+        return json.dumps(
+            {
+                "status": "ok",
+                "uptime": time.time() - self.started,
+                "connected": self.connected,
+                "rounds": len(self.rounds),
+            }
+        ).encode()
+
+    def record(self, record: RoundRecord) -> None:
+        """A round has ended."""
+        self.rounds.append(record)
+        if self._registry is None:
+            return
+        self._rounds.labels("aborted" if record.aborted else "done").inc()
+        for phase, entry in record.phases.items():
+            self._seconds.labels(phase).observe(entry.seconds)
+            self._bytes.labels(phase, "in").inc(entry.bytes_in)
+            self._bytes.labels(phase, "out").inc(entry.bytes_out)
+        for phase, clients in record.dropped.items():
+            self._dropouts.labels(phase).inc(len(clients))
+        for reason, count in record.refusals.items():
+            self._refusals.labels(reason).inc(count)
+        for kind, count in record.late.items():
+            self._late.labels(kind).inc(count)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
