@@ -18,6 +18,7 @@ from lightsecagg.masks.sharing_graph import (
     complete_graph,
     find_graph_parameters,
     harary_graph,
+    leak_bound,
     random_order,
 )
 
@@ -135,6 +136,29 @@ def test_S15_parameters_keep_their_promise(N: int, T: int, D: int, sigma: int, e
     assert unrecoverable < Fraction(1, 2**eta)
 
 
+@pytest.mark.parametrize(("N", "T", "D"), [(200, 20, 20), (400, 40, 80), (200, 100, 60)])
+def test_S15_parameters_hold_for_every_ring_that_dropouts_leave(N: int, T: int, D: int) -> None:
+    """Clients that vanish before the ring is drawn leave a smaller one, odd or even."""
+    found = find_graph_parameters(N, T, D)
+    assert found.degree % 2 == 0
+    for n in range(N - D, N + 1):
+        degree = min(found.degree, n - 1)
+        bound = leak_bound(n, T, D - (N - n), degree, found.threshold)
+        assert bound < Fraction(1, 2**40)
+
+
+@pytest.mark.parametrize(("N", "T", "D", "k", "t"), [(8, 2, 1, 4, 2), (9, 3, 2, 4, 3)])
+def test_S15_the_bound_on_leaks_is_a_bound(N: int, T: int, D: int, k: int, t: int) -> None:
+    exposed, _ = failures(N, T, D, k, t)
+    assert 0 < exposed <= leak_bound(N, T, D, k, t)
+
+
+def test_S15_graphs_that_protect_whatever_the_ring() -> None:
+    assert leak_bound(20, 3, 4, degree=8, threshold=4) == 0
+    assert leak_bound(20, 3, 4, degree=7, threshold=4) > 0
+    assert leak_bound(20, 3, 4, degree=8, threshold=3) > 0
+
+
 def test_S15_the_finder_makes_use_of_sparseness() -> None:
     """A control for the test above, which a finder of complete graphs would pass as well."""
     assert find_graph_parameters(10, 2, 2, 1, 1).degree < 9
@@ -160,7 +184,7 @@ def test_the_bound_on_disconnection_bites() -> None:
 
 @pytest.mark.parametrize(
     ("D", "degree", "threshold", "is_complete"),
-    [(20, 95, 75, False), (60, 161, 101, False), (98, 199, 101, True)],
+    [(20, 104, 84, False), (60, 162, 101, False), (98, 199, 101, True)],
 )
 def test_parameters_at_200_clients(D: int, degree: int, threshold: int, is_complete: bool) -> None:
     """Half of the clients corrupt, sigma = 40, eta = 30."""
@@ -171,7 +195,7 @@ def test_degrees_grow_slowly_with_the_number_of_clients() -> None:
     """The point of SecAgg+: with 5 % corrupt and 5 % dropped, ten times the clients."""
     small = find_graph_parameters(1000, 50, 50)
     large = find_graph_parameters(10_000, 500, 500)
-    assert (small.degree, large.degree) == (31, 37)
+    assert (small.degree, large.degree) == (34, 38)
 
 
 def test_no_graph_has_one_neighbour_per_client() -> None:

@@ -100,22 +100,24 @@ def find_graph_parameters(
     """The smallest k, and the smallest t for it, that make SecAgg+ safe and correct.
 
     Of N clients, T are corrupt and D drop; both sets are fixed before the ring is drawn, uniformly.
-    All probabilities are over that draw, computed in integers from hypergeometric tails.
+    All probabilities are over that draw, computed in integers from hypergeometric tails. Some of
+    the D may drop before the ring is drawn: then the ring is smaller and the corrupt weigh more.
+    What is found holds for every ring of N - D to N clients; k is even, as rings may be odd.
 
     Privacy, all together less than 2^-sigma:
 
     * *secrets*: some client has t or more corrupt neighbours, so that the adversary rebuilds its
-      secrets. Union bound over N clients; among the N - 1 others of an honest one, T are corrupt,
-      and its k neighbours are a uniform sample of them.
+      secrets. Union bound over N clients; among the at least N - D - 1 others of an honest one, T
+      are corrupt, and its k neighbours are a uniform sample of them.
     * *connectivity*: the graph falls apart once the T + D corrupt and dropped clients are removed,
       so that the server learns the sums of its parts. On the ring that takes two disjoint gaps of
       floor(k / 2) removed clients in a row each (one gap leaves a path). Union bound over the
-      N (N - 2 floor(k / 2) + 1) / 2 pairs of gaps; impossible if k > T + D.
+      N (N - 2 floor(k / 2) + 1) / 2 pairs of gaps; impossible if k > T + D. Worst for N clients.
 
     Correctness, less than 2^-eta:
 
     * *recovery*: some client has fewer than t surviving neighbours. Union bound over N clients;
-      among the N - 1 others of a survivor, N - D - 1 survive.
+      among the N - 1 others of a survivor, N - D - 1 survive. Worst for N clients.
 
     The complete graph always satisfies all of it, with t = T + 1, because T + D <= N - 2.
 
@@ -131,15 +133,13 @@ def find_graph_parameters(
             f"T + D = {T + D} must be at most N - 2 = {N - 2}: fewer than T + 2 clients "
             "would be left to hide among; lower the privacy or the dropouts"
         )
-    corrupt = _Hypergeometric(population=N - 1, marked=T)
+    corrupt = _Hypergeometric(population=N - D - 1, marked=T)
     surviving = _Hypergeometric(population=N - 1, marked=N - D - 1)
-    for k in range(2, N - 1):  # one neighbour each would leave separate pairs
-        if k * N % 2:
-            continue
+    for k in range(2, N - 1, 2):  # one neighbour each would leave separate pairs
         left = Fraction(1, 2**sigma) - _disconnection_bound(N, T + D, k)
         if left <= 0:
             continue
-        t = corrupt.smallest_rare_excess(k, left / N)
+        t = corrupt.smallest_rare_excess(min(k, N - D - 1), left / N)
         if t <= surviving.largest_rare_shortfall(k, Fraction(1, N * 2**eta)):
             return GraphParameters(degree=k, threshold=t, is_complete=False)
     return GraphParameters(degree=N - 1, threshold=T + 1, is_complete=True)
