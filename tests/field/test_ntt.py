@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightsecagg.errors import FieldError, ParameterError
 from lightsecagg.field import ntt
+from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
 
 FIELDS = [DEFAULT_FIELD, PrimeField(2**32 - 2**20 + 1), PrimeField(257), PrimeField(17)]
@@ -147,6 +148,86 @@ def test_inverse_undoes_forward(
     assert not back[rows:].any()
 
 
+@given(
+    st.sampled_from([DEFAULT_FIELD, PrimeField(2**32 - 2**20 + 1), PrimeField(257)]),
+    st.integers(1, 70),
+    st.data(),
+    st.sampled_from([1, 9, 64, 131]),
+    st.integers(0, 2**32 - 1),
+)
+def test_interpolation_from_any_leaves(
+    backend: str, field: PrimeField, clients: int, data: st.DataObject, columns: int, seed: int
+) -> None:
+    positions = data.draw(st.permutations(range(clients)))
+    survivors = data.draw(st.integers(1, clients))
+    known, others = positions[:survivors], positions[survivors:]
+    count = data.draw(st.integers(1, survivors))
+    coefficients = random_rows(field, survivors, columns, seed)
+    values = ntt.forward(field, coefficients, clients)
+    interpolation = ntt.Interpolation(field, known, clients)
+    low = interpolation.low_coefficients(np.ascontiguousarray(values[known]), count)
+    assert np.array_equal(low, coefficients[:count])
+    low, rest = interpolation.complete(np.ascontiguousarray(values[known]), count, others)
+    assert np.array_equal(low, coefficients[:count])
+    assert np.array_equal(rest, values[others])
+
+
+def test_interpolation_of_the_main_case(backend: str) -> None:
+    """N = 200, U = 140, T = 100, with the rotated set of client 150."""
+    field, known = DEFAULT_FIELD, [(151 + k) % 200 for k in range(140)]
+    others = [p for p in range(200) if p not in known]
+    coefficients = random_rows(field, 140, 67, 1)
+    values = ntt.forward(field, coefficients, 200)
+    low, rest = ntt.Interpolation(field, known, 200).complete(values[known], 40, others)
+    assert np.array_equal(low, coefficients[:40])
+    assert np.array_equal(rest, values[others])
+
+
+@given(
+    st.sampled_from([PAPER_FIELD, PrimeField(11), PrimeField(101), PrimeField(2**31 - 1)]),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from([0, 1, 33]),
+    st.integers(0, 2**32 - 1),
+)
+def test_evaluation_on_cosets(
+    backend: str, field: PrimeField, rows: int, count: int, columns: int, seed: int
+) -> None:
+    count = min(count, field.modulus - 1)
+    coefficients = random_rows(field, rows, columns, seed)
+    values = ntt.evaluate_on_cosets(field, coefficients, count)
+    assert values.shape == (count, columns)
+    points = ntt.coset_points(field, count).tolist()
+    for column in {0, columns - 1} if columns else set():
+        assert values[:, column].tolist() == [
+            evaluate(field, coefficients[:, column], p) for p in points
+        ]
+
+
+@pytest.mark.parametrize("field", [DEFAULT_FIELD, PAPER_FIELD, PrimeField(11)])
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+def test_evaluate_uses_the_points_of_the_rule(backend: str, field: PrimeField, count: int) -> None:
+    for rows in {1, count}:
+        coefficients = random_rows(field, rows, 2, count)
+        expected = [
+            evaluate(field, coefficients[:, 1], p) for p in ntt.points(field, count).tolist()
+        ]
+        assert ntt.evaluate(field, coefficients, count)[:, 1].tolist() == expected
+
+
+def test_evaluate_refuses_more_coefficients_than_points() -> None:
+    with pytest.raises(FieldError, match="3 coefficients for only 2 points"):
+        ntt.evaluate(DEFAULT_FIELD, np.zeros((3, 1), dtype=np.uint32), 2)
+
+
+def test_interpolation_refuses_wrong_values_and_known_targets() -> None:
+    interpolation = ntt.Interpolation(DEFAULT_FIELD, [0, 2], 4)
+    with pytest.raises(FieldError, match="2 leaves for values of shape"):
+        interpolation.low_coefficients(np.zeros((3, 5), dtype=np.uint32), 1)
+    with pytest.raises(FieldError, match="must not be among the known"):
+        interpolation.complete(np.zeros((2, 5), dtype=np.uint32), 1, [1, 2])
+
+
 def test_refusals() -> None:
     rows = np.zeros((3, 4), dtype=np.uint32)
     with pytest.raises(FieldError, match="no transform of size 4"):
@@ -157,3 +238,24 @@ def test_refusals() -> None:
         ntt.inverse(DEFAULT_FIELD, rows, 0)
     with pytest.raises(FieldError, match="at least one row"):
         ntt.forward(DEFAULT_FIELD, rows[:0], 3)
+
+
+@pytest.mark.parametrize("field", [DEFAULT_FIELD, PAPER_FIELD])
+@pytest.mark.parametrize("clients", [7, 64, 130, 200])
+def test_S11_the_code_gives_the_same_shares_by_transform_and_by_matrix(
+    backend: str, field: PrimeField, clients: int
+) -> None:
+    survivors, privacy = clients * 7 // 10, clients // 2
+    code = MdsCode(field, survivors, privacy, ntt.points(field, clients))
+    rows = random_rows(field, survivors, 65, clients)
+    pieces, noise = rows[: code.pieces], rows[code.pieces :]
+    shares = code.encode(pieces, noise)
+    assert np.array_equal(shares, field.matmul(np.ascontiguousarray(code.matrix.T), rows))
+    positions = [(k * 3 + 1) % clients for k in range(survivors)]
+    if len(set(positions)) < survivors:
+        positions = list(range(clients - survivors, clients))
+    targets = [p for p in range(clients) if p not in positions]
+    assert np.array_equal(code.decode(positions, shares[positions]), pieces)
+    mask, others = code.complete(positions, shares[positions], targets)
+    assert np.array_equal(mask, pieces)
+    assert np.array_equal(others, shares[targets])

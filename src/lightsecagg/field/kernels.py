@@ -36,7 +36,15 @@ class Loops(Protocol):
     ) -> None: ...
     def find_out_of_range(self, values: Elements, q: int) -> int: ...
     def find_beyond(self, x: Floats, bound: float) -> int: ...
-    def ntt_forward(self, rows: Elements, leaves: int, roots: Elements, q: int) -> Elements: ...
+    def ntt_forward(
+        self,
+        rows: Elements,
+        scales: Elements | None,
+        positions: Positions,
+        multipliers: Elements | None,
+        roots: Elements,
+        q: int,
+    ) -> Elements: ...
     def ntt_inverse(
         self,
         rows: Elements,

@@ -21,6 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from lightsecagg.errors import FieldError, InconsistentAnswers, NotEnoughAnswers, ParameterError
+from lightsecagg.field import ntt
 from lightsecagg.field.polynomials import lagrange_coefficients
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.reed_solomon import locate_errors
@@ -44,6 +45,7 @@ class MdsCode:
         self.privacy = privacy
         self.points: tuple[int, ...] | None = values
         self._matrix = _vandermonde(field.modulus, values, survivors)
+        self._at_standard_points = np.array_equal(values, ntt.points(field, len(values)))
 
     @classmethod
     def from_matrix(cls, field: PrimeField, matrix: Elements, privacy: int) -> MdsCode:
@@ -59,6 +61,7 @@ class MdsCode:
         code = cls.__new__(cls)
         code.field, code.survivors, code.privacy = field, matrix.shape[0], privacy
         code.points, code._matrix = None, matrix.copy()
+        code._at_standard_points = False
         return code
 
     @property
@@ -84,9 +87,10 @@ class MdsCode:
         """All N shares, as rows, of mask pieces (U - T, L) and noise (T, L)."""
         self.field.check(mask, (self.pieces, mask.shape[-1]))
         self.field.check(noise, (self.privacy, mask.shape[-1]))
-        return self.field.matmul(
-            np.ascontiguousarray(self._matrix.T), np.concatenate([mask, noise])
-        )
+        rows = np.concatenate([mask, noise])
+        if self._at_standard_points and ntt.evaluation_pays(self.field, self.clients):
+            return ntt.evaluate(self.field, rows, self.clients)
+        return self.field.matmul(np.ascontiguousarray(self._matrix.T), rows)
 
     def decode(self, positions: Sequence[int], shares: Elements) -> Elements:
         """The mask pieces (U - T, L) from exactly U shares of distinct positions."""
@@ -95,6 +99,9 @@ class MdsCode:
             raise NotEnoughAnswers(
                 f"decoding takes exactly U = {self.survivors} shares, got {len(positions)}"
             )
+        if self._at_standard_points and ntt.interpolation_pays(self.field, self.clients):
+            known = ntt.Interpolation(self.field, positions, self.clients)
+            return known.low_coefficients(shares, self.pieces)
         return self.field.matmul(self._solution(positions)[: self.pieces], shares)
 
     def complete(
@@ -111,6 +118,13 @@ class MdsCode:
             raise NotEnoughAnswers(
                 f"exactly U = {self.survivors} shares fix a codeword, got {len(positions)}"
             )
+        if (
+            self._at_standard_points
+            and ntt.interpolation_pays(self.field, self.clients)
+            and set(targets).isdisjoint(positions)
+        ):
+            known = ntt.Interpolation(self.field, positions, self.clients)
+            return known.complete(shares, self.pieces, targets)
         solution = self._solution(positions)
         columns = np.ascontiguousarray(self._matrix[:, list(targets)].T)
         rows = np.concatenate([solution[: self.pieces], self.field.matmul(columns, solution)])

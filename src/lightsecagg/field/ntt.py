@@ -15,17 +15,24 @@ Transforms run along the first axis of a (size, L) array: the L columns are what
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from lightsecagg.errors import FieldError, ParameterError
 from lightsecagg.field import kernels
+from lightsecagg.field.polynomials import vanishing
 from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.reference import Positions
 
 # Points outside a transform lie in cosets of a subgroup of at most this order: evaluating a
 # polynomial of U coefficients on a coset of order n takes U + n^2 products instead of n * U.
 _LARGEST_COSET = 16
+
+# Measured on one core with AVX2. BLAS beats transforms written in NumPy at every size.
+_FEWEST_FOR_COSETS = 64
+_FEWEST_FOR_INTERPOLATION = 128
 
 
 def transform_size(count: int) -> int:
@@ -52,11 +59,14 @@ def points(field: PrimeField, count: int) -> Elements:
         )
     if supports(field, count):
         return _leaves(field, transform_size(count))[:count].copy()
-    order = coset_order(field)
-    cosets = -(-count // order)
-    generator = primitive_root(field.modulus)
+    return coset_points(field, count)
+
+
+def coset_points(field: PrimeField, count: int) -> Elements:
+    """The first `count` points of the cosets g^c H, H the subgroup of order `coset_order`."""
+    order, generator = coset_order(field), primitive_root(field.modulus)
     subgroup = powers(field, pow(generator, (field.modulus - 1) // order, field.modulus), order)
-    representatives = powers(field, generator, cosets)
+    representatives = powers(field, generator, -(-count // order))
     return field.multiply(representatives[:, None], subgroup).reshape(-1)[:count].copy()
 
 
@@ -113,13 +123,40 @@ def _inverse_leaves(field: PrimeField, size: int) -> Elements:
     return inverses
 
 
+def evaluate(field: PrimeField, coefficients: Elements, count: int) -> Elements:
+    """The column polynomials' values at the `points` of the rule above; degree below `count`."""
+    if len(coefficients) > count:
+        raise FieldError(f"{len(coefficients)} coefficients for only {count} points")
+    if supports(field, count):
+        return forward(field, coefficients, count)
+    return evaluate_on_cosets(field, coefficients, count)
+
+
+def evaluation_pays(field: PrimeField, count: int) -> bool:
+    """Whether `evaluate` beats a matrix product here; measured, never a matter of correctness."""
+    if kernels.backend() != "native":
+        return False
+    return supports(field, count) or count >= _FEWEST_FOR_COSETS
+
+
+def interpolation_pays(field: PrimeField, count: int) -> bool:
+    """Whether `Interpolation` beats a matrix product here."""
+    return (
+        kernels.backend() == "native"
+        and supports(field, count)
+        and count >= _FEWEST_FOR_INTERPOLATION
+    )
+
+
 def forward(field: PrimeField, coefficients: Elements, leaves: int) -> Elements:
     """Evaluate column polynomials at the first `leaves` points.
 
     `coefficients` has shape (rows, L), row k belonging to x^k; returns shape (leaves, L).
     """
     size = _checked_size(field, coefficients, leaves)
-    return kernels.active().ntt_forward(coefficients, leaves, _leaves(field, size), field.modulus)
+    return kernels.active().ntt_forward(
+        coefficients, None, _positions(range(leaves)), None, _leaves(field, size), field.modulus
+    )
 
 
 def inverse(field: PrimeField, values: Elements, coefficients: int) -> Elements:
@@ -130,11 +167,10 @@ def inverse(field: PrimeField, values: Elements, coefficients: int) -> Elements:
     returns shape (coefficients, L).
     """
     size = _checked_size(field, values, coefficients)
-    scale = np.full(len(values), field.inverse(size), dtype=np.uint32)
     return kernels.active().ntt_inverse(
         values,
-        np.arange(len(values), dtype=np.int64),
-        scale,
+        _positions(range(len(values))),
+        np.full(len(values), field.inverse(size), dtype=np.uint32),
         coefficients,
         _inverse_leaves(field, size),
         field.modulus,
@@ -148,9 +184,132 @@ def _checked_size(field: PrimeField, rows: Elements, others: int) -> int:
             f"a transform maps at least one row of a matrix to at least one row, "
             f"not shape {rows.shape} to {others} rows"
         )
-    count = max(len(rows), others)
+    return _size(field, max(len(rows), others))
+
+
+def _size(field: PrimeField, count: int) -> int:
     if not supports(field, count):
         raise FieldError(
             f"F_q with q = {field.modulus} has no transform of size {transform_size(count)}"
         )
     return transform_size(count)
+
+
+def _positions(numbers: Iterable[int]) -> Positions:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+class Interpolation:
+    """Column polynomials f of degree below U from their values at any U leaves.
+
+    Let s(x) be the product of x - a_p over the U known leaves p, and e(x) = (x^M - 1) / s(x) that
+    over all others. Then f * e has degree below M, vanishes at the unknown leaves, and takes
+    f(a_p) * e(a_p) at the known ones: one inverse transform finds its coefficients F. From these
+
+    * the low coefficients of f are those of -s * F, because 1 / e = s / (x^M - 1) = -s mod x^M;
+    * f at an unknown leaf m is (f * e)'(a_m) / e'(a_m), with F' by one forward transform.
+
+    By the rule for derivatives, e(a_p) = M / (a_p s'(a_p)) and e'(a_m) = M / (a_m s(a_m)).
+    """
+
+    def __init__(self, field: PrimeField, positions: Sequence[int], clients: int) -> None:
+        """`positions`: the U distinct known leaves, among the first `clients` leaves."""
+        self._field = field
+        self._size = _size(field, clients)
+        self._positions = _positions(positions)
+        known = _leaves(field, self._size)[self._positions]
+        s = vanishing(field.modulus, tuple(known.tolist()))
+        self._s = s.astype(np.uint32)
+        derivative = s[1:] * np.arange(1, len(s), dtype=np.uint64) % np.uint64(field.modulus)
+        values = forward(field, derivative.astype(np.uint32)[:, None], self._size)[:, 0]
+        self._weights = field.inverses(field.multiply(known, values[self._positions]))
+
+    def low_coefficients(self, values: Elements, count: int) -> Elements:
+        """The coefficients of x^0, ..., x^(count - 1) as rows, for count <= U."""
+        return self._divide_by_e(self._times_e(values, count))
+
+    def complete(
+        self, values: Elements, count: int, targets: Sequence[int]
+    ) -> tuple[Elements, Elements]:
+        """The low coefficients, and the values at some of the unknown leaves."""
+        if not set(targets).isdisjoint(self._positions.tolist()):
+            raise FieldError("the targets must not be among the known leaves")
+        if not targets:
+            return self.low_coefficients(values, count), values[:0]
+        field, size = self._field, self._size
+        F = self._times_e(values, size)
+        s_at = forward(field, self._s[:, None], size)[list(targets), 0]
+        others = kernels.active().ntt_forward(
+            F,
+            np.arange(size, dtype=np.uint32),
+            _positions(targets),
+            field.multiply(s_at, np.array([field.inverse(size)], dtype=np.uint32)),
+            _leaves(field, size),
+            field.modulus,
+        )
+        return self._divide_by_e(F[:count]), others
+
+    def _times_e(self, values: Elements, coefficients: int) -> Elements:
+        """The low coefficients of f * e."""
+        self._field.check_type(values)
+        if values.ndim != 2 or len(values) != len(self._positions):
+            raise FieldError(f"{len(self._positions)} leaves for values of shape {values.shape}")
+        return kernels.active().ntt_inverse(
+            values,
+            self._positions,
+            self._weights,
+            coefficients,
+            _inverse_leaves(self._field, self._size),
+            self._field.modulus,
+        )
+
+    def _divide_by_e(self, F: Elements) -> Elements:
+        """-s * F mod x^count: a triangular Toeplitz product, in bands that skip half the zeros."""
+        count = len(F)
+        shifted = np.zeros(2 * count, dtype=np.uint32)  # -s_0, -s_1, ... behind zeros
+        low = self._s[:count]
+        shifted[count : count + len(low)] = self._field.subtract(np.zeros_like(low), low)
+        row, column = np.ogrid[:count, :count]
+        toeplitz = shifted[count + row - column]
+        out = np.empty_like(F)
+        band = max(-(-count // 4), 8)
+        for start in range(0, count, band):
+            stop = min(start + band, count)
+            out[start:stop] = self._field.matmul(
+                np.ascontiguousarray(toeplitz[start:stop, :stop]), F[:stop]
+            )
+        return out
+
+
+def evaluate_on_cosets(field: PrimeField, coefficients: Elements, count: int) -> Elements:
+    """Evaluate column polynomials at the first `count` points where these lie in cosets.
+
+    On the coset b H of order n, x^n is the constant c = b^n, so first fold the polynomial to
+    degree below n (one product with a Vandermonde matrix in c for all cosets and powers at once),
+    then transform the n remaining coefficients (one n x n product per coset).
+    """
+    field.check_type(coefficients)
+    order, L = coset_order(field), coefficients.shape[1]
+    folds = -(-len(coefficients) // order)
+    if len(coefficients) < folds * order:
+        padding = np.zeros((folds * order - len(coefficients), L), dtype=np.uint32)
+        coefficients = np.concatenate([coefficients, padding])
+    cosets = coset_points(field, -(-count // order) * order).reshape(-1, order)
+    constants = _vandermonde(field, np.ascontiguousarray(cosets[:, 0]), order + 1)[:, order]
+    folded = field.matmul(
+        _vandermonde(field, constants, folds), coefficients.reshape(folds, order * L)
+    )
+    out = np.empty((count, L), dtype=np.uint32)
+    for number, rows in enumerate(folded.reshape(len(cosets), order, L)):
+        part = slice(number * order, min((number + 1) * order, count))
+        coset = cosets[number, : part.stop - part.start]
+        out[part] = field.matmul(_vandermonde(field, coset, order), rows)
+    return out
+
+
+def _vandermonde(field: PrimeField, bases: Elements, count: int) -> Elements:
+    """Row j holds base_j^0, ..., base_j^(count - 1)."""
+    matrix = np.ones((len(bases), count), dtype=np.uint32)
+    for k in range(1, count):
+        matrix[:, k] = field.multiply(matrix[:, k - 1], bases)
+    return matrix

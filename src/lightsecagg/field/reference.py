@@ -58,34 +58,64 @@ def reduce(totals: Totals, q: int) -> Elements:
 
 
 def matmul(a: Elements, b: Elements, q: int) -> Elements:
-    """a @ b mod q for a of shape (m, k) and b of shape (k, n), exactly.
+    """a @ b mod q for a of shape (m, k) and b of shape (k, n), exactly, by BLAS.
 
-    Two 16-bit limbs per operand make every partial product less than 2^32, so a float64 holds
-    sums of up to 2^21 of them; longer inner dimensions are cut.
+    Operands are cut into two 16-bit limbs. By Karatsuba's trick three products of limbs are
+    enough; their entries are sums of k numbers below 2^34, which float64 holds exactly up to
+    k = 2^16 with room for Horner's scheme; longer inner dimensions are cut.
     """
     out = np.zeros((a.shape[0], b.shape[1]), dtype=np.uint32)
-    for start in range(0, a.shape[1], 1 << 20):
-        part = _matmul_limbs(a[:, start : start + (1 << 20)], b[start : start + (1 << 20)], q)
+    for start in range(0, a.shape[1], 1 << 16):
+        part = _matmul_limbs(a[:, start : start + (1 << 16)], b[start : start + (1 << 16)], q)
         out = part if start == 0 else add(out, part, q)
     return out
 
 
+_COLUMNS = 256  # per block: the temporaries of one block stay in the second-level cache
+
+
 def _matmul_limbs(a: Elements, b: Elements, q: int) -> Elements:
-    a_high, a_low = (a >> np.uint32(16)).astype(np.float64), (a & np.uint32(0xFFFF)).astype(float)
-    out = np.empty((a.shape[0], b.shape[1]), dtype=np.uint32)
-    modulus, limb = np.uint64(q), np.uint64(16)
-    for start in range(0, b.shape[1], 4096):
-        block = b[:, start : start + 4096]
-        b_high = (block >> np.uint32(16)).astype(np.float64)
-        b_low = (block & np.uint32(0xFFFF)).astype(np.float64)
-        high = (a_high @ b_high).astype(np.uint64) % modulus
-        middle = a_high @ b_low
-        middle += a_low @ b_high
-        low = a_low @ b_low
-        # Horner in base 2^16; every intermediate value stays below 2^64.
-        high = ((high << limb) + middle.astype(np.uint64)) % modulus
-        out[:, start : start + 4096] = ((high << limb) + low.astype(np.uint64)) % modulus
+    a_high, a_low = _limbs(a)
+    a_both = a_high + a_low
+    rows, columns = a.shape[0], b.shape[1]
+    out = np.empty((rows, columns), dtype=np.uint32)
+    buffers = np.empty((4, rows * min(columns, _COLUMNS)))
+    for start in range(0, columns, _COLUMNS):
+        block = b[:, start : start + _COLUMNS]
+        high, middle, low, scratch = (
+            buffer[: rows * block.shape[1]].reshape(rows, block.shape[1]) for buffer in buffers
+        )
+        b_high, b_low = _limbs(block)
+        np.matmul(a_high, b_high, out=high)
+        np.matmul(a_low, b_low, out=low)
+        b_high += b_low
+        np.matmul(a_both, b_high, out=middle)
+        middle -= high
+        middle -= low
+        # Horner's scheme in base 2^16.
+        for limb in (middle, low):
+            _reduce_floats(high, q, scratch)
+            high *= 65536.0
+            high += limb
+        _reduce_floats(high, q, scratch)
+        np.greater_equal(high, q, out=scratch)
+        scratch *= q
+        high -= scratch
+        out[:, start : start + _COLUMNS] = high
     return out
+
+
+def _limbs(a: Elements) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return (a >> np.uint32(16)).astype(np.float64), (a & np.uint32(0xFFFF)).astype(np.float64)
+
+
+def _reduce_floats(x: NDArray[np.float64], q: int, scratch: NDArray[np.float64]) -> None:
+    """x mod q up to one q too much: integers in [0, 2^53) with x / q < 2^48 become [0, 2q)."""
+    # A slightly small reciprocal: the quotient may be one too small but never too large.
+    np.multiply(x, (1.0 - 2.0**-50) / q, out=scratch)
+    np.floor(scratch, out=scratch)
+    scratch *= q
+    x -= scratch
 
 
 def quantise_mask(
@@ -140,18 +170,30 @@ def find_beyond(x: Floats, bound: float) -> int:
     return -1
 
 
-def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Elements:
-    """Reduce the column polynomials `rows` down the product tree; return the first leaves.
+def ntt_forward(
+    rows: Elements,
+    scales: Elements | None,
+    positions: Positions,
+    multipliers: Elements | None,
+    roots: Elements,
+    q: int,
+) -> Elements:
+    """Reduce column polynomials down the product tree of `ntt`; return some of the leaves.
 
-    `roots` holds all M leaves, M >= len(rows) and >= leaves; see `ntt`.
+    The coefficient of x^k is rows[k], times scales[k] if there are any. Row r of the result is
+    the leaf of number positions[r] (distinct), times multipliers[r] if there are any. `roots`
+    holds all M leaves, M >= len(rows).
     """
     size, columns = len(roots), rows.shape[1]
-    out = np.empty((leaves, columns), dtype=np.uint32)
+    out = np.empty((len(positions), columns), dtype=np.uint32)
     modulus = np.uint64(q)
+    leaves = int(positions.max()) + 1
     width = max(_BLOCK // size, 1)
     for start in range(0, columns, width):
         block = np.zeros((size, min(width, columns - start)), dtype=np.uint64)
         block[: len(rows)] = rows[:, start : start + width]
+        if scales is not None:
+            block[: len(rows)] = block[: len(rows)] * scales[:, None] % modulus
         half = size // 2
         while half:
             nodes = -(-leaves // (2 * half))
@@ -162,7 +204,10 @@ def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Element
             split = np.stack([low + high, low + (modulus - high)], axis=1)
             block = (split % modulus).reshape(2 * half * nodes, -1)
             half //= 2
-        out[:, start : start + width] = block[:leaves]
+        wanted = block[positions]
+        if multipliers is not None:
+            wanted = wanted * multipliers[:, None] % modulus
+        out[:, start : start + width] = wanted
     return out
 
 

@@ -349,6 +349,10 @@ struct Product {
   }
 };
 
+INLINE void prefetch(const u32* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
 INLINE i32 centred(u32 x, u32 q) { return static_cast<i32>(x - (x > q / 2 ? q : 0)); }
 
 AVX2 INLINE __m256i divided_by_2_64(__m256i sum, __m256i upper, __m256i q, __m256i inverse,
@@ -376,15 +380,17 @@ AVX2 INLINE void panel_times_columns(const i32* panel, const i32* tile, size_t d
     __m256i t[R][2];
 #pragma GCC unroll 8
     for (int g = 0; g < GROUP; ++g) {
-      // A product reads the even 32-bit lanes; one element further the odd ones are even.
-      const __m256i even = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile));
-      const __m256i odd = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 1));
+      // A product reads the even 32-bit lanes.
+      const __m256i even = _mm256_load_si256(reinterpret_cast<const __m256i*>(tile));
+      const __m256i odd = _mm256_shuffle_epi32(even, 0xF5);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m256i a = _mm256_set1_epi32(panel[r]);
         const __m256i x = _mm256_mul_epi32(a, even), y = _mm256_mul_epi32(a, odd);
         t[r][0] = g ? _mm256_add_epi64(t[r][0], x) : x;
         t[r][1] = g ? _mm256_add_epi64(t[r][1], y) : y;
+        // Keeps gcc from computing all products first and spilling them.
+        asm("" : "+x"(t[r][0]), "+x"(t[r][1]));
       }
       tile += TILE;
       panel += R;
@@ -426,10 +432,13 @@ std::vector<i32> packed_panels(const u32* a, size_t m, size_t k, size_t from, si
 template <int GROUP>
 AVX2 INLINE void pack_tile(const u32* b, size_t n, size_t count, size_t width, u32 q, i32* tile) {
   for (size_t t = 0; t < count; ++t, b += n, tile += TILE) {
-    if (width == TILE)
+    if (width == TILE) {
+      prefetch(b + TILE);  // the next tile: short pieces of far rows are not foreseen by hardware
+      prefetch(b + TILE + 16);
       for (size_t c = 0; c < TILE; ++c) tile[c] = centred(b[c], q);
-    else
+    } else {
       for (size_t c = 0; c < TILE; ++c) tile[c] = c < width ? centred(b[c], q) : 0;
+    }
   }
   const size_t padding = (GROUP - count % GROUP) % GROUP;
   std::memset(tile, 0, padding * TILE * sizeof(i32));
@@ -439,7 +448,7 @@ template <int R, int GROUP>
 AVX2 void matmul_columns(const i32* panels, const u32* b, u32* out, size_t m, size_t count,
                          size_t n, const Product& p, bool first, size_t begin, size_t end) {
   const size_t depth = (count + GROUP - 1) / GROUP * GROUP;
-  alignas(64) i32 tile[DEPTH * TILE + 8] = {};  // 8 more: the last odd load reads one beyond
+  alignas(64) i32 tile[DEPTH * TILE];
   alignas(32) u32 scratch[R][8];
   for (size_t column = begin; column < end; column += TILE) {
     const size_t width = std::min(TILE, end - column);
@@ -500,49 +509,72 @@ void matmul(const u32* a, const u32* b, u32* out, size_t m, size_t k, size_t n, 
 
 constexpr size_t WIDTH = 64;  // columns that go down the tree together
 
-std::vector<Factor> factors_of(const u32* roots, size_t size, u32 q) {
-  std::vector<Factor> factors;
-  factors.reserve(size / 2);
-  for (size_t node = 0; node < size / 2; ++node) factors.emplace_back(roots[2 * node], q);
-  return factors;
-}
-
-// A transform of `size` rows: what every tile of columns needs to know.
-struct Forward {
-  const Factor* factors;  // per node
-  size_t size, rows, leaves;
+// What every tile of columns needs to know about a transform between `size` coefficients and leaves.
+struct Tree {
+  size_t size;
   u32 q;
+  std::vector<Factor> factors;      // per node
+  std::vector<std::int64_t> row;    // per leaf: its row in the array, or -1
+  std::vector<Factor> multipliers;  // per leaf
+  std::vector<size_t> before;       // per leaf: how many leaves before it have a row
+
+  Tree(const u32* roots, size_t count, const std::int64_t* positions, const u32* scales,
+       size_t rows, u32 modulus)
+      : size(count), q(modulus), row(count, -1), multipliers(count, Factor(0, modulus)) {
+    for (size_t node = 0; node < size / 2; ++node) factors.emplace_back(roots[2 * node], q);
+    for (size_t r = 0; r < rows; ++r) {
+      const size_t leaf = static_cast<size_t>(positions[r]);
+      row[leaf] = static_cast<std::int64_t>(r);
+      multipliers[leaf] = Factor(scales[r], q);
+    }
+    before.push_back(0);
+    for (size_t leaf = 0; leaf < size; ++leaf) before.push_back(before[leaf] + (row[leaf] >= 0));
+  }
+
+  // Whether none of the m leaves of this node has a row.
+  bool is_idle(size_t node, size_t m) const { return before[node * m] == before[(node + 1) * m]; }
+};
+
+struct Forward {
+  const Tree& tree;
+  size_t rows;                // coefficients that are not zero
+  const Factor* coefficient;  // per row: multiply by this first; may be null
+  bool scaled;                // whether leaves are multiplied
 };
 
 struct Inverse {
-  const Factor* factors;      // per node, inverted
-  const Factor* multipliers;  // per input row
-  const std::int64_t* source; // per leaf: its input row, or -1 for zero
-  size_t size, coefficients;
-  u32 q;
+  const Tree& tree;
+  size_t coefficients;  // how many are wanted
 };
 
 INLINE void forward_plain_loop(const Forward& f, const u32* in, u32* out, size_t stride,
                                u32* buffer) {
-  for (size_t row = 0; row < f.size; ++row) {
-    if (row < f.rows)
-      std::memcpy(buffer + row * WIDTH, in + row * stride, WIDTH * sizeof(u32));
-    else
-      std::memset(buffer + row * WIDTH, 0, WIDTH * sizeof(u32));
-  }
-  for (size_t half = f.size / 2; half; half /= 2)
-    for (size_t node = 0; node * 2 * half < f.leaves; ++node) {
-      const Factor factor = f.factors[node];
+  const Tree& tree = f.tree;
+  const u32 q = tree.q;
+  std::memset(buffer, 0, tree.size * WIDTH * sizeof(u32));
+  for (size_t row = 0; row < f.rows; ++row)
+    for (size_t c = 0; c < WIDTH; ++c) {
+      const u32 x = in[row * stride + c];
+      buffer[row * WIDTH + c] = f.coefficient ? multiply_one(x, f.coefficient[row], q) : x;
+    }
+  for (size_t half = tree.size / 2; half; half /= 2)
+    for (size_t node = 0; node * 2 * half < tree.size; ++node) {
+      if (tree.is_idle(node, 2 * half)) continue;
+      const Factor factor = tree.factors[node];
       u32* low = buffer + node * 2 * half * WIDTH;
       u32* high = low + half * WIDTH;
       for (size_t i = 0; i < half * WIDTH; ++i) {
-        const u32 x = multiply_one(high[i], factor, f.q), a = low[i];
-        low[i] = add_one(a, x, f.q);
-        high[i] = subtract_one(a, x, f.q);
+        const u32 x = multiply_one(high[i], factor, q), a = low[i];
+        low[i] = add_one(a, x, q);
+        high[i] = subtract_one(a, x, q);
       }
     }
-  for (size_t leaf = 0; leaf < f.leaves; ++leaf)
-    std::memcpy(out + leaf * stride, buffer + leaf * WIDTH, WIDTH * sizeof(u32));
+  for (size_t leaf = 0; leaf < tree.size; ++leaf) {
+    if (tree.row[leaf] < 0) continue;
+    u32* target = out + static_cast<size_t>(tree.row[leaf]) * stride;
+    const Factor factor = tree.multipliers[leaf];
+    for (size_t c = 0; c < WIDTH; ++c) target[c] = multiply_one(buffer[leaf * WIDTH + c], factor, q);
+  }
 }
 COMPILED_TWICE(forward_plain,
                (const Forward& f, const u32* in, u32* out, size_t stride, u32* buffer),
@@ -550,25 +582,25 @@ COMPILED_TWICE(forward_plain,
 
 INLINE void inverse_plain_loop(const Inverse& f, const u32* in, u32* out, size_t stride,
                                u32* buffer) {
-  for (size_t leaf = 0; leaf < f.size; ++leaf) {
-    u32* target = buffer + leaf * WIDTH;
-    if (f.source[leaf] < 0) {
-      std::memset(target, 0, WIDTH * sizeof(u32));
-      continue;
-    }
-    const size_t row = static_cast<size_t>(f.source[leaf]);
-    for (size_t c = 0; c < WIDTH; ++c)
-      target[c] = multiply_one(in[row * stride + c], f.multipliers[row], f.q);
+  const Tree& tree = f.tree;
+  const u32 q = tree.q;
+  std::memset(buffer, 0, tree.size * WIDTH * sizeof(u32));
+  for (size_t leaf = 0; leaf < tree.size; ++leaf) {
+    if (tree.row[leaf] < 0) continue;
+    const u32* source = in + static_cast<size_t>(tree.row[leaf]) * stride;
+    const Factor factor = tree.multipliers[leaf];
+    for (size_t c = 0; c < WIDTH; ++c) buffer[leaf * WIDTH + c] = multiply_one(source[c], factor, q);
   }
-  for (size_t half = 1; half < f.size; half *= 2)
-    for (size_t node = 0; node * 2 * half < f.size; ++node) {
-      const Factor factor = f.factors[node];
+  for (size_t half = 1; half < tree.size; half *= 2)
+    for (size_t node = 0; node * 2 * half < tree.size; ++node) {
+      if (tree.is_idle(node, 2 * half)) continue;
+      const Factor factor = tree.factors[node];
       u32* low = buffer + node * 2 * half * WIDTH;
       u32* high = low + half * WIDTH;
       for (size_t i = 0; i < half * WIDTH; ++i) {
         const u32 a = low[i], b = high[i];
-        low[i] = add_one(a, b, f.q);
-        high[i] = multiply_one(subtract_one(a, b, f.q), factor, f.q);
+        low[i] = add_one(a, b, q);
+        high[i] = multiply_one(subtract_one(a, b, q), factor, q);
       }
     }
   for (size_t row = 0; row < f.coefficients; ++row)
@@ -670,22 +702,31 @@ AVX2 void split_present(int present, const ConstQuad& in, const Quad& out, const
   }
 }
 
+// dest = source times factor, WIDTH elements.
+AVX2 void scale_row(const u32* source, u32* dest, Factor factor, u32 q32) {
+  const __m256i q = _mm256_set1_epi32(static_cast<i32>(q32));
+  const Wide f = wide(factor);
+  for (size_t c = 0; c < WIDTH; c += 8) store(dest + c, times(load(source + c), f, q));
+}
+
+bool is_odd_power(size_t m) { return (m & 0x5555555555555555u) == 0; }
+
 struct ForwardTile {
   const Forward& f;
+  const Tree& tree;
   u32* out;
   size_t stride;
   u32* scratch;  // one row for leaves that nobody wants
 
-  u32* leaf(size_t number) const { return number < f.leaves ? out + number * stride : scratch; }
+  u32* leaf(size_t number) const {
+    const std::int64_t row = tree.row[number];
+    return row < 0 ? scratch : out + static_cast<size_t>(row) * stride;
+  }
 
-  // Reduces `live` non-zero rows of the node down to its leaves; rows are `step` apart.
+  // Reduces the `live` non-zero rows of the node, `step` apart, down to its leaves.
   AVX2 void descend(size_t node, const u32* in, size_t step, size_t live, u32* rows, size_t m) const {
-    const bool root = m == f.size;
-    if (m == 1) {
-      const __m256i q = _mm256_set1_epi32(static_cast<i32>(f.q));
-      for (size_t c = 0; c < WIDTH; c += 8) store(leaf(node) + c, reduced(load(in + c), q));
-      return;
-    }
+    const bool root = m == tree.size;
+    if (m == 1) return scale_row(in, leaf(node), tree.multipliers[node], tree.q);
     if (root && is_odd_power(m)) return descend_by_two(in, step, live, rows, m);
     const size_t quarter = m / 4;
     for (size_t j = 0; j < std::min(live, quarter); ++j) {
@@ -693,22 +734,27 @@ struct ForwardTile {
       ConstQuad source;
       Quad target;
       for (size_t i = 0; i < 4; ++i) {
-        source.row[i] = in + (j + i * quarter) * step;
+        // Rows that are not there may lie beyond the array: never form their address.
+        source.row[i] = in + (static_cast<int>(i) < present ? j + i * quarter : j) * step;
         target.row[i] = m == 4 ? leaf(4 * node + i) : rows + (j + i * quarter) * WIDTH;
       }
+      const Factor* factors = tree.factors.data();
       if (m == 4)
-        root ? split_present<true, true>(present, source, target, f.factors, node, f.q)
-             : split_present<false, true>(present, source, target, f.factors, node, f.q);
+        root ? split_present<true, true>(present, source, target, factors, node, tree.q)
+             : split_present<false, true>(present, source, target, factors, node, tree.q);
       else
-        root ? split_present<true, false>(present, source, target, f.factors, node, f.q)
-             : split_present<false, false>(present, source, target, f.factors, node, f.q);
+        root ? split_present<true, false>(present, source, target, factors, node, tree.q)
+             : split_present<false, false>(present, source, target, factors, node, tree.q);
     }
-    if (m == 4) return;
-    for (size_t i = 0; i < 4; ++i) child(4 * node + i, rows + i * quarter * WIDTH, quarter, live);
+    if (m > 4)
+      for (size_t i = 0; i < 4; ++i) child(4 * node + i, rows + i * quarter * WIDTH, quarter, live);
+    else if (f.scaled)
+      for (size_t i = 4 * node; i < 4 * node + 4; ++i)
+        if (tree.row[i] >= 0) scale_row(leaf(i), leaf(i), tree.multipliers[i], tree.q);
   }
 
   AVX2 void descend_by_two(const u32* in, size_t step, size_t live, u32* rows, size_t m) const {
-    const __m256i q = _mm256_set1_epi32(static_cast<i32>(f.q));
+    const __m256i q = _mm256_set1_epi32(static_cast<i32>(tree.q));
     const size_t half = m / 2;
     for (size_t j = 0; j < std::min(live, half); ++j)
       for (size_t c = 0; c < WIDTH; c += 8) {
@@ -722,20 +768,25 @@ struct ForwardTile {
   }
 
   AVX2 void child(size_t node, u32* rows, size_t m, size_t live) const {
-    if (node * m < f.leaves) descend(node, rows, WIDTH, std::min(live, m), rows, m);
+    if (!tree.is_idle(node, m)) descend(node, rows, WIDTH, std::min(live, m), rows, m);
   }
-
-  static bool is_odd_power(size_t m) { return (m & 0x5555555555555555u) == 0; }
 };
 
-// The inverse pass; NEED output rows are wanted.
+// The inverse pass; NEED output rows are wanted. Rows that are leaves come with multipliers.
 template <int NEED, bool ROOT>
-AVX2 INLINE void merge(const ConstQuad& in, const Quad& out, const Factor* f, size_t node, u32 q32) {
+AVX2 INLINE void merge(const ConstQuad& in, const Quad& out, const Factor* f, size_t node, u32 q32,
+                       const Factor* multipliers) {
   const __m256i q = _mm256_set1_epi32(static_cast<i32>(q32));
+  const bool leaves = multipliers != nullptr;
+  Wide scale[4];
+  for (int i = 0; i < 4; ++i) scale[i] = wide(leaves ? multipliers[i] : Factor(0, q32));
+  const auto row = [&](int i, size_t c) __attribute__((always_inline, target("avx2"))) {
+    const __m256i x = load(in.row[i] + c);
+    return leaves ? times(x, scale[i], q) : reduced(x, q);
+  };
   const Wide s1 = wide(f[node]), s2 = wide(f[2 * node]), s3 = wide(f[2 * node + 1]);
   for (size_t c = 0; c < WIDTH; c += 8) {
-    const __m256i c0 = reduced(load(in.row[0] + c), q), c1 = reduced(load(in.row[1] + c), q);
-    const __m256i c2 = reduced(load(in.row[2] + c), q), c3 = reduced(load(in.row[3] + c), q);
+    const __m256i c0 = row(0, c), c1 = row(1, c), c2 = row(2, c), c3 = row(3, c);
     const __m256i b0 = reduced(plus(c0, c1), q), b2 = reduced(plus(c2, c3), q);
     const __m256i a0 = plus(b0, b2);
     store(out.row[0] + c, ROOT ? reduced(a0, q) : a0);
@@ -759,44 +810,60 @@ AVX2 INLINE void merge(const ConstQuad& in, const Quad& out, const Factor* f, si
 
 template <bool ROOT>
 AVX2 void merge_needed(int need, const ConstQuad& in, const Quad& out, const Factor* f, size_t node,
-                       u32 q) {
+                       u32 q, const Factor* multipliers) {
   switch (need) {
-    case 1: return merge<1, ROOT>(in, out, f, node, q);
-    case 2: return merge<2, ROOT>(in, out, f, node, q);
-    case 3: return merge<3, ROOT>(in, out, f, node, q);
-    default: return merge<4, ROOT>(in, out, f, node, q);
+    case 1: return merge<1, ROOT>(in, out, f, node, q, multipliers);
+    case 2: return merge<2, ROOT>(in, out, f, node, q, multipliers);
+    case 3: return merge<3, ROOT>(in, out, f, node, q, multipliers);
+    default: return merge<4, ROOT>(in, out, f, node, q, multipliers);
   }
 }
 
 struct InverseTile {
   const Inverse& f;
+  const Tree& tree;
   const u32* in;
   u32* out;
   size_t stride;
+  const u32* zeros;  // a row for the leaves that are zero
+
+  const u32* leaf(size_t number) const {
+    const std::int64_t row = tree.row[number];
+    return row < 0 ? zeros : in + static_cast<size_t>(row) * stride;
+  }
 
   // Makes the first `need` rows of the node from its leaves.
   AVX2 void climb(size_t node, u32* rows, size_t m, size_t need) const {
-    const bool root = m == f.size;
-    if (m == 1) return load_leaf(node, root ? out : rows);
-    if (root && ForwardTile::is_odd_power(m)) return climb_by_two(rows, m, need);
+    const bool root = m == tree.size;
+    if (!root && tree.is_idle(node, m)) {
+      std::memset(rows, 0, need * WIDTH * sizeof(u32));
+      return;
+    }
+    if (m == 1) return scale_row(leaf(node), root ? out : rows, tree.multipliers[node], tree.q);
+    if (root && is_odd_power(m)) return climb_by_two(rows, m, need);
     const size_t quarter = m / 4;
-    for (size_t i = 0; i < 4; ++i)
-      climb(4 * node + i, rows + i * quarter * WIDTH, quarter, std::min(need, quarter));
+    if (m > 4)
+      for (size_t i = 0; i < 4; ++i)
+        climb(4 * node + i, rows + i * quarter * WIDTH, quarter, std::min(need, quarter));
     for (size_t j = 0; j < std::min(need, quarter); ++j) {
       const int wanted = static_cast<int>((need - j + quarter - 1) / quarter);
       ConstQuad source;
       Quad target;
       for (size_t i = 0; i < 4; ++i) {
-        source.row[i] = rows + (j + i * quarter) * WIDTH;
-        target.row[i] = root ? out + (j + i * quarter) * stride : rows + (j + i * quarter) * WIDTH;
+        const size_t row = j + i * quarter;
+        source.row[i] = m == 4 ? leaf(4 * node + i) : rows + row * WIDTH;
+        // Rows that nobody wants may lie beyond the array: never form their address.
+        target.row[i] = !root ? rows + row * WIDTH : out + (row < need ? row : j) * stride;
       }
-      root ? merge_needed<true>(wanted, source, target, f.factors, node, f.q)
-           : merge_needed<false>(wanted, source, target, f.factors, node, f.q);
+      const Factor* factors = tree.factors.data();
+      const Factor* multipliers = m == 4 ? tree.multipliers.data() + 4 * node : nullptr;
+      root ? merge_needed<true>(wanted, source, target, factors, node, tree.q, multipliers)
+           : merge_needed<false>(wanted, source, target, factors, node, tree.q, multipliers);
     }
   }
 
   AVX2 void climb_by_two(u32* rows, size_t m, size_t need) const {
-    const __m256i q = _mm256_set1_epi32(static_cast<i32>(f.q));
+    const __m256i q = _mm256_set1_epi32(static_cast<i32>(tree.q));
     const size_t half = m / 2;
     for (size_t i = 0; i < 2; ++i) climb(i, rows + i * half * WIDTH, half, std::min(need, half));
     for (size_t j = 0; j < std::min(need, half); ++j)
@@ -807,18 +874,6 @@ struct InverseTile {
         if (j + half < need) store(out + (j + half) * stride + c, reduced(minus(a, b, q), q));
       }
   }
-
-  AVX2 void load_leaf(size_t leaf, u32* target) const {
-    if (f.source[leaf] < 0) {
-      std::memset(target, 0, WIDTH * sizeof(u32));
-      return;
-    }
-    const __m256i q = _mm256_set1_epi32(static_cast<i32>(f.q));
-    const size_t row = static_cast<size_t>(f.source[leaf]);
-    const Wide factor = wide(f.multipliers[row]);
-    for (size_t c = 0; c < WIDTH; c += 8)
-      store(target + c, times(load(in + row * stride + c), factor, q));
-  }
 };
 
 #endif
@@ -827,9 +882,14 @@ bool has_butterflies(u32 q) { return HAVE_AVX2 && has_avx2() && q < u32{1} << 31
 
 void transform(const Forward& f, const u32* in, u32* out, size_t stride, u32* buffer) {
 #if HAVE_AVX2
-  if (has_butterflies(f.q)) {
-    const ForwardTile tile{f, out, stride, buffer + f.size * WIDTH};
-    return tile.descend(0, in, stride, f.rows, buffer, f.size);
+  if (has_butterflies(f.tree.q)) {
+    if (f.coefficient) {
+      for (size_t row = 0; row < f.rows; ++row)
+        scale_row(in + row * stride, buffer + row * WIDTH, f.coefficient[row], f.tree.q);
+      in = buffer;
+    }
+    const ForwardTile tile{f, f.tree, out, stride, buffer + f.tree.size * WIDTH};
+    return tile.descend(0, in, f.coefficient ? WIDTH : stride, f.rows, buffer, f.tree.size);
   }
 #endif
   forward_plain(f, in, out, stride, buffer);
@@ -837,9 +897,9 @@ void transform(const Forward& f, const u32* in, u32* out, size_t stride, u32* bu
 
 void transform(const Inverse& f, const u32* in, u32* out, size_t stride, u32* buffer) {
 #if HAVE_AVX2
-  if (has_butterflies(f.q)) {
-    const InverseTile tile{f, in, out, stride};
-    return tile.climb(0, buffer, f.size, f.coefficients);
+  if (has_butterflies(f.tree.q)) {
+    const InverseTile tile{f, f.tree, in, out, stride, buffer + f.tree.size * WIDTH};
+    return tile.climb(0, buffer, f.tree.size, f.coefficients);
   }
 #endif
   inverse_plain(f, in, out, stride, buffer);
@@ -858,7 +918,7 @@ void transform_columns(const Transform& f, const u32* in, size_t rows_in, u32* o
     return;
   }
   in_parallel(n, 16 * WIDTH, [&](size_t begin, size_t end) {
-    std::vector<u32> buffer((f.size + 1) * WIDTH);
+    std::vector<u32> buffer((f.tree.size + 1) * WIDTH, 0);  // one row more: scratch, or zeros
     for (size_t column = begin; column < end; column += WIDTH) {
       const size_t start = std::min(column, end - WIDTH);
       transform(f, in + start, out + start, n, buffer.data());
@@ -955,11 +1015,16 @@ EXPORT size_t lightsecagg_find_beyond64(const double* x, size_t n, double bound)
   return position;
 }
 
-EXPORT void lightsecagg_ntt_forward(const u32* in, size_t rows, u32* out, size_t leaves,
-                                    const u32* roots, size_t size, size_t n, u32 q) {
+EXPORT void lightsecagg_ntt_forward(const u32* in, const u32* scales, size_t rows, u32* out,
+                                    const std::int64_t* positions, const u32* multipliers,
+                                    size_t leaves, const u32* roots, size_t size, size_t n, u32 q) {
   if (!n) return;
-  const std::vector<Factor> factors = factors_of(roots, size, q);
-  transform_columns(Forward{factors.data(), size, rows, leaves, q}, in, rows, out, leaves, n);
+  std::vector<Factor> coefficients;
+  for (size_t row = 0; scales && row < rows; ++row) coefficients.emplace_back(scales[row], q);
+  const std::vector<u32> ones(leaves, 1);
+  const Tree tree(roots, size, positions, multipliers ? multipliers : ones.data(), leaves, q);
+  const Forward f{tree, rows, scales ? coefficients.data() : nullptr, multipliers != nullptr};
+  transform_columns(f, in, rows, out, leaves, n);
 }
 
 EXPORT void lightsecagg_ntt_inverse(const u32* in, const std::int64_t* positions,
@@ -967,13 +1032,6 @@ EXPORT void lightsecagg_ntt_inverse(const u32* in, const std::int64_t* positions
                                     size_t coefficients, const u32* inverse_roots, size_t size,
                                     size_t n, u32 q) {
   if (!n) return;
-  const std::vector<Factor> factors = factors_of(inverse_roots, size, q);
-  std::vector<Factor> scales;
-  std::vector<std::int64_t> source(size, -1);
-  for (size_t row = 0; row < rows; ++row) {
-    scales.emplace_back(multipliers[row], q);
-    source[static_cast<size_t>(positions[row])] = static_cast<std::int64_t>(row);
-  }
-  const Inverse f{factors.data(), scales.data(), source.data(), size, coefficients, q};
-  transform_columns(f, in, rows, out, coefficients, n);
+  const Tree tree(inverse_roots, size, positions, multipliers, rows, q);
+  transform_columns(Inverse{tree, coefficients}, in, rows, out, coefficients, n);
 }

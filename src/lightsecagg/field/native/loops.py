@@ -46,7 +46,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "find_beyond64": (c_size_t, [c_void_p, c_size_t, c_double]),
     "ntt_forward": (
         None,
-        [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_uint32],
+        [c_void_p] * 2
+        + [c_size_t]
+        + [c_void_p] * 3
+        + [c_size_t, c_void_p, c_size_t, c_size_t, c_uint32],
     ),
     "ntt_inverse": (
         None,
@@ -163,10 +166,29 @@ def find_beyond(x: Floats, bound: float) -> int:
     return -1 if position == x.size else int(position)
 
 
-def ntt_forward(rows: Elements, leaves: int, roots: Elements, q: int) -> Elements:
+def ntt_forward(
+    rows: Elements,
+    scales: Elements | None,
+    positions: Positions,
+    multipliers: Elements | None,
+    roots: Elements,
+    q: int,
+) -> Elements:
     columns = rows.shape[1]
-    out = np.empty((leaves, columns), dtype=np.uint32)
-    _call["ntt_forward"](_at(rows), len(rows), _at(out), leaves, _at(roots), len(roots), columns, q)
+    out = np.empty((len(positions), columns), dtype=np.uint32)
+    _call["ntt_forward"](
+        _at(rows),
+        None if scales is None else _at(scales),
+        len(rows),
+        _at(out),
+        _at(positions),
+        None if multipliers is None else _at(multipliers),
+        len(positions),
+        _at(roots),
+        len(roots),
+        columns,
+        q,
+    )
     return out
 
 
