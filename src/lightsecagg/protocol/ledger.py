@@ -25,7 +25,7 @@ class _Entries(msgspec.Struct):
     generation: int = 0
     last_round: int = -1
     spent: set[bytes] = set()
-    attempts: dict[bytes, int] = {}
+    attempts: dict[str, int] = {}  # by the model's hash in hexadecimal: msgspec sorts no others
 
 
 class Ledger:
@@ -61,7 +61,7 @@ class Ledger:
 
     def check_attempts(self, model: bytes, max_attempts: int) -> None:
         """Refuse to train once more from a global model that has had its uploads."""
-        attempts = self._entries.attempts.get(model, 0)
+        attempts = self._entries.attempts.get(model.hex(), 0)
         if attempts >= max_attempts:
             raise RemoteProtocolError(
                 f"this client has uploaded {attempts} updates for this global model, the most "
@@ -89,7 +89,8 @@ class Ledger:
 
     def count_upload(self, model: bytes) -> None:
         """An update trained from `model` leaves this client."""
-        self._entries.attempts[model] = self._entries.attempts.get(model, 0) + 1
+        attempts = self._entries.attempts
+        attempts[model.hex()] = attempts.get(model.hex(), 0) + 1
 
     def spend(self, fingerprint: bytes) -> None:
         """The update is signed or answered for."""
