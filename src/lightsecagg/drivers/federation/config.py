@@ -133,8 +133,12 @@ class ServerTable(Table):
     address: str = "127.0.0.1:7700"
     state: Path = Path("state")
     """Journal, checkpoints and reports."""
+    name: str | None = None
+    """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
     """Prometheus metrics and /health on 127.0.0.1; none if left out."""
+    trace: Path | None = None
+    """Demo only: write each round's recovered average into this folder."""
 
 
 class ClientTable(Table):

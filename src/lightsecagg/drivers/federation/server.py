@@ -14,7 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lightsecagg.drivers.federation.budgets import phase_budget
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
@@ -104,6 +107,7 @@ class FederationServer:
         journal: Journal,
         metrics: Metrics | None = None,
         progress: Progress | None = None,
+        trace: Path | None = None,
     ) -> None:
         self._parameters, self._neighbours = make_parameters(aggregation)
         self._aggregation, self._rounds = aggregation, rounds
@@ -111,6 +115,7 @@ class FederationServer:
         self._communicator, self._job, self._journal = communicator, job, journal
         self._metrics = metrics or Metrics()
         self._progress = progress or (lambda phase, done, expected: None)
+        self._trace = trace
         field = PrimeField(aggregation.modulus)
         self._quantizer = Quantizer(
             field=field,
@@ -277,6 +282,8 @@ class FederationServer:
             stored = self._journal.load_model()
             completed = (stored[0] if stored else 0) + 1
             record.samples = samples
+            if self._trace is not None:
+                np.savez(self._trace / f"average-{record.round}.npz", average=average)
             record.figures = await asyncio.to_thread(self._job.apply, average, samples, completed)
             self._journal.save_model(completed, self._job.save())
         self._journal.finish(round_.number, record.aborted or "done")

@@ -1,0 +1,40 @@
+"""`lightsecagg client`: takes part in a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightsecagg.cli.output import print_json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def client(
+    config: Annotated[
+        list[Path],
+        typer.Option(help="client.toml; give it several times for several clients in one process."),
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="table.key=value, overrides the files.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the effective configuration and exit.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Train (or contribute a vector) in every round until the server says goodbye."""
+    from lightsecagg.drivers.federation.config import ClientConfig, load_config
+    from lightsecagg.drivers.federation.observer import set_up_logging
+
+    loaded = [load_config(ClientConfig, path, set_ or ()) for path in config]
+    if print_config:
+        print_json({"clients": [item.model_dump(mode="json") for item in loaded]})
+        return
+    set_up_logging(log_level)
+    from lightsecagg.drivers.federation.programs import run_clients
+
+    run_clients(loaded)

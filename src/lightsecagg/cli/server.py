@@ -1,0 +1,50 @@
+"""`lightsecagg server`: runs the rounds of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightsecagg.cli.output import print_json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def server(
+    config: Annotated[Path, typer.Option(help="server.toml, as `lightsecagg provision` makes it.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="table.key=value, overrides the file.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the effective configuration and exit.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report of all rounds as JSON at the end.")
+    ] = False,
+) -> None:
+    """Serve a federation until its rounds are done; resumes where a crash left it.
+
+    Ctrl-C or SIGTERM finishes the current round, a second one ends at once.
+    """
+    from lightsecagg.drivers.federation.config import ServerConfig, load_config
+    from lightsecagg.drivers.federation.observer import set_up_logging
+
+    loaded = load_config(ServerConfig, config, set_ or ())
+    if print_config:
+        print_json(loaded.model_dump(mode="json"))
+        return
+    set_up_logging(log_level)
+    from lightsecagg.drivers.federation.programs import run_server
+
+    records = run_server(loaded)
+    if as_json:
+        print_json({"rounds": [record.to_json() for record in records]})
+        return
+    for record in records:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
+        outcome = record.aborted or f"{len(record.included)} clients included; {figures}"
+        typer.echo(f"round {record.round}: {record.seconds:.1f} s, {outcome}")

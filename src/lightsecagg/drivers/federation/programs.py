@@ -1,0 +1,135 @@
+"""The server and client programs: from a configuration file to a running manager."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import (
+    ClientConfig,
+    FederationTable,
+    ServerConfig,
+    TlsTable,
+)
+from lightsecagg.drivers.federation.jobs import make_client_job, make_server_job
+from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
+from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
+from lightsecagg.drivers.federation.server import FederationServer, Progress, make_parameters
+from lightsecagg.drivers.transport.tls import Credentials
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.protocol.settings import AllowList
+
+
+def build_server(config: ServerConfig, progress: Progress | None = None) -> FederationServer:
+    """Everything that `lightsecagg server` needs, checked before a socket is opened."""
+    from lightsecagg.drivers.transport.grpc import GrpcServer
+
+    allow_list, session = _trust(config.federation)
+    make_parameters(config.aggregation)
+    if config.aggregation.clients > len(allow_list):
+        raise ConfigurationError(
+            f"[aggregation] clients N = {config.aggregation.clients} exceeds the "
+            f"{len(allow_list)} identities of the allow-list"
+        )
+    job = make_server_job(config.training, config.vectors, config.aggregation.bound)
+    communicator = GrpcServer(
+        config.server.address,
+        frozenset(allow_list.clients),
+        _credentials(config.tls),
+        plaintext=config.tls.insecure,
+    )
+    journal = Journal(config.server.state, config.federation.session)
+    metrics = Metrics()
+    if config.server.metrics_port is not None:
+        metrics.serve(config.server.metrics_port)
+        log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
+    return FederationServer(
+        config.aggregation,
+        config.rounds,
+        session,
+        allow_list,
+        communicator,
+        job,
+        journal,
+        metrics,
+        progress,
+        config.server.trace,
+    )
+
+
+def build_client(
+    config: ClientConfig, kind: Callable[..., FederationClient] = FederationClient, **extra: Any
+) -> FederationClient:
+    """Everything that `lightsecagg client` needs."""
+    from lightsecagg.drivers.transport.grpc import GrpcClient
+
+    allow_list, session = _trust(config.federation)
+    job = make_client_job(config.training, config.vectors, config.client.id)
+    communicator = GrpcClient(
+        config.server.address,
+        config.client.id,
+        _credentials(config.tls),
+        server_name=config.server.name,
+        plaintext=config.tls.insecure,
+    )
+    identity = load_identity(config.client.identity)
+    return kind(config.client, session, identity, allow_list, communicator, job, **extra)
+
+
+def run_server(config: ServerConfig, progress: Progress | None = None) -> list[RoundRecord]:
+    """Until all rounds are done; SIGTERM and SIGINT finish the current round first (R40)."""
+
+    async def main() -> list[RoundRecord]:
+        server = build_server(config, progress)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop_gracefully, server, number)
+        records = await server.run()
+        _write_report(config.server.state, records)
+        return records
+
+    return asyncio.run(main())
+
+
+def run_clients(configs: Sequence[ClientConfig]) -> None:
+    """Several logical clients in one process, each with its own identity and connection."""
+
+    async def main() -> None:
+        clients = [build_client(config) for config in configs]
+        await asyncio.gather(*(client.run() for client in clients))
+
+    asyncio.run(main())
+
+
+def _stop_gracefully(server: FederationServer, number: int) -> None:
+    log.info("%s: finishing the current round", signal.Signals(number).name)
+    server.stop()
+    # A second signal ends the program at once.
+    asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def _write_report(folder: Path, records: list[RoundRecord]) -> None:
+    path = folder / "rounds.json"
+    path.write_text(json.dumps([record.to_json() for record in records]), encoding="utf-8")
+
+
+def _trust(table: FederationTable) -> tuple[AllowList, bytes]:
+    session = bytes.fromhex(table.session)
+    return load_allow_list(table.allow_list, bytes.fromhex(table.authority), session), session
+
+
+def _credentials(table: TlsTable) -> Credentials | None:
+    if table.insecure:
+        return None
+    if table.ca is None or table.certificate is None or table.key is None:
+        raise ConfigurationError(
+            "[tls] needs ca, certificate and key; `lightsecagg provision` makes them "
+            "(insecure = true is accepted on loopback only)"
+        )
+    return Credentials.load(table.ca, table.certificate, table.key)
