@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightsecagg.crypto.sealing import CHUNK_LENGTH
@@ -47,6 +47,7 @@ def make_cohort(
     dimension: int = DIMENSION,
     max_samples: int = 0,
     neighbours: int = 0,
+    threshold: int = 0,
 ) -> Cohort:
     quantizer = Quantizer(
         PrimeField(parameters.modulus),
@@ -55,7 +56,9 @@ def make_cohort(
         max_samples=max(1, max_samples),
         weighted=max_samples > 0,
     )
-    return Cohort(protocol, parameters, quantizer, dimension, neighbours)
+    return Cohort(
+        protocol, parameters, quantizer, dimension, neighbours, threshold, graph_security=0
+    )
 
 
 def unique_input(client: int, dimension: int = DIMENSION) -> Update:
@@ -135,19 +138,21 @@ def test_an_input_beyond_the_bound_is_refused() -> None:
 # -- dropouts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+@pytest.mark.parametrize("protocol", list(ProtocolName))
 @pytest.mark.parametrize("moment", list(Moment))
 @pytest.mark.parametrize("silent", [False, True])
 def test_R30_each_phase_survives_up_to_D_dropouts(
-    threat_model: ThreatModel, moment: Moment, silent: bool
+    protocol: ProtocolName, moment: Moment, silent: bool
 ) -> None:
-    parameters = Parameters(7, 1, 2, 4, threat_model)
+    weak = protocol in (ProtocolName.SECAGG_PLUS, ProtocolName.PLAIN)
+    threat_model = HONEST if weak else MALICIOUS
+    parameters = Parameters(7, 1, 2, 5, threat_model)
     for phase in PHASES[threat_model]:
         for count in (1, 2, 3):
             drops = dict.fromkeys(range(1, 2 * count, 2), (phase, moment))
-            report = simulate_round(
-                make_cohort(parameters), unique_input, Faults(drops=drops, silent=silent)
-            )
+            neighbours = 6 if protocol is ProtocolName.SECAGG_PLUS else 0
+            cohort = make_cohort(parameters, protocol, neighbours=neighbours)
+            report = simulate_round(cohort, unique_input, Faults(drops=drops, silent=silent))
             assert_right_or_aborted(report)
             if count <= parameters.dropouts:
                 assert report.aggregate is not None, (phase, count, report.aborted)
@@ -164,32 +169,53 @@ def test_R30_too_many_dropouts_abort_with_the_reason() -> None:
 
 
 @st.composite
-def _histories(draw: st.DrawFn) -> tuple[Parameters, Faults, bool]:
-    threat_model = draw(st.sampled_from([HONEST, MALICIOUS]))
+def _parameters(draw: st.DrawFn, protocol: ProtocolName) -> Parameters:
+    models = [HONEST]
+    if protocol in (ProtocolName.LIGHTSECAGG, ProtocolName.SECAGG):
+        models.append(MALICIOUS)
+    threat_model = draw(st.sampled_from(models))
     clients = draw(st.integers(5, 10))
     privacy = draw(st.integers(0, 2))
     room = clients - privacy - 2 if threat_model is HONEST else (clients - privacy - 1) // 2
     dropouts = draw(st.integers(0, min(room, 4)))
-    survivors = draw(st.integers(privacy + 1, clients - dropouts))
+    least = privacy + 1
+    if protocol is ProtocolName.SECAGG and threat_model is MALICIOUS:
+        least = (clients + privacy) // 2 + 1
+    survivors = draw(st.integers(least, clients - dropouts))
     mode = draw(st.sampled_from(list(ShareMode)))
-    parameters = Parameters(clients, privacy, dropouts, survivors, threat_model, mode)
-    phases = st.sampled_from(PHASES[threat_model])
-    someone = st.integers(0, clients - 1)
+    return Parameters(clients, privacy, dropouts, survivors, threat_model, mode)
+
+
+@st.composite
+def _faults(draw: st.DrawFn, parameters: Parameters) -> Faults:
+    phases = st.sampled_from(PHASES[parameters.threat_model])
+    someone = st.integers(0, parameters.clients - 1)
     fate = st.tuples(phases, st.sampled_from(list(Moment)))
-    drops = draw(st.dictionaries(someone, fate, max_size=dropouts + 2))
+    drops = draw(st.dictionaries(someone, fate, max_size=parameters.dropouts + 2))
     late = draw(st.dictionaries(someone, phases, max_size=2))
-    duplicates = draw(st.frozensets(someone, max_size=clients))
-    return parameters, Faults(drops, late, duplicates, draw(st.booleans())), draw(st.booleans())
+    duplicates = draw(st.frozensets(someone, max_size=parameters.clients))
+    return Faults(drops, late, duplicates, draw(st.booleans()))
 
 
-@given(_histories())
+@pytest.mark.parametrize("protocol", list(ProtocolName))
+@given(data=st.data())
+@settings(max_examples=30)
 def test_R30_R33_any_history_ends_in_the_exact_sum_or_an_abort(
-    history: tuple[Parameters, Faults, bool],
+    protocol: ProtocolName, data: st.DataObject
 ) -> None:
-    parameters, faults, early_input = history
-    report = simulate_round(make_cohort(parameters), unique_input, faults, early_input=early_input)
+    parameters = data.draw(_parameters(protocol))
+    faults = data.draw(_faults(parameters))
+    dense = parameters.clients - 1
+    neighbours = threshold = 0
+    if protocol is ProtocolName.SECAGG_PLUS:
+        threshold = data.draw(st.integers(parameters.privacy + 1, min(dense, parameters.survivors)))
+        neighbours = data.draw(st.one_of(st.just(dense), st.integers(threshold, dense)))
+    cohort = make_cohort(parameters, protocol, neighbours=neighbours, threshold=threshold)
+    report = simulate_round(cohort, unique_input, faults, early_input=data.draw(st.booleans()))
     assert_right_or_aborted(report)
-    if len(faults.drops.keys() | faults.late.keys()) <= parameters.dropouts:
+    troubled = len(faults.drops.keys() | faults.late.keys())
+    # On a sparse graph few dropouts may already leave somebody without neighbours.
+    if troubled <= parameters.dropouts and neighbours in (0, dense):
         assert report.aggregate is not None, report.aborted
         punctual = [c for c in range(parameters.clients) if c not in faults.late]
         must = {c for c in punctual if must_be_included(faults.drops.get(c))}

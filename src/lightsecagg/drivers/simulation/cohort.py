@@ -24,19 +24,24 @@ class Cohort:
         quantizer: Quantizer,
         dimension: int,
         neighbours: int = 0,
+        threshold: int = 0,
+        graph_security: int = 40,
     ) -> None:
+        """`graph_security` is what the clients demand of SecAgg+'s graph, see `Policy`."""
         self.protocol = protocol
         self.parameters = parameters
         self.quantizer = quantizer
         self.dimension = dimension
         self.neighbours = neighbours
+        self.threshold = threshold
+        self.graph_security = graph_security
         self.clients = range(parameters.clients)
         self._identities = [IdentityKey.generate() for _ in self.clients]
         self.allow_list = AllowList({c: key.public for c, key in enumerate(self._identities)})
         self._ledgers = [Ledger() for _ in self.clients]
         self._session = draw(system_entropy, HASH_LENGTH)
         self._round = 0
-        self.settings()  # refuse what cannot work now, not in the first round
+        self.settings()  # refuses now, not in the first round, what cannot work
 
     def next_round(self) -> Settings:
         """The settings of a new round, for a new global model."""
@@ -55,6 +60,7 @@ class Cohort:
             allow_list=self.allow_list.digest,
             model=hash_model(uint(self._round)),
             neighbours=self.neighbours,
+            threshold=self.threshold,
         )
 
     def server(self, settings: Settings) -> RoundServer:
@@ -77,5 +83,6 @@ class Cohort:
             protocols=(self.protocol,),
             dimension=self.dimension,
             model=settings.model,
+            graph_security=self.graph_security,
         )
         return kind(client, self._identities[client], policy, self._ledgers[client], entropy)

@@ -1,9 +1,11 @@
 """One synchronous round of N parties in one process, over the bytes that a network would carry.
 
-Theory of operation. Messages travel as encoded bytes through one queue, so every link is first in,
-first out. A client's work begins with a message of the server (`_BEGINS` says which begins which
-phase); that is where a client that drops vanishes. When nothing is on its way and the server still
-waits, its deadline fires (`proceed`), so a round always ends: with an aggregate or an abort.
+Theory of operation. Messages travel as encoded bytes through two queues, up to the server and down
+to the clients, so every link is first in, first out. Those on their way up are delivered first:
+then a client's shares are relayed before the next client makes its own. A client's work of a
+phase begins with a message of the server (`_BEGINS`); that is where a client that drops vanishes.
+When nothing is on its way and the server still waits, its deadline fires (`proceed`), so a round
+always ends: with an aggregate or an abort.
 
 Clients are given their input when sharing is closed, as late as the protocol allows, so that one
 vector at a time is in memory; `early_input` gives it to them as soon as they ask.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -48,7 +50,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
 )
 from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
 Inputs = Callable[[int], Update]
@@ -61,7 +63,6 @@ _ORDER = tuple(Phase)
 
 # Which phase's work a message of the server begins, at the client that receives it.
 _BEGINS: dict[type, Phase] = {
-    Opening: Phase.ADVERTISE,
     Roster: Phase.SHARE,
     SharesClosed: Phase.UPLOAD,
     Certificate: Phase.RECOVER,
@@ -125,6 +126,17 @@ def simulate_round(
             gc.enable()
 
 
+def _plainly(faults: Faults) -> Faults:
+    """The same faults where there is no phase but the upload."""
+    moments = {
+        client: Moment.AFTER if phase in (Phase.AGREE, Phase.RECOVER) else Moment.BEFORE
+        for client, (phase, moment) in faults.drops.items()
+        if phase is not Phase.UPLOAD
+    }
+    drops = {client: (Phase.UPLOAD, moment) for client, moment in moments.items()}
+    return replace(faults, drops={**faults.drops, **drops})
+
+
 class _Run:
     def __init__(
         self,
@@ -145,34 +157,33 @@ class _Run:
         self.meter = Meter()
         self.refused: Counter[str] = Counter()
         self._inputs = inputs
-        self._faults = faults
+        self._faults = faults if cohort.protocol is not ProtocolName.PLAIN else _plainly(faults)
         self._early_input = early_input
         self._progress = progress
-        self._queue: deque[_Packet | _Disconnect] = deque()
+        self._up: deque[_Packet | _Disconnect] = deque()
+        self._down: deque[_Packet] = deque()
         self._held_back: list[_Packet] = []
         self._gone: set[int] = set()
         self._want_input: set[int] = set()
         self._rounding: dict[int, bytes] = {}
-        self._phase = Phase.ADVERTISE
+        self._phase = self.server.phase
         self._result: Aggregate | RoundAborted | None = None
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        self._begins = {**_BEGINS, SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER}
+        self._begins = {
+            **_BEGINS,
+            Opening: self._phase,  # plain summation begins with the upload
+            SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER,
+        }
 
     def play(self) -> RoundReport:
-        with self.meter.server_cpu(Phase.ADVERTISE):
-            outputs = self.server.start()
-        self._from_server(outputs)
-        while self._queue or self.server.phase is not Phase.DONE:
-            if not self._queue:
-                self._call_server(self.server.proceed)
-                continue
-            packet = self._queue.popleft()
-            if isinstance(packet, _Disconnect):
-                self._call_server(partial(self.server.drop, packet.client))
-            elif packet.recipient == SERVER:
-                self._to_server(packet)
+        self._call_server(self.server.start)
+        while self._up or self._down or self.server.phase is not Phase.DONE:
+            if self._up:
+                self._to_server(self._up.popleft())
+            elif self._down:
+                self._to_client(self._down.popleft())
             else:
-                self._to_client(packet)
+                self._call_server(self.server.proceed)
         return self._report()
 
     # -- the server's side -------------------------------------------------------------------
@@ -182,7 +193,10 @@ class _Run:
             outputs = call()
         self._from_server(outputs)
 
-    def _to_server(self, packet: _Packet) -> None:
+    def _to_server(self, packet: _Packet | _Disconnect) -> None:
+        if isinstance(packet, _Disconnect):
+            self._call_server(partial(self.server.drop, packet.client))
+            return
         size = len(packet.data)
         self.meter.client_sent(packet.phase, packet.sender, size, packet.is_share)
         with self.meter.server_cpu(self._phase, relaying=packet.is_share):
@@ -226,7 +240,7 @@ class _Run:
         now = _ORDER.index(self.server.phase)
         waiting = self._held_back
         self._held_back = [packet for packet in waiting if _ORDER.index(packet.phase) >= now]
-        self._queue.extend(packet for packet in waiting if _ORDER.index(packet.phase) < now)
+        self._up.extend(packet for packet in waiting if _ORDER.index(packet.phase) < now)
 
     # -- the clients' side -------------------------------------------------------------------
 
@@ -290,20 +304,23 @@ class _Run:
             self._post(_Packet(client, SERVER, data, phase, is_share, begins=False))
 
     def _post(self, packet: _Packet) -> None:
-        link = packet.sender if packet.recipient == SERVER else packet.recipient
+        up = packet.recipient == SERVER
+        client = packet.sender if up else packet.recipient
         copies = [packet]
-        if link in self._faults.duplicates:
+        if client in self._faults.duplicates:
             copies.append(packet._replace(begins=False))
-        if packet.recipient == SERVER and self._faults.late.get(link) is packet.phase:
+        if not up:
+            self._down.extend(copies)
+        elif self._faults.late.get(client) is packet.phase:
             self._held_back += copies
         else:
-            self._queue.extend(copies)
+            self._up.extend(copies)
 
     def _vanish(self, client: int) -> None:
         self._gone.add(client)
         self.parties[client].abort("this client is gone")
         if not self._faults.silent:
-            self._queue.append(_Disconnect(client))
+            self._up.append(_Disconnect(client))
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -1,0 +1,265 @@
+"""`lightsecagg simulate`: N parties in one process, with dropouts, and what each phase costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from lightsecagg.cli.output import EXIT_ABORTED, print_json, warn
+from lightsecagg.drivers.simulation.faults import Drop
+from lightsecagg.drivers.simulation.links import Links, Topology
+from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
+from lightsecagg.drivers.simulation.synchronous import Progress
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    PAPER_MODULUS,
+    Parameters,
+    ShareMode,
+    ThreatModel,
+)
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName
+
+app = typer.Typer()
+
+
+class Choice(StrEnum):
+    """A protocol, or all of them."""
+
+    LIGHTSECAGG = ProtocolName.LIGHTSECAGG.value
+    SECAGG = ProtocolName.SECAGG.value
+    SECAGG_PLUS = ProtocolName.SECAGG_PLUS.value
+    PLAIN = ProtocolName.PLAIN.value
+    ALL = "all"
+
+
+class Field(StrEnum):
+    """The prime of the field."""
+
+    DEFAULT = "default"
+    PAPER = "paper"
+
+
+@app.command()
+def simulate(
+    clients: Annotated[int, typer.Option(help="N, the clients.")],
+    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
+    dropouts: Annotated[int, typer.Option(help="D, how many may drop.")],
+    dim: Annotated[int, typer.Option(help="d, the length of the vectors.")],
+    protocol: Annotated[Choice, typer.Option(help="Which protocol.")] = Choice.LIGHTSECAGG,
+    survivors: Annotated[
+        int, typer.Option(help="LightSecAgg: U, the answers needed.", show_default="N - D")
+    ] = 0,
+    share_mode: Annotated[
+        ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
+    ] = ShareMode.SEEDED,
+    threat_model: Annotated[
+        ThreatModel, typer.Option(help="Whom the clients defend against.")
+    ] = ThreatModel.HONEST_BUT_CURIOUS,
+    field: Annotated[
+        Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")
+    ] = Field.DEFAULT,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PHASE[:MOMENT]=COUNT",
+            help="Let clients vanish, e.g. upload=60 or share:during=2; MOMENT is before "
+            "(default), during or after. Repeatable.",
+        ),
+    ] = None,
+    neighbours: Annotated[
+        int, typer.Option(help="SecAgg+: k, the degree of the graph.", show_default="the finder's")
+    ] = 0,
+    threshold: Annotated[
+        int,
+        typer.Option(
+            help="SecAgg(+): t, the shares that rebuild a secret.",
+            show_default="T + 1; SecAgg+: the finder's",
+        ),
+    ] = 0,
+    bandwidth: Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")] = 320.0,
+    server_bandwidth: Annotated[
+        float, typer.Option(help="Of the server, Mbit/s each way.")
+    ] = 10_000.0,
+    latency: Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")] = 0.0,
+    topology: Annotated[Topology, typer.Option(help="How shares travel.")] = Topology.RELAY,
+    training_seconds: Annotated[float, typer.Option(help="How long training takes.")] = 0.0,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
+    ] = True,
+    bound: Annotated[
+        float, typer.Option(help="Largest entry; the inputs are uniform in [-1, 1).")
+    ] = 1.0,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip inputs to the bound.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds, one after the other.")] = 1,
+    seed: Annotated[int, typer.Option(help="Steers inputs and who drops; never a mask.")] = 0,
+    sample_clients: Annotated[
+        int | None,
+        typer.Option(metavar="n", help="Only n clients are real; for runs that are too large."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate secure aggregation in one process and report what every phase costs."""
+    scenario = Scenario(
+        protocol=ProtocolName.LIGHTSECAGG,
+        parameters=Parameters(
+            clients=clients,
+            privacy=privacy,
+            dropouts=dropouts,
+            survivors=survivors,
+            threat_model=threat_model,
+            share_mode=share_mode,
+            modulus=DEFAULT_MODULUS if field is Field.DEFAULT else PAPER_MODULUS,
+        ),
+        dimension=dim,
+        bound=bound,
+        clip=clip,
+        drops=tuple(map(Drop.parse, drop or ())),
+        links=Links(bandwidth, server_bandwidth, latency, topology),
+        training_seconds=training_seconds,
+        overlap=overlap,
+        seed=seed,
+        sample_clients=sample_clients,
+    )
+    outcomes = []
+    for each in expand(scenario, protocol, neighbours, threshold):
+        with progress_bar(each, rounds) as progress:
+            for outcome in run(each, rounds, progress):
+                outcomes.append(outcome)
+                if not as_json:
+                    show(outcome)
+    if as_json:
+        documents = [outcome.document() for outcome in outcomes]
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
+    if any(outcome.report.aborted for outcome in outcomes):
+        raise typer.Exit(EXIT_ABORTED)
+
+
+def expand(scenario: Scenario, protocol: Choice, neighbours: int, threshold: int) -> list[Scenario]:
+    """One scenario per protocol; of all, `neighbours` and `threshold` are SecAgg+'s."""
+    if protocol is not Choice.ALL:
+        one = ProtocolName(protocol.value)
+        return [replace(scenario, protocol=one, neighbours=neighbours, threshold=threshold)]
+    if scenario.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
+        warn("secagg+ and plain have no malicious-server mode and are left out")
+        return [
+            replace(scenario, protocol=name)
+            for name in (ProtocolName.LIGHTSECAGG, ProtocolName.SECAGG)
+        ]
+    plus = ProtocolName.SECAGG_PLUS
+    return [
+        replace(scenario, protocol=plus, neighbours=neighbours, threshold=threshold)
+        if name is plus
+        else replace(scenario, protocol=name)
+        for name in ProtocolName
+    ]
+
+
+@contextmanager
+def progress_bar(scenario: Scenario, rounds: int) -> Iterator[Progress]:
+    """A bar on stderr that counts the clients' steps."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    malicious = scenario.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+    steps = 1 if scenario.protocol is ProtocolName.PLAIN else 5 if malicious else 4
+    total = steps * scenario.parameters.clients * rounds
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(scenario.protocol.value, total=total)
+
+        def advance(phase: Phase) -> None:
+            bar.update(task, advance=1, description=f"{scenario.protocol} {phase}")
+
+        yield advance
+
+
+def show(outcome: Outcome) -> None:
+    """One round as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    document = outcome.document()
+    parameters = _describe(document["parameters"])
+    table = Table(
+        title=f"{document['protocol']}, round {document['round']}: {parameters}",
+        caption="the slowest client and the server; seconds are CPU, links are modelled",
+    )
+    table.add_column("phase")
+    for column in (
+        "client\ncompute",
+        "client\nsends",
+        "client\nreceives",
+        "on the\nlink",
+        "server\ncompute",
+        "server\ntraffic",
+    ):
+        table.add_column(column, justify="right")
+    for phase, costs in document["phases"].items():
+        if not costs["server_bytes"] and not costs["client_upload_bytes"]:
+            continue
+        table.add_row(
+            phase,
+            _seconds(costs["client_seconds"]),
+            _bytes(costs["client_upload_bytes"]),
+            _bytes(costs["client_download_bytes"]),
+            _seconds(costs["link_seconds"]),
+            _seconds(costs["server_seconds"]),
+            _bytes(costs["server_bytes"]),
+        )
+    console = Console()
+    console.print(table)
+    for warning in document["warnings"]:
+        console.print(f"[yellow]{warning}[/yellow]", highlight=False, soft_wrap=True)
+    console.print(_result(outcome), highlight=False, soft_wrap=True)
+
+
+def _describe(parameters: dict[str, Any]) -> str:
+    names = {
+        "clients": "N",
+        "privacy": "T",
+        "dropouts": "D",
+        "survivors": "U",
+        "neighbours": "k",
+        "threshold": "t",
+        "dim": "d",
+    }
+    return ", ".join(
+        f"{letter} = {parameters[name]:,}" for name, letter in names.items() if name in parameters
+    )
+
+
+def _result(outcome: Outcome) -> str:
+    report, scenario = outcome.report, outcome.scenario
+    if report.aborted is not None:
+        return f"[red]aborted: {report.aborted}[/red]"
+    if report.aggregate is None:
+        raise AssertionError("a round ends with an aggregate or an abort")
+    verdict = {
+        True: "[green]the recovered sum is exact, element for element[/green]",
+        False: "[red]THE RECOVERED SUM IS WRONG[/red]",
+        None: "[yellow]sampled clients: there is no sum to compare with[/yellow]",
+    }[report.exact]
+    apart, beside = outcome.round_seconds(False), outcome.round_seconds(True)
+    return (
+        f"{len(report.aggregate.included)} of {scenario.parameters.clients} clients included, "
+        f"{len(report.aggregate.responders)} answered; {verdict}\n"
+        f"round: {_seconds(beside)} with training ({_seconds(scenario.training_seconds)}) "
+        f"beside the offline phase, {_seconds(apart)} without overlap\n"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,120 @@
+"""Whether a simulated round fits into memory, before it is begun.
+
+All N clients live in one process. At the peak, when sharing is over, the process holds
+
+    vectors   N * 4 d        each client's mask (LightSecAgg) or, later, its upload at the server
+    shares    N * e * 4 L    the explicit shares that each client holds: e = N - U in seeded mode,
+                             N in paper mode, none in SecAgg and SecAgg+
+    messages  N * k * 1 kB   what Python needs per small share: k = N - 1, or SecAgg+'s degree
+    working   16 * 4 d + 2 (N + U) * 8 L   vectors and matrices that one party works on
+    program   200 MB
+
+If only n clients are real (`--sample-clients`), `vectors` counts the pool of uploads that the
+stand-ins share plus n, and `shares` and `messages` count n * k instead of N * k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.params import ShareMode
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+_PROGRAM = 200 * 10**6
+_PER_MESSAGE = 1000
+
+POOL_BYTES = 512 * 2**20
+"""How much memory the uploads of stand-ins take: too much for any cache, so that summing them
+costs what it costs to sum real ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The memory that a round will take at its peak, in bytes."""
+
+    vectors: int
+    shares: int
+    messages: int
+    working: int
+    program: int = _PROGRAM
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.vectors + self.shares + self.messages + self.working + self.program
+
+    def __str__(self) -> str:
+        return (
+            f"{_gigabytes(self.total)} ({_gigabytes(self.vectors)} for masks and uploads, "
+            f"{_gigabytes(self.shares)} for shares, "
+            f"{_gigabytes(self.messages + self.working + self.program)} for the rest)"
+        )
+
+
+def forecast(settings: Settings, sample: int | None = None) -> Forecast:
+    """The peak memory of a round; `sample` is the number of real clients, if not all are."""
+    parameters = settings.parameters
+    N, U = parameters.clients, parameters.survivors
+    vector, share = 4 * settings.length, 4 * settings.share_length
+    degree = settings.degree(N)
+    explicit = N - U if parameters.share_mode is ShareMode.SEEDED else N
+    if settings.protocol is not ProtocolName.LIGHTSECAGG:
+        explicit, share = 0, 0
+    real = N if sample is None else sample
+    stand_ins = min(N - real, pool_size(settings)) if sample is not None else 0
+    return Forecast(
+        vectors=(real + stand_ins) * vector,
+        shares=real * explicit * share,
+        messages=N * degree * _PER_MESSAGE,
+        working=16 * vector + 2 * (N + U) * 2 * share,
+    )
+
+
+def pool_size(settings: Settings) -> int:
+    """How many different uploads the stand-ins of a sampled round share."""
+    return max(2, POOL_BYTES // (4 * settings.length))
+
+
+def check_memory(settings: Settings, sample: int | None = None) -> None:
+    """Refuse a round that would not fit into this machine's memory."""
+    needed, available = forecast(settings, sample), available_memory()
+    if available is not None and needed.total > available:
+        raise ConfigurationError(
+            f"{settings.protocol} with N = {settings.parameters.clients} and d = "
+            f"{settings.dimension} would need about {needed}, but {_gigabytes(available)} are "
+            "available; simulate fewer clients, or only some of them (--sample-clients)"
+        )
+
+
+def available_memory() -> int | None:
+    """What this process may still take, in bytes; None where the system does not say."""
+    limits = [limit for limit in (_system_available(), _cgroup_available()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _system_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> int | None:
+    """What a container's limit leaves."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text("ascii").strip()
+        used = (root / "memory.current").read_text("ascii").strip()
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit) - int(used)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,262 @@
+"""From what a user asks for to rounds and their report: what `lightsecagg simulate` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.simulation.faults import Drop, choose_faults
+from lightsecagg.drivers.simulation.links import Links, PhaseTimes, Topology, timeline
+from lightsecagg.drivers.simulation.memory import check_memory
+from lightsecagg.drivers.simulation.metering import PhaseLoads
+from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, simulate_round
+from lightsecagg.errors import ParameterError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.params import Parameters, ThreatModel, check_integer
+from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+_SIGMA = 40
+"""Clients accept a sharing graph that fails with probability below 2^-sigma."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that decides a simulation, except the masks."""
+
+    protocol: ProtocolName
+    parameters: Parameters
+    """As for LightSecAgg; `protocol_parameters` translates them for the other protocols."""
+    dimension: int
+    bound: float = 1.0
+    """The quantiser's; the simulated inputs are uniform in [-1, 1)."""
+    clip: bool = False
+    """Clip inputs to the bound instead of refusing them."""
+    neighbours: int = 0
+    """SecAgg+: k; 0 for the finder's."""
+    threshold: int = 0
+    """SecAgg and SecAgg+: t; 0 for the smallest allowed, or the finder's."""
+    drops: tuple[Drop, ...] = ()
+    links: Links = field(default_factory=Links)
+    training_seconds: float = 0.0
+    overlap: bool = True
+    seed: int = 0
+    """Steers inputs and the choice of who drops, and nothing else."""
+    sample_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("seed", self.seed, 0)
+        check_integer("dimension d", self.dimension, 1)
+        if not 0 <= self.training_seconds < float("inf"):
+            raise ParameterError(
+                f"training seconds = {self.training_seconds} must be a number, at least 0"
+            )
+        sparse = self.protocol is ProtocolName.SECAGG_PLUS
+        if not sparse and self.neighbours:
+            raise ParameterError(f"neighbours are for secagg+, not for {self.protocol}")
+        if not sparse and self.protocol is not ProtocolName.SECAGG and self.threshold:
+            raise ParameterError(f"a threshold is for secagg and secagg+, not for {self.protocol}")
+        if sparse and bool(self.neighbours) != bool(self.threshold):
+            raise ParameterError("secagg+ takes neighbours and a threshold together, or neither")
+
+    def cohort(self) -> Cohort:
+        """The clients of this scenario."""
+        parameters = self.protocol_parameters()
+        quantizer = Quantizer(PrimeField(parameters.modulus), self.bound, parameters.clients)
+        neighbours, threshold = self.graph()
+        return Cohort(
+            self.protocol,
+            parameters,
+            quantizer,
+            self.dimension,
+            neighbours,
+            threshold,
+            graph_security=0 if self.leak_probability() * 2**_SIGMA >= 1 else _SIGMA,
+        )
+
+    def protocol_parameters(self) -> Parameters:
+        """The parameters with the U that this protocol knows: SecAgg's is its threshold t.
+
+        The smallest t is the best for SecAgg: it tolerates most and rebuilds fastest.
+        """
+        parameters = self.parameters
+        if self.protocol is ProtocolName.SECAGG:
+            smallest = parameters.privacy + 1
+            if parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
+                smallest = (parameters.clients + parameters.privacy) // 2 + 1
+            return replace(parameters, survivors=self.threshold or smallest)
+        if self.protocol is ProtocolName.SECAGG_PLUS:
+            return replace(parameters, survivors=0)
+        return parameters
+
+    def graph(self) -> tuple[int, int]:
+        """SecAgg+'s k and t; zeros for the other protocols."""
+        if self.protocol is not ProtocolName.SECAGG_PLUS:
+            return 0, 0
+        if self.neighbours:
+            return self.neighbours, self.threshold
+        found = find_graph_parameters(
+            self.parameters.clients, self.parameters.privacy, self.parameters.dropouts
+        )
+        return found.degree, found.threshold
+
+    def leak_probability(self) -> float:
+        """A bound on the probability that the random graph leaves somebody unprotected."""
+        if self.protocol is not ProtocolName.SECAGG_PLUS:
+            return 0.0
+        neighbours, threshold = self.graph()
+        bound = leak_bound(
+            self.parameters.clients,
+            self.parameters.privacy,
+            self.parameters.dropouts,
+            neighbours,
+            threshold,
+        )
+        return min(1.0, float(bound))
+
+    def warnings(self) -> list[str]:
+        """What must be said beside every figure of this scenario."""
+        said = []
+        if self.protocol is ProtocolName.PLAIN:
+            said.append("no protection: the server sees every update")
+        probability = self.leak_probability()
+        if probability * 2**_SIGMA >= 1:
+            neighbours, threshold = self.graph()
+            said.append(
+                f"insecure parameters: with k = {neighbours} and t = {threshold} somebody is left "
+                f"unprotected with a probability of up to {probability:.2g} (allowed: 2^-{_SIGMA})"
+            )
+        return said
+
+    def input(self, round_: int, client: int) -> Update:
+        """A client's update: uniform in [-1, 1), the same whenever it is asked for."""
+        generator = np.random.default_rng((self.seed, round_, client))
+        vector = 2 * generator.random(self.dimension, dtype=np.float32) - 1
+        if self.clip:
+            vector = vector.clip(-np.float32(self.bound), np.float32(self.bound))
+        return Update(vector)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A simulated round, its report and its document."""
+
+    scenario: Scenario
+    report: RoundReport
+
+    @property
+    def times(self) -> dict[Phase, PhaseTimes]:
+        """How long each phase takes on the scenario's links."""
+        links, phases = self.scenario.links, self.report.meter.phases
+        return {phase: links.phase(loads) for phase, loads in phases.items()}
+
+    def round_seconds(self, overlap: bool) -> float:
+        """The length of the round, training included."""
+        spans = timeline(self.times, self.scenario.training_seconds, overlap)
+        return max((span.end for span in spans), default=0.0)
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        report, scenario = self.report, self.scenario
+        aggregate = report.aggregate
+        spans = timeline(self.times, scenario.training_seconds, scenario.overlap)
+        return {
+            "protocol": scenario.protocol.value,
+            "parameters": _parameters(scenario, report.settings),
+            "round": report.settings.round,
+            "exact": report.exact,
+            "included": 0 if aggregate is None else len(aggregate.included),
+            "responders": 0 if aggregate is None else len(aggregate.responders),
+            "aborted": report.aborted,
+            "warnings": scenario.warnings(),
+            "phases": {
+                phase.value: _phase(loads, self.times[phase], scenario.links.topology)
+                for phase, loads in report.meter.phases.items()
+            },
+            "round_seconds": self.round_seconds(scenario.overlap),
+            "timeline": [
+                {"party": span.party, "phase": span.phase, "start": span.start, "end": span.end}
+                for span in spans
+            ],
+        }
+
+
+def run(scenario: Scenario, rounds: int = 1, progress: Progress | None = None) -> Iterator[Outcome]:
+    """Simulate `rounds` rounds of the same clients, one after the other."""
+    check_integer("rounds", rounds, 1)
+    cohort = scenario.cohort()
+    check_memory(cohort.settings(), scenario.sample_clients)
+    threat_model = scenario.parameters.threat_model
+    _warm_up(scenario)
+    for round_ in range(rounds):
+        generator = np.random.default_rng((scenario.seed, round_))
+        faults = choose_faults(cohort.clients, scenario.drops, threat_model, generator)
+        report = simulate_round(cohort, partial(scenario.input, round_), faults, progress=progress)
+        yield Outcome(scenario, report)
+
+
+def _warm_up(scenario: Scenario) -> None:
+    """Load what is loaded at first use, so that the first client is not charged for it."""
+    modulus = scenario.parameters.modulus
+    parameters = Parameters(4, 1, 1, 2, modulus=modulus)
+    quantizer = Quantizer(PrimeField(modulus), 1.0, parameters.clients)
+    degree, threshold = (3, 2) if scenario.protocol is ProtocolName.SECAGG_PLUS else (0, 0)
+    cohort = Cohort(scenario.protocol, parameters, quantizer, 64, degree, threshold)
+    simulate_round(cohort, lambda client: Update(np.full(64, client / 4)))
+
+
+def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
+    parameters, links = settings.parameters, scenario.links
+    document: dict[str, Any] = {
+        "clients": parameters.clients,
+        "privacy": parameters.privacy,
+        "dropouts": parameters.dropouts,
+        "dim": settings.dimension,
+        "threat_model": parameters.threat_model.value,
+        "modulus": parameters.modulus,
+        "bound": settings.quantizer.bound,
+        "clip": scenario.clip,
+        "scale": settings.quantizer.scale,
+    }
+    if scenario.protocol is ProtocolName.LIGHTSECAGG:
+        document["survivors"] = parameters.survivors
+        document["share_mode"] = parameters.share_mode.value
+        document["share_length"] = settings.share_length
+    elif scenario.protocol is not ProtocolName.PLAIN:
+        document["neighbours"] = settings.degree(parameters.clients)
+        document["threshold"] = settings.sharing_threshold
+        document["leak_probability"] = scenario.leak_probability()
+    return document | {
+        "drop": [str(drop) for drop in scenario.drops],
+        "bandwidth_mbps": links.bandwidth,
+        "server_bandwidth_mbps": links.server_bandwidth,
+        "latency_ms": links.latency,
+        "topology": links.topology.value,
+        "training_seconds": scenario.training_seconds,
+        "overlap": scenario.overlap,
+        "seed": scenario.seed,
+        "sample_clients": scenario.sample_clients,
+    }
+
+
+def _phase(loads: PhaseLoads, times: PhaseTimes, topology: Topology) -> dict[str, Any]:
+    """The slowest client's and the server's figures of one phase."""
+    clients, server = loads.clients.values(), loads.server
+    through = server.sent + server.received
+    if topology is Topology.RELAY:
+        through += server.shares_sent + server.shares_received
+    return {
+        "client_seconds": times.client,
+        "server_seconds": times.server,
+        "client_upload_bytes": max((c.sent + c.shares_sent for c in clients), default=0),
+        "client_download_bytes": max((c.received + c.shares_received for c in clients), default=0),
+        "server_bytes": through,
+        "link_seconds": times.link,
+    }

@@ -1,0 +1,69 @@
+"""The forecast of a simulation's memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightsecagg.drivers.simulation import memory
+from lightsecagg.drivers.simulation.scenario import Scenario
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.params import Parameters, ShareMode
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+
+def settings(
+    parameters: Parameters, dimension: int, protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+) -> Settings:
+    return Scenario(protocol, parameters, dimension).cohort().settings()
+
+
+def test_the_main_case_fits_in_8_GB() -> None:
+    seeded = memory.forecast(settings(Parameters(200, 100, 60, 140), 1_206_590))
+    assert seeded.vectors == 200 * 4 * 1_206_590
+    assert seeded.shares == 200 * 60 * 4 * 30_165
+    assert 2.4e9 < seeded.total < 8e9
+    paper = Parameters(200, 100, 60, 140, share_mode=ShareMode.PAPER)
+    assert memory.forecast(settings(paper, 1_206_590)).shares == 200 * 200 * 4 * 30_165
+
+
+def test_a_round_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = settings(Parameters(8, 2, 2), 10_000_000)
+    needed = memory.forecast(wanted).total
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
+    with pytest.raises(ConfigurationError, match=r"N = 8 and d = 10000000 would need about"):
+        memory.check_memory(wanted)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed)
+    memory.check_memory(wanted)
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    memory.check_memory(wanted)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="the system does not say")
+def test_the_available_memory_is_known_on_linux() -> None:
+    available = memory.available_memory()
+    assert available is not None
+    assert 10**8 < available < 10**14
+
+
+@pytest.mark.parametrize("share_mode", list(ShareMode))
+def test_the_forecast_is_an_honest_upper_bound(share_mode: ShareMode) -> None:
+    """A real run stays below it, and comes near enough for it to mean something."""
+    code = (
+        "import resource\n"
+        "from lightsecagg.drivers.simulation.memory import forecast\n"
+        "from lightsecagg.drivers.simulation.scenario import Scenario, run\n"
+        "from lightsecagg.params import Parameters\n"
+        "from lightsecagg.protocol.settings import ProtocolName\n"
+        f"parameters = Parameters(16, 4, 8, 8, share_mode='{share_mode}')\n"
+        "scenario = Scenario(ProtocolName.LIGHTSECAGG, parameters, 1_000_000)\n"
+        "needed = forecast(scenario.cohort().settings()).total\n"
+        "assert next(run(scenario)).report.exact\n"
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "assert needed / 3 < peak < needed, (needed, peak)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
