@@ -7,8 +7,12 @@ every client computes itself from the table that its policy pins.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
@@ -18,6 +22,17 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.protocol.messages import BufferAnnounced, Tag
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.settings import AllowList, Buffering
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which updates may share a buffer."""
+
+    max_ratio: float = math.inf
+    """R: the largest max w / min w."""
+    per_weight: int = 1
+    """The fewest updates of one weight: T + 2 in strict mode."""
+
 
 _TAG = "buffered upload"
 _BUFFER = "buffer"
@@ -67,23 +82,41 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
         raise RemoteProtocolError(f"tag of client {tag.owner} refused: {error}") from error
 
 
+def check_models(buffer: BufferAnnounced, models: Mapping[int, bytes]) -> None:
+    """Raise `RemoteProtocolError` unless every version names one model, and ours where known.
+
+    A server that trains clients from different models of one version could tell their updates
+    apart in the sum (S08).
+    """
+    seen = dict(models)
+    for tag in buffer.tags:
+        if seen.setdefault(tag.version, tag.model) != tag.model:
+            raise RemoteProtocolError(
+                f"client {tag.owner} trained from another model of version {tag.version} than "
+                "its peers: the server, or this owner, says different things to different clients"
+            )
+
+
 def sign_buffer(key: IdentityKey, context: bytes, buffer: BufferAnnounced) -> bytes:
     """Consent to a buffer (agree step)."""
     return key.sign(_BUFFER, context, uint(buffer.time), hash_tags(buffer.tags))
 
 
 def check_buffer_signature(
-    allow_list: AllowList, context: bytes, buffer: BufferAnnounced, client: int, signature: bytes
+    allow_list: AllowList, context: bytes, time: int, tags: bytes, client: int, signature: bytes
 ) -> None:
-    """Raise `CryptoError` unless `client` signed this buffer of the epoch C1."""
+    """Raise `CryptoError` unless `client` signed the buffer of this time in the epoch C1.
+
+    * `tags`: their hash, computed once for all signatures of a certificate.
+    """
     identity.verify(
         f"client {client}",
         allow_list[client],
         signature,
         _BUFFER,
         context,
-        uint(buffer.time),
-        hash_tags(buffer.tags),
+        uint(time),
+        tags,
     )
 
 
@@ -127,3 +160,59 @@ def buffer_weights(round_: Round, buffering: Buffering, buffer: BufferAnnounced)
             "the sum would tell something about them"
         )
     return weights
+
+
+class Waiting(Protocol):
+    """An upload in front of the buffer."""
+
+    @property
+    def owner(self) -> int:
+        """Whose it is."""
+
+    @property
+    def version(self) -> int:
+        """t_i"""
+
+
+AnyWaiting = TypeVar("AnyWaiting", bound=Waiting)
+
+
+def choose_updates(
+    waiting: Iterable[AnyWaiting], size: int, weight: Callable[[int], int], rules: Rules
+) -> list[AnyWaiting]:
+    """The next buffer: at most `size` uploads that clients will accept together, oldest first.
+
+    One per owner; a second one waits for the next buffer.
+
+    * `waiting`: in the order of arrival.
+    * `weight`: version -> weight at the buffer's time.
+    """
+    firsts: dict[int, AnyWaiting] = {}
+    for upload in waiting:
+        firsts.setdefault(upload.owner, upload)
+    by_weight: dict[int, list[AnyWaiting]] = {}
+    for upload in firsts.values():
+        by_weight.setdefault(weight(upload.version), []).append(upload)
+    if rules.per_weight > 1:
+        by_weight = {w: group for w, group in by_weight.items() if len(group) >= rules.per_weight}
+    ranges = [
+        {w: group for w, group in by_weight.items() if least <= w <= rules.max_ratio * least}
+        for least in by_weight
+    ]
+    best = max(ranges, key=lambda groups: sum(map(len, groups.values())), default={})
+    if rules.per_weight > 1:
+        return _whole_groups(best, size, rules.per_weight)
+    chosen = {upload.owner for group in best.values() for upload in group}
+    return [upload for upload in firsts.values() if upload.owner in chosen][:size]
+
+
+def _whole_groups(
+    groups: Mapping[int, list[AnyWaiting]], size: int, least: int
+) -> list[AnyWaiting]:
+    """At most `size` uploads, of each weight none or at least `least`; large groups first."""
+    chosen: list[AnyWaiting] = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        room = size - len(chosen)
+        if room >= least:
+            chosen += group[:room]
+    return chosen

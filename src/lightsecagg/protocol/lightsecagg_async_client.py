@@ -14,14 +14,15 @@ on four things go on at once:
   buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
 
 A failed buffer is never formed again: its masks are burnt. A client that crashed has lost its
-shares and joins the next epoch.
+shares and joins the next epoch. An update is spent when it is uploaded, because its buffer may be
+summed without its owner: a driver that keeps the ledger on disk stores it before it sends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.agreement import AgreementKey, PairwiseSecret
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import (
@@ -29,7 +30,6 @@ from lightsecagg.errors import (
     DecodeError,
     InputRefused,
     LocalProtocolError,
-    MaskAlreadyUsed,
     ParameterError,
     RemoteProtocolError,
 )
@@ -39,7 +39,9 @@ from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     buffer_weights,
     check_buffer_signature,
+    check_models,
     check_tag,
+    hash_tags,
     hash_upload,
     sign_buffer,
     sign_tag,
@@ -78,8 +80,11 @@ class KeptShare:
     """A peer's share that waits for its buffer."""
 
     share: Share = field(repr=False)
-    arrived: int
-    """The time of the last buffer before the share came; it expires by this."""
+    since: int | None = None
+    """The first buffer that this client consented to after the share came; it expires by this.
+
+    Not the last one before: a client that was away for long would forget what it has just got.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,22 @@ class Consent:
     """None in honest-but-curious mode, where the answer goes out at once."""
     released: bool
     """Whether the answer has left."""
+
+
+class _EpochKey(AgreementKey):
+    """Agrees with each peer once: all masks of an epoch are sealed under keys of one secret."""
+
+    __slots__ = ("_secrets",)
+
+    def __init__(self, private: bytes) -> None:
+        super().__init__(private)
+        self._secrets: dict[bytes, PairwiseSecret] = {}
+
+    def agree(self, peer_public: bytes, peer: int) -> PairwiseSecret:
+        """See `AgreementKey.agree`."""
+        if peer_public not in self._secrets:
+            self._secrets[peer_public] = super().agree(peer_public, peer)
+        return self._secrets[peer_public]
 
 
 class AsyncLightSecAggClient:
@@ -111,8 +132,8 @@ class AsyncLightSecAggClient:
             raise ParameterError("asynchronous LightSecAgg needs a policy with buffering")
         self.client = client
         self.ledger = Ledger(entropy) if ledger is None else ledger
-        self.refused_shares: dict[tuple[int, int], str] = {}
-        """(owner, serial) of shares that did not open, and why."""
+        self.refused_shares: dict[int, str] = {}
+        """Owners whose latest share did not open, and why."""
         self._identity = identity
         self._policy = policy
         self._buffering: Buffering = policy.buffering
@@ -124,10 +145,10 @@ class AsyncLightSecAggClient:
         self._round: Round | None = None
         self._next_serial = 0
         self._stock: dict[int, Elements] = {}
-        self._kept: dict[tuple[int, int], KeptShare] = {}
+        self._kept: dict[int, dict[int, KeptShare]] = {}  # owner -> serial -> share
         self._last_serial: dict[int, int] = {}
-        self._uploads: dict[int, bytes] = {}  # serial -> fingerprint of the update
         self._outstanding: set[int] = set()  # serials that wait for their buffer
+        self._models: dict[int, bytes] = {}  # version -> hash of the model trained from
         self._time = -1
         self._consent: Consent | None = None
 
@@ -172,7 +193,7 @@ class AsyncLightSecAggClient:
             self._next_serial += 1
             shared = draw_mask(round_, self.client, serial, self._entropy)
             self._stock[serial] = shared.mask
-            self._kept[self.client, serial] = KeptShare(shared.own, self._time)
+            self._kept.setdefault(self.client, {})[serial] = KeptShare(shared.own)
             self._last_serial[self.client] = serial
             assert self._key is not None  # noqa: S101 - registered
             outputs += [
@@ -184,7 +205,10 @@ class AsyncLightSecAggClient:
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask and upload an update that was trained from the model of time `version`.
 
-        Takes the oldest mask of the stock; call `restock` first if there is none.
+        Takes the oldest mask of the stock; call `restock` first if there is none. The update is
+        spent from now on.
+
+        * `version`, `model`: the time and the hash of the global model, as the server gave them.
         """
         round_ = self._registered()
         settings = round_.settings
@@ -197,9 +221,11 @@ class AsyncLightSecAggClient:
             raise LocalProtocolError("no shared mask is ready; call restock first")
         fingerprint = self.ledger.fingerprint(update)
         self.ledger.check_unspent(fingerprint)
-        if fingerprint in self._uploads.values():
-            raise MaskAlreadyUsed("this update is already uploaded, under another mask")
         self.ledger.check_attempts(model, self._policy.max_attempts)
+        if version < 0 or self._models.get(version, model) != model:
+            raise RemoteProtocolError(
+                f"the server gave this client two different models of version {version}"
+            )
         settings.quantizer.check(update.vector, update.samples)
         serial = min(self._stock)
         masked = settings.quantizer.quantise_and_mask(
@@ -208,9 +234,10 @@ class AsyncLightSecAggClient:
             self._stock.pop(serial),
             update.samples,
         )
-        self._uploads[serial] = fingerprint
         self._outstanding.add(serial)
+        self._models[version] = model
         self.ledger.count_upload(model)
+        self.ledger.spend(fingerprint)
         digest = hash_upload(settings.field, masked)
         tag = sign_tag(self._identity, round_.context, self.client, serial, version, model, digest)
         return [Send(SERVER, BufferedUpload(tag, masked))]
@@ -239,7 +266,7 @@ class AsyncLightSecAggClient:
             case BufferCertificate():
                 return self._on_certificate(message)
             case UploadDropped():
-                # The mask stays used: the server may yet put the upload into a buffer.
+                # The mask stays used and the update spent, whatever the server says.
                 self._outstanding.discard(message.serial)
                 return []
             case AbortRound():
@@ -256,7 +283,7 @@ class AsyncLightSecAggClient:
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
-        self._settings, self._key = settings, AgreementKey.generate(self._entropy)
+        self._settings, self._key = settings, _EpochKey.generate(self._entropy)
         keys = (self._key.public,)
         signature = sign_keys(self._identity, settings.context, self.client, keys)
         self._advertise = Advertise(keys, signature)
@@ -302,26 +329,27 @@ class AsyncLightSecAggClient:
             plaintext = open_share(round_, self._key, self.client, message)
             check_share_elements(round_.settings, message.kind, plaintext)
         except CryptoError as error:
-            self.refused_shares[owner, serial] = str(error)
+            self.refused_shares[owner] = f"share {serial}: {error}"
             return []
         self._last_serial[owner] = serial
-        self._kept[owner, serial] = KeptShare((message.kind.value, plaintext), self._time)
-        self._cap_stock_of(owner)
+        kept = self._kept.setdefault(owner, {})
+        kept[serial] = KeptShare((message.kind.value, plaintext))
+        if len(kept) > self._buffering.stock:
+            del kept[min(kept)]
         return []
 
-    def _cap_stock_of(self, owner: int) -> None:
-        serials = sorted(serial for holder, serial in self._kept if holder == owner)
-        for serial in serials[: -self._buffering.stock]:
-            del self._kept[owner, serial]
-
     def _expire(self) -> None:
-        lifetime = self._buffering.share_lifetime
-        for mask, kept in list(self._kept.items()):
-            if self._time - kept.arrived > lifetime:
-                del self._kept[mask]
-                if mask[0] == self.client:
-                    self._stock.pop(mask[1], None)
-                    self._outstanding.discard(mask[1])
+        for owner, kept in self._kept.items():
+            for serial, share in list(kept.items()):
+                if share.since is None:
+                    kept[serial] = KeptShare(share.share, self._time)
+                elif self._time - share.since > self._buffering.share_lifetime:
+                    del kept[serial]
+                    if owner == self.client:
+                        self._stock.pop(serial, None)
+                        self._outstanding.discard(serial)
+        oldest = self._time - self._buffering.table.max_staleness
+        self._models = {v: model for v, model in self._models.items() if v >= oldest}
 
     # -- answering ---------------------------------------------------------------------------
 
@@ -336,10 +364,11 @@ class AsyncLightSecAggClient:
                 f"another of time {self._time}; answering both would reveal a client's model"
             )
         weights = buffer_weights(self._round, self._buffering, message)
+        check_models(message, self._models)
         for tag in message.tags:
             check_tag(self._round, self._policy.allow_list, tag)
         missing = tuple(
-            tag.owner for tag in message.tags if (tag.owner, tag.serial) not in self._kept
+            tag.owner for tag in message.tags if tag.serial not in self._kept.get(tag.owner, {})
         )
         if missing:
             return [Send(SERVER, BufferRefusal(message.time, missing))]
@@ -347,19 +376,18 @@ class AsyncLightSecAggClient:
         return self._reply(self._consent)
 
     def _burn(self, round_: Round, buffer: BufferAnnounced, weights: tuple[int, ...]) -> Consent:
-        """Compute the answer, forget the shares and spend the own update, in one step."""
+        """Compute the answer and forget the shares, in one step."""
         shares = [
             share_elements(
-                round_, tag.owner, tag.serial, self.client, self._kept[tag.owner, tag.serial].share
+                round_, tag.owner, tag.serial, self.client, self._kept[tag.owner][tag.serial].share
             )
             for tag in buffer.tags
         ]
         answer = aggregate_shares(round_.settings.field, shares, weights)
         for tag in buffer.tags:
-            del self._kept[tag.owner, tag.serial]
+            del self._kept[tag.owner][tag.serial]
             if tag.owner == self.client:
                 self._outstanding.discard(tag.serial)
-                self.ledger.spend(self._uploads[tag.serial])
         self._time = buffer.time
         self._expire()
         malicious = round_.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
@@ -381,13 +409,14 @@ class AsyncLightSecAggClient:
         if consent.released:
             return self._reply(consent)
         valid: set[int] = set()
+        tags = hash_tags(consent.buffer.tags)
         for client, signature in message.signatures:
             if client not in round_.positions or client in valid:
                 raise RemoteProtocolError(
                     f"the certificate names client {client}, a stranger or for a second time"
                 )
             check_buffer_signature(
-                self._policy.allow_list, round_.context, consent.buffer, client, signature
+                self._policy.allow_list, round_.context, message.time, tags, client, signature
             )
             valid.add(client)
         quorum = round_.settings.parameters.quorum

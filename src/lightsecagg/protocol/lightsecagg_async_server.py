@@ -9,11 +9,14 @@ uploads, and whenever K distinct owners have one waiting it flushes:
 
 While a buffer is in flight, uploads go on waiting for the next. A buffer that fails is never
 formed again, because its masks are burnt: its updates are lost, its owners train anew. The time
-goes up with every buffer, failed or not; the driver updates the model on `BufferAggregate`,
+goes up with every buffer, failed or not. Only buffers that clients will accept are formed: an
+upload that is too stale, or whose shares have expired, is dropped before it spoils the others'.
+A client that was away gets what it missed with `rejoin`. The driver updates the model on
+`BufferAggregate`,
 
     x <- x + eta_g * average,        see `Settings.buffer_average`      Eq. (35)-(37)
 
-and tells clients the time together with the model.
+calls `publish` with the hash of the new model, and tells clients the time together with the model.
 """
 
 from __future__ import annotations
@@ -34,9 +37,12 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
+    Rules,
     buffer_weights,
     check_buffer_signature,
     check_tag,
+    choose_updates,
+    hash_tags,
     hash_upload,
 )
 from lightsecagg.protocol.interface import Phase, RoundAborted, Send
@@ -55,11 +61,29 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SealedShare,
+    Tag,
     UploadDropped,
 )
 from lightsecagg.protocol.recovery import decode_answers
 from lightsecagg.protocol.roster import Round, check_keys, fix_round
 from lightsecagg.protocol.settings import AllowList, Buffering, ProtocolName, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An upload in front of the buffer."""
+
+    upload: BufferedUpload
+    shared: int
+    """The time at which the shares of its mask were complete."""
+
+    @property
+    def owner(self) -> int:
+        return self.upload.tag.owner
+
+    @property
+    def version(self) -> int:
+        return self.upload.tag.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +147,18 @@ class AsyncLightSecAggServer:
         self._buffering: Buffering = settings.buffering
         self._entropy = entropy
         self._spare = spare_answers
-        self._invited = tuple(allow_list.clients if invited is None else invited)
+        self._invited = dict.fromkeys(allow_list.clients if invited is None else invited)
         self._started = False
         self._offline: set[int] = set()
         self._keys: dict[int, Advertise] = {}
         self._round: Round | None = None
-        self._bundles: dict[tuple[int, int], dict[int, SealedShare]] = {}
-        self._shared: dict[int, int] = {}  # owner -> last serial whose shares are complete
-        self._mailbox: dict[int, list[SealedShare]] = {}
-        self._waiting: list[BufferedUpload] = []
-        self._used: set[tuple[int, int]] = set()
+        self._models: dict[int, bytes] = {}  # version -> hash
+        self._bundles: dict[int, dict[int, dict[int, SealedShare]]] = {}
+        self._shared: dict[int, dict[int, int]] = {}  # owner -> serial -> time; unused masks only
+        self._last_shared: dict[int, int] = {}
+        self._last_tag: dict[int, Tag] = {}
+        self._mailbox: dict[int, list[SealedShare | UploadDropped]] = {}
+        self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
         self._weights: tuple[int, ...] = ()
         self._masked_sum: Elements | None = None
@@ -163,7 +189,7 @@ class AsyncLightSecAggServer:
     @property
     def waiting(self) -> int:
         """How many distinct owners have an upload waiting."""
-        return len({upload.tag.owner for upload in self._waiting})
+        return len({waiting.owner for waiting in self._waiting})
 
     def start(self) -> list[AsyncOutput]:
         """Open the epoch."""
@@ -180,11 +206,11 @@ class AsyncLightSecAggServer:
         match message:
             case Advertise() if self.phase is Phase.ADVERTISE:
                 outputs = self._on_advertise(sender, message)
-            case SealedShare() if sender in self._members:
+            case SealedShare() if self._is_member(sender):
                 outputs = self._on_share(sender, message)
-            case BufferedUpload() if sender in self._members:
+            case BufferedUpload() if self._is_member(sender):
                 outputs = self._on_upload(sender, message)
-            case BufferSignature() | BufferRefusal() | BufferAnswer() if sender in self._members:
+            case BufferSignature() | BufferRefusal() | BufferAnswer() if self._is_member(sender):
                 outputs = self._on_reply(sender, message)
             case Advertise():
                 self.late_messages["Advertise"] += 1
@@ -203,13 +229,23 @@ class AsyncLightSecAggServer:
     def rejoin(self, client: int) -> list[AsyncOutput]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
-        missed = self._mailbox.pop(client, [])
-        outputs: list[AsyncOutput] = [
-            Send(client, share) for share in missed if (share.owner, share.serial) not in self._used
-        ]
+        outputs: list[AsyncOutput] = []
+        if self.phase is Phase.ADVERTISE and client not in self._keys:
+            return [Send(client, Opening(self.settings.to_bytes()))]
+        if not self._is_member(client):
+            return []
+        outputs += [Send(client, missed) for missed in self._mailbox.pop(client, [])]
         if self._buffer is not None:
             outputs.append(Send(client, self._buffer))
         return outputs
+
+    def publish(self, model: bytes) -> None:
+        """The hash of the model of the current time; uploads that name another are refused.
+
+        Clients refuse a buffer whose owners disagree about it. Without this call the first upload
+        of each version decides.
+        """
+        self._models[self.time] = model
 
     def proceed(self) -> list[AsyncOutput]:
         """The deadline of the current phase fired; nothing to do while collecting."""
@@ -229,17 +265,22 @@ class AsyncLightSecAggServer:
             raise LocalProtocolError(f"cannot flush in phase {self.phase}")
         least = self.settings.parameters.privacy + 2
         outputs = self._drop_stale()
-        if self.waiting < least:
+        chosen = self._choose()
+        if len(chosen) < least:
             raise LocalProtocolError(
-                f"{self.waiting} owners have an update waiting; clients accept T + 2 = {least}"
+                f"{len(chosen)} of {self.waiting} waiting updates may share a buffer now; clients "
+                f"accept T + 2 = {least} or more"
             )
-        return outputs + self._announce()
+        return outputs + self._announce(chosen)
 
     # -- registration ------------------------------------------------------------------------
 
     @property
     def _members(self) -> tuple[int, ...]:
         return () if self._round is None else self._round.members
+
+    def _is_member(self, client: int) -> bool:
+        return self._round is not None and client in self._round.positions
 
     def _on_advertise(self, sender: int, message: Advertise) -> list[AsyncOutput]:
         if sender in self._keys:
@@ -278,42 +319,49 @@ class AsyncLightSecAggServer:
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {message.owner} to {message.recipient}"
             )
-        if message.serial <= self._shared.get(sender, -1):
+        if message.serial <= self._last_shared.get(sender, -1):
             self.late_messages["SealedShare"] += 1
             return []
         try:
             check_share_length(self.settings, message.kind, message.length)
         except CryptoError as error:
             raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
-        unfinished = {serial for owner, serial in self._bundles if owner == sender}
+        unfinished = self._bundles.setdefault(sender, {})
         if message.serial not in unfinished and len(unfinished) >= self._buffering.stock:
             raise RemoteProtocolError(
                 f"client {sender} has {len(unfinished)} incomplete masks under way"
             )
-        bundle = self._bundles.setdefault((sender, message.serial), {})
+        bundle = unfinished.setdefault(message.serial, {})
         bundle.setdefault(message.recipient, message)
         if len(bundle) < len(self._members) - 1:
             return []
-        del self._bundles[sender, message.serial]
-        self._shared[sender] = message.serial
-        outputs: list[AsyncOutput] = []
-        for recipient, share in bundle.items():
-            if recipient in self._offline:
-                self._mailbox.setdefault(recipient, []).append(share)
-            else:
-                outputs.append(Send(recipient, share))
-        return outputs
+        # Recipients take increasing serials only, so what is incomplete below is lost.
+        self._bundles[sender] = {s: b for s, b in unfinished.items() if s > message.serial}
+        self._last_shared[sender] = message.serial
+        self._shared.setdefault(sender, {})[message.serial] = self.time
+        return [output for share in bundle.values() for output in self._deliver(share)]
+
+    def _deliver(self, share: SealedShare) -> list[AsyncOutput]:
+        if share.recipient not in self._offline:
+            return [Send(share.recipient, share)]
+        self._mailbox.setdefault(share.recipient, []).append(share)
+        return []
 
     # -- uploads and buffers -----------------------------------------------------------------
 
     def _on_upload(self, sender: int, message: BufferedUpload) -> list[AsyncOutput]:
         tag = message.tag
-        mask = (tag.owner, tag.serial)
         if self._round is None or tag.owner != sender:
             raise RemoteProtocolError(f"client {sender} uploaded under another's tag")
-        if mask in self._used:
-            return []
-        if tag.serial > self._shared.get(sender, -1):
+        last = self._last_tag.get(sender)
+        if last is not None and tag.serial <= last.serial:
+            if tag == last:
+                return []
+            raise RemoteProtocolError(
+                f"client {sender} uploaded under its mask {tag.serial}, but {last.serial} was "
+                "used already"
+            )
+        if tag.serial not in self._shared.get(sender, {}):
             raise RemoteProtocolError(f"client {sender} has not shared its mask {tag.serial}")
         if message.vector.shape != (self.settings.length,):
             raise RemoteProtocolError(
@@ -325,8 +373,14 @@ class AsyncLightSecAggServer:
         check_tag(self._round, self._allow_list, tag)
         if hash_upload(self.settings.field, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
-        self._used.add(mask)
-        self._waiting.append(message)
+        if self._models.setdefault(tag.version, tag.model) != tag.model:
+            raise RemoteProtocolError(
+                f"client {sender} trained from another model of version {tag.version}"
+            )
+        unused = self._shared[sender]
+        self._waiting.append(_Waiting(message, unused[tag.serial]))
+        self._last_tag[sender] = tag
+        self._shared[sender] = {s: time for s, time in unused.items() if s > tag.serial}
         return []
 
     def _advance(self) -> list[AsyncOutput]:
@@ -340,25 +394,65 @@ class AsyncLightSecAggServer:
             return self._close_recover() + self._advance()
         if self.phase is Phase.UPLOAD and self.waiting >= self.buffer_size:
             dropped = self._drop_stale()
-            if self.waiting >= self.buffer_size:
-                return dropped + self._announce()
+            chosen = self._choose()
+            if len(chosen) >= self.buffer_size:
+                return dropped + self._announce(chosen)
             return dropped
         return []
 
     def _drop_stale(self) -> list[AsyncOutput]:
+        """Drop what no buffer can use any more: updates too stale, masks whose shares expired."""
         oldest = self.time - self._buffering.table.max_staleness
-        stale = [upload.tag for upload in self._waiting if upload.tag.version < oldest]
-        self._waiting = [upload for upload in self._waiting if upload.tag.version >= oldest]
-        return [Send(tag.owner, UploadDropped(tag.serial)) for tag in stale]
+        expired = self.time - self._buffering.share_lifetime
+        fresh: list[_Waiting] = []
+        outputs: list[AsyncOutput] = []
+        dropped: list[Tag] = []
+        for waiting in self._waiting:
+            if waiting.version >= oldest and waiting.shared >= expired:
+                fresh.append(waiting)
+            else:
+                dropped.append(waiting.upload.tag)
+                outputs += self._tell_dropped(waiting.upload.tag)
+        self._waiting = fresh
+        self._keep_back(dropped)
+        self._models = {v: model for v, model in self._models.items() if v >= oldest}
+        return outputs
 
-    def _announce(self) -> list[AsyncOutput]:
-        chosen: dict[int, BufferedUpload] = {}
-        for upload in self._waiting:
-            if len(chosen) < self.buffer_size:
-                chosen.setdefault(upload.tag.owner, upload)
-        uploads = [chosen[owner] for owner in sorted(chosen)]
+    def _tell_dropped(self, tag: Tag) -> list[AsyncOutput]:
+        dropped = UploadDropped(tag.serial)
+        if tag.owner not in self._offline:
+            return [Send(tag.owner, dropped)]
+        self._mailbox.setdefault(tag.owner, []).append(dropped)
+        return []
+
+    def _keep_back(self, used: Iterable[Tag]) -> None:
+        """Absent clients need no shares of masks that are past."""
+        masks = {(tag.owner, tag.serial) for tag in used}
+        for client, missed in self._mailbox.items() if masks else ():
+            self._mailbox[client] = [
+                message
+                for message in missed
+                if isinstance(message, UploadDropped)
+                or (message.owner, message.serial) not in masks
+            ]
+
+    def _choose(self) -> list[BufferedUpload]:
+        """The next buffer, by owner; shorter than K if fewer updates may be summed now."""
+        per_weight = self.settings.parameters.privacy + 2 if self._buffering.strict else 1
+        chosen = choose_updates(
+            self._waiting,
+            self.buffer_size,
+            lambda version: self._buffering.table.weight(self.time - version),
+            Rules(self._buffering.max_ratio, per_weight),
+        )
+        return [waiting.upload for waiting in sorted(chosen, key=lambda waiting: waiting.owner)]
+
+    def _announce(self, uploads: list[BufferedUpload]) -> list[AsyncOutput]:
+        taken = {(upload.tag.owner, upload.tag.serial) for upload in uploads}
         self._waiting = [
-            upload for upload in self._waiting if chosen.get(upload.tag.owner) is not upload
+            waiting
+            for waiting in self._waiting
+            if (waiting.owner, waiting.upload.tag.serial) not in taken
         ]
         self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
         assert self._round is not None  # noqa: S101 - uploads follow the roster
@@ -396,16 +490,16 @@ class AsyncLightSecAggServer:
                     check_buffer_signature(
                         self._allow_list,
                         self._round.context,
-                        self._buffer,
+                        self._buffer.time,
+                        hash_tags(self._buffer.tags),
                         sender,
                         message.signature,
                     )
                 except CryptoError as error:
                     raise RemoteProtocolError(str(error)) from error
-                if self.phase is Phase.RECOVER and sender not in self._signatures:
-                    self._signatures[sender] = message.signature
-                    return [Send(sender, self._certificate())]
                 self._signatures[sender] = message.signature
+                if self.phase is Phase.RECOVER and sender not in self._answers:
+                    return [Send(sender, self._certificate())]
             case BufferAnswer():
                 if self.phase is not Phase.RECOVER:
                     raise RemoteProtocolError(f"client {sender} answered before the agreement")
@@ -450,18 +544,24 @@ class AsyncLightSecAggServer:
             responders=tuple(sorted(self._answers)),
             suspects=suspects,
         )
-        self._end_buffer()
-        return [aggregate]
+        return [aggregate, *self._end_buffer()]
 
     def _fail(self, reason: str) -> list[AsyncOutput]:
         assert self._buffer is not None  # noqa: S101 - in flight
         owners = tuple(tag.owner for tag in self._buffer.tags)
         failed = BufferFailed(self._buffer.time, owners, reason)
-        self._end_buffer()
-        return [failed]
+        return [failed, *self._end_buffer()]
 
-    def _end_buffer(self) -> None:
+    def _end_buffer(self) -> list[AsyncOutput]:
+        assert self._buffer is not None  # noqa: S101 - in flight
+        outputs: list[AsyncOutput] = []
+        for tag in self._buffer.tags:
+            # An owner that saw no buffer would for ever count its upload as waiting.
+            if tag.owner in self._offline or tag.owner in self.refusals:
+                outputs += self._tell_dropped(tag)
+        self._keep_back(self._buffer.tags)
         self._buffer, self._masked_sum, self._weights = None, None, ()
         self._signatures, self._answers, self.refusals = {}, {}, {}
         self.time += 1
         self.phase = Phase.UPLOAD
+        return outputs

@@ -20,7 +20,7 @@ The asynchronous mode registers clients with the same Opening, Advertise and Ros
 with SealedShare (its serial counts an owner's masks), and then:
 
     BufferedUpload   C -> S   a masked update with its owner's signed tag
-    UploadDropped    S -> C   the upload came too late for every buffer
+    UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
     BufferAnnounced  S -> C   the buffer of time t: the tags of the updates to be summed
     BufferSignature  C -> S   malicious-server mode: a signature on (C1, t, tags)
     BufferCertificate S -> C  malicious-server mode: m signatures
@@ -181,7 +181,10 @@ class Tag(Control, frozen=True):
 
 
 class UploadDropped(Control, frozen=True):
-    """The upload under this mask is too stale for any buffer; its mask stays used."""
+    """The upload under this mask waits no longer; its mask stays used.
+
+    It was too stale for any buffer, or its buffer went by while its owner was away.
+    """
 
     serial: int
 
