@@ -1,0 +1,251 @@
+"""Clients and a server of the baselines on a fake wire, with faults where a test wants them.
+
+Every message is encoded and decoded on its way. Ids are neither contiguous nor in order, inputs
+are unique integers, so the sum over any set of clients is known exactly and a client that is left
+out or counted twice shows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import DecodeError
+from lightsecagg.field.prime import DEFAULT_FIELD, Elements, PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.interface import (
+    SERVER,
+    Aggregate,
+    NeedInput,
+    Output,
+    Phase,
+    RoundAborted,
+    Send,
+    Update,
+)
+from lightsecagg.protocol.messages import (
+    Advertise,
+    MaskedUpload,
+    Message,
+    SealedShare,
+    SurvivorSignature,
+    UnmaskingShares,
+)
+from lightsecagg.protocol.registry import PARTIES
+from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
+from lightsecagg.protocol.wire import Codec
+
+SESSION = bytes(range(32))
+DIMENSION = 23
+MAX_SAMPLES = 5
+
+PHASE_OF = {
+    Advertise: Phase.ADVERTISE,
+    SealedShare: Phase.SHARE,
+    MaskedUpload: Phase.UPLOAD,
+    SurvivorSignature: Phase.AGREE,
+    UnmaskingShares: Phase.RECOVER,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """These clients vanish in this phase: before, during or after sending."""
+
+    phase: Phase
+    moment: str
+    clients: frozenset[int] = frozenset()
+
+
+@dataclass
+class Federation:
+    """One round. Replace `clients[i]` or set `tamper` before `run` to misbehave."""
+
+    protocol: ProtocolName = ProtocolName.SECAGG
+    N: int = 8
+    T: int = 2
+    D: int = 2
+    t: int = 0
+    """Threshold; for SecAgg 0 stands for N - D."""
+    k: int = 0
+    malicious: bool = False
+    number_field: PrimeField = DEFAULT_FIELD
+    fault: Fault | None = None
+    announce_drops: bool = True
+    """Whether the server is told who is gone, or has to wait for its deadline."""
+    round_number: int = 1
+    client_class: type[RoundClient] | None = None
+    server_class: type[RoundServer] | None = None
+    tamper: Callable[[int, int, Message], Message | None] | None = None
+    """(sender, recipient, message) -> what arrives instead; None for nothing."""
+    log: list[tuple[int, int, Message]] = field(default_factory=list)
+    """Everything that went over the wire."""
+
+    def __post_init__(self) -> None:
+        self.ids = [(37 * i + 11) % 101 for i in range(self.N)]
+        self.identities = {client: IdentityKey.generate() for client in self.ids}
+        self.allow_list = AllowList({c: key.public for c, key in self.identities.items()})
+        self.settings = self.make_settings()
+        client_class, server_class = PARTIES[self.protocol]
+        self.client_class = self.client_class or client_class
+        self.server_class = self.server_class or server_class
+        self.server: Any = self.server_class(self.settings, self.allow_list, self.ids)
+        self.clients: dict[int, Any] = {
+            client: self.client_class(client, self.identities[client], self.policy())
+            for client in self.ids
+        }
+        self.codec = Codec(self.number_field)
+        self.gone: set[int] = set()
+        self.sent_shares = 0
+
+    def make_settings(self, **changes: Any) -> Settings:
+        sparse = self.protocol is ProtocolName.SECAGG_PLUS
+        parameters = Parameters(
+            clients=self.N,
+            privacy=self.T,
+            dropouts=self.D,
+            survivors=0 if sparse else self.t,
+            threat_model=ThreatModel.MALICIOUS_SERVER
+            if self.malicious
+            else ThreatModel.HONEST_BUT_CURIOUS,
+            modulus=self.number_field.modulus,
+        )
+        quantizer = Quantizer(
+            self.number_field, 1000.0, self.N, MAX_SAMPLES, weighted=True, scale=1.0
+        )
+        options: dict[str, Any] = {
+            "protocol": self.protocol,
+            "parameters": parameters,
+            "quantizer": quantizer,
+            "dimension": DIMENSION,
+            "session": SESSION,
+            "round": self.round_number,
+            "allow_list": self.allow_list.digest,
+            "neighbours": self.k,
+            "threshold": self.t if sparse else 0,
+        }
+        return Settings(**{**options, **changes})
+
+    def policy(self, **changes: Any) -> Policy:
+        options: dict[str, Any] = {
+            "allow_list": self.allow_list,
+            "session": SESSION,
+            "privacy": self.T,
+            "threat_model": self.settings.parameters.threat_model,
+            "protocols": (self.protocol,),
+        }
+        return Policy(**{**options, **changes})
+
+    def update(self, client: int) -> Update:
+        rng = np.random.default_rng(client)
+        vector = rng.integers(-1000, 1001, DIMENSION).astype(np.float32)
+        return Update(vector, samples=client % MAX_SAMPLES + 1)
+
+    def quantised(self, client: int) -> Elements:
+        """x_i over F_q: inputs are integers and the scale is 1, so rounding is exact."""
+        update = self.update(client)
+        integers = [int(value) * update.samples for value in update.vector]
+        return self.number_field.vector([*integers, update.samples])
+
+    def exact_sum(self, clients: Collection[int]) -> Elements:
+        return self.number_field.sum(self.quantised(client) for client in clients)
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(self) -> Aggregate | RoundAborted:
+        """The server's result; every deadline fires once the wire is silent."""
+        queue: deque[tuple[int, Output]] = deque((SERVER, out) for out in self.server.start())
+        self.result: Aggregate | RoundAborted | None = None
+        while True:
+            while queue:
+                queue.extend(self.step(*queue.popleft()))
+            if self.server.phase is Phase.DONE:
+                break
+            queue.extend((SERVER, out) for out in self.server.proceed())
+        assert self.result is not None
+        return self.result
+
+    def step(self, party: int, output: Output) -> list[tuple[int, Output]]:
+        if isinstance(output, Aggregate | RoundAborted):
+            if party == SERVER:
+                self.result = output
+            return []
+        if party in self.gone:
+            return []
+        if isinstance(output, NeedInput):
+            return [(party, out) for out in self.clients[party].set_input(self.update(party))]
+        return self.deliver(party, output)
+
+    def deliver(self, sender: int, send: Send) -> list[tuple[int, Output]]:
+        message: Message | None = send.message
+        fault = self.fault
+        hit = (
+            fault is not None
+            and sender in fault.clients
+            and PHASE_OF.get(type(message)) is fault.phase
+        )
+        if hit and fault is not None:
+            if fault.moment == "before":
+                return self.vanish(sender)
+            if fault.moment == "during" and self.is_cut(sender, send):
+                return self.vanish(sender)
+        if self.tamper is not None:
+            message = self.tamper(sender, send.to, send.message)
+        if message is None or send.to in self.gone:
+            return []
+        self.log.append((sender, send.to, message))
+        arrived = self.codec.decode(self.codec.encode(message))
+        party = self.server if send.to == SERVER else self.clients[send.to]
+        outputs = [(send.to, out) for out in party.receive(sender, arrived)]
+        if hit and fault is not None and fault.moment == "after" and self.is_last(sender):
+            outputs += self.vanish(sender)
+        return outputs
+
+    def is_cut(self, sender: int, send: Send) -> bool:
+        """Half of a client's shares arrive; of a single message only the first half does."""
+        if isinstance(send.message, SealedShare):
+            return 2 * self.shares_of(sender) >= self.settings.degree(self.N)
+        data = self.codec.encode(send.message)
+        with pytest.raises(DecodeError):
+            self.codec.decode(data[: len(data) // 2])
+        return True
+
+    def is_last(self, sender: int) -> bool:
+        assert self.fault is not None
+        if self.fault.phase is not Phase.SHARE:
+            return True
+        members = len(self.server.roster.members)
+        return self.shares_of(sender) == self.settings.degree(members)
+
+    def shares_of(self, sender: int) -> int:
+        return sum(c == sender and isinstance(m, SealedShare) for c, _, m in self.log)
+
+    def vanish(self, client: int) -> list[tuple[int, Output]]:
+        self.gone.add(client)
+        if not self.announce_drops:
+            return []
+        return [(SERVER, out) for out in self.server.drop(client)]
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def sent(self, kind: type, sender: int | None = None) -> list[Any]:
+        """The messages of one type that were delivered, in order."""
+        return [
+            m for c, _, m in self.log if isinstance(m, kind) and (sender is None or c == sender)
+        ]
+
+    def advance(self, until: Phase) -> deque[tuple[int, Output]]:
+        """Run until the server collects the messages of phase `until`; what is still under way."""
+        queue: deque[tuple[int, Output]] = deque((SERVER, out) for out in self.server.start())
+        while queue and self.server.phase is not until:
+            queue.extend(self.step(*queue.popleft()))
+        return queue
