@@ -1,0 +1,147 @@
+"""One client of a real round, kept at every step, with the messages that were meant for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from driver import MALICIOUS, Federation
+
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol.interface import SERVER, Send
+from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    AggregatedShare,
+    Certificate,
+    MaskedUpload,
+    Member,
+    Message,
+    Opening,
+    Refusal,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingShares,
+)
+from lightsecagg.protocol.round_client import Uploaded
+
+STEPS = (
+    "Waiting",
+    "Advertised",
+    "Sharing",
+    "Sharing, shares held",
+    "Sharing, closed",
+    "Uploaded",
+    "Signed",
+    "Answered",
+    "Closed",
+)
+
+
+@dataclass
+class Film:
+    """Snapshots of the first client of a round, and what it was sent."""
+
+    threat_model: ThreatModel = MALICIOUS
+    share_mode: ShareMode = ShareMode.SEEDED
+    entropy: Entropy = system_entropy
+    snapshots: dict[str, bytes] = field(default_factory=dict)
+    genuine: dict[type, Message] = field(default_factory=dict)
+    shares: list[SealedShare] = field(default_factory=list)
+    sent: dict[type, list[Message]] = field(default_factory=dict)
+    """What the client sent, by type."""
+
+    def __post_init__(self) -> None:
+        federation = Federation(7, 1, 2, 4, self.threat_model, self.share_mode)
+        self.federation = federation
+        network = federation.network()
+        self.me = federation.ids[0]
+        client = federation.client(self.me, entropy=self.entropy)
+        network.clients[self.me] = client
+        network.train_at_once = False
+        self._keep("Waiting", client)
+        network.start()
+
+        def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
+            if recipient == self.me:
+                self.genuine.setdefault(type(message), message)
+                if isinstance(message, SealedShare):
+                    self.shares.append(message)
+            if sender == self.me:
+                self.sent.setdefault(type(message), []).append(message)
+            return [message]
+
+        network.tamper = tamper
+        self.genuine[Opening] = Opening(federation.settings().to_bytes())
+        while network.queue:
+            network.deliver()
+            self._keep(type(client.state).__name__, client)
+            if len(getattr(client.state, "held", ())) == 7:
+                self._keep("Sharing, shares held", client)
+            if getattr(client.state, "owners", None) and self.me in network.waiting:
+                self._keep("Sharing, closed", client)
+            if not network.queue:
+                for other in sorted(network.waiting):
+                    network.train(other)
+                    if isinstance(client.state, Uploaded):
+                        self._keep("Uploaded", client)
+        network.assert_exact(federation.ids)
+        client.abort("the test is over")
+        self._keep("Closed", client)
+        self._add_messages_for_others()
+
+    def _keep(self, step: str, client: LightSecAggClient) -> None:
+        self.snapshots.setdefault(step, client.snapshot())
+
+    def _add_messages_for_others(self) -> None:
+        self.genuine[AbortRound] = AbortRound("for this reason")
+        self.genuine[Refusal] = Refusal(())
+        self.genuine[UnmaskingShares] = UnmaskingShares(b"", b"")
+        for kind in (Advertise, MaskedUpload, SurvivorSignature, AggregatedShare):
+            if kind in self.sent:
+                self.genuine[kind] = self.sent[kind][0]
+
+    @property
+    def contradicting(self) -> dict[type, Message]:
+        """Messages of the same types that contradict the genuine ones."""
+        roster = self.genuine[Roster]
+        survivors = self.genuine[SurvivorSet]
+        assert isinstance(roster, Roster)
+        assert isinstance(survivors, SurvivorSet)
+        others = tuple(client for client in survivors.survivors if client != self.me)
+        members: tuple[Member, ...] = roster.members[1:]
+        share = self.shares[0]
+        messages: dict[type, Message] = {
+            Opening: Opening(self.federation.settings(2).to_bytes()),
+            Roster: Roster(members),
+            SealedShare: SealedShare(
+                share.owner, others[-1], share.kind, share.length, share.sealed
+            ),
+            SharesClosed: SharesClosed(others),
+            SurvivorSet: SurvivorSet(others),
+        }
+        if Certificate in self.genuine:
+            certificate = self.genuine[Certificate]
+            assert isinstance(certificate, Certificate)
+            messages[Certificate] = Certificate(certificate.signatures[:-1])
+        return messages
+
+    def client(self, step: str) -> LightSecAggClient:
+        """The client as it was at this step."""
+        return LightSecAggClient.restore(
+            self.snapshots[step],
+            self.federation.identities[self.me],
+            self.federation.policy(),
+            generation=0,
+            entropy=self.entropy,
+        )
+
+    def deliver(self, client: LightSecAggClient, message: Message) -> list[bytes]:
+        """The bytes that the client sends in return."""
+        codec = self.federation.codec
+        outputs = client.receive(SERVER, codec.decode(codec.encode(message)))
+        return [codec.encode(output.message) for output in outputs if isinstance(output, Send)]
