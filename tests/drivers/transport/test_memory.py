@@ -24,12 +24,7 @@ SHORT = replace(LIMITS, stall_timeout=0.05, queue=2)
 BIG = 3 << 20
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
+Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 async def started(limits: Limits = LIMITS) -> tuple[MemoryServer, AsyncIterator[Event]]:
@@ -38,7 +33,7 @@ async def started(limits: Limits = LIMITS) -> tuple[MemoryServer, AsyncIterator[
     return server, server.events()
 
 
-def test_messages_arrive_whole_and_in_order_both_ways() -> None:
+def test_messages_arrive_whole_and_in_order_both_ways(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started()
         client = server.client(3)
@@ -61,7 +56,7 @@ def test_messages_arrive_whole_and_in_order_both_ways() -> None:
     run(scenario)
 
 
-def test_close_lets_queued_messages_leave() -> None:
+def test_close_lets_queued_messages_leave(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()
         client = server.client(0)
@@ -78,7 +73,7 @@ def test_close_lets_queued_messages_leave() -> None:
     run(scenario)
 
 
-def test_newer_stream_of_an_identity_replaces_the_older() -> None:
+def test_newer_stream_of_an_identity_replaces_the_older(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started()
         older, newer = server.client(1), server.client(1)
@@ -96,7 +91,7 @@ def test_newer_stream_of_an_identity_replaces_the_older() -> None:
     run(scenario)
 
 
-def test_S24_unknown_clients_are_refused_and_counted() -> None:
+def test_S24_unknown_clients_are_refused_and_counted(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()
         with pytest.raises(TransportError, match="client 9 is not on the allow-list"):
@@ -107,7 +102,7 @@ def test_S24_unknown_clients_are_refused_and_counted() -> None:
     run(scenario)
 
 
-def test_S25_a_peer_beyond_its_budget_is_cut_and_reconnecting_renews_nothing() -> None:
+def test_S25_a_peer_beyond_its_budget_is_cut_and_reconnecting_renews_nothing(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started()
         client = server.client(2)
@@ -135,7 +130,7 @@ def test_S25_a_peer_beyond_its_budget_is_cut_and_reconnecting_renews_nothing() -
     run(scenario)
 
 
-def test_S25_a_client_refuses_an_oversized_message_of_its_server() -> None:
+def test_S25_a_client_refuses_an_oversized_message_of_its_server(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started(replace(LIMITS, max_message=1000))
         client = server.client(0)
@@ -150,7 +145,7 @@ def test_S25_a_client_refuses_an_oversized_message_of_its_server() -> None:
     run(scenario)
 
 
-def test_S27_queues_are_bounded_and_a_waiting_sender_is_woken() -> None:
+def test_S27_queues_are_bounded_and_a_waiting_sender_is_woken(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started(replace(LIMITS, queue=2))
         client = server.client(0)
@@ -180,7 +175,7 @@ def test_S27_queues_are_bounded_and_a_waiting_sender_is_woken() -> None:
 
 
 @pytest.mark.parametrize("size", [1, BIG])
-def test_R35_sending_to_a_stalled_peer_ends_at_the_deadline(size: int) -> None:
+def test_R35_sending_to_a_stalled_peer_ends_at_the_deadline(run: Run, size: int) -> None:
     async def scenario() -> None:
         server, events = await started(SHORT)
         client = server.client(0)
@@ -201,7 +196,7 @@ def test_R35_sending_to_a_stalled_peer_ends_at_the_deadline(size: int) -> None:
     run(scenario)
 
 
-def test_S26_a_peer_that_stalls_inside_a_message_is_cut() -> None:
+def test_S26_a_peer_that_stalls_inside_a_message_is_cut(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started(SHORT)
         server.set_budget(0, BIG)
@@ -215,7 +210,7 @@ def test_S26_a_peer_that_stalls_inside_a_message_is_cut() -> None:
     run(scenario)
 
 
-def test_R33_a_client_that_vanishes_is_noticed_and_may_return() -> None:
+def test_R33_a_client_that_vanishes_is_noticed_and_may_return(run: Run) -> None:
     async def scenario() -> None:
         server, events = await started()
         client = server.client(0)
@@ -234,7 +229,7 @@ def test_R33_a_client_that_vanishes_is_noticed_and_may_return() -> None:
     run(scenario)
 
 
-def test_misuse_is_named() -> None:
+def test_misuse_is_named(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()
         client = server.client(0)
@@ -260,7 +255,7 @@ def test_misuse_is_named() -> None:
     run(scenario)
 
 
-def test_cancelled_waits_lose_nothing() -> None:
+def test_cancelled_waits_lose_nothing(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()
         client = server.client(0)

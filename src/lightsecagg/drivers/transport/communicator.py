@@ -58,6 +58,8 @@ class Limits:
     """Seconds for one attempt to connect, handshakes included."""
     stall_timeout: float = 60.0
     """Seconds without progress, in either direction, after which a peer inside a message is cut."""
+    keepalive: float = 20.0
+    """Seconds of silence until a peer is asked whether it lives; it has half that to answer."""
     close_timeout: float = 5.0
     """Seconds for what is queued to leave before a stream is closed regardless."""
 

@@ -48,17 +48,21 @@ _METHOD: Final = "Stream"
 _CLIENT_ID: Final = "lightsecagg-client"
 """Metadata: the id a client believes it has; the server answers with the id it authenticated."""
 
-_KEEPALIVE_MS: Final = 20_000
-_COMMON_OPTIONS: Final = (
-    # A little room above our own limit, so that we are the ones who refuse and say why. Beyond it
-    # gRPC refuses by the length a message announces, before it buffers anything.
-    ("grpc.max_receive_message_length", MAX_CHUNK + 1024),
-    ("grpc.max_send_message_length", MAX_CHUNK),
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity and nothing else
-    ("grpc.max_metadata_size", 8 * 1024),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
+
+def _options(limits: Limits) -> list[tuple[str, int | str]]:
+    """What both sides ask of gRPC."""
+    keepalive = int(1000 * limits.keepalive)
+    return [
+        # A little room above our own limit, so that we are the ones who refuse and say why. Beyond
+        # it gRPC refuses by the length that a message announces, before it buffers anything.
+        ("grpc.max_receive_message_length", MAX_CHUNK + 1024),
+        ("grpc.max_send_message_length", MAX_CHUNK),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # identity and nothing else
+        ("grpc.max_metadata_size", 8 * 1024),
+        # A peer that vanished without a word is noticed after one and a half of these.
+        ("grpc.keepalive_time_ms", keepalive),
+        ("grpc.keepalive_timeout_ms", keepalive // 2),
+    ]
 
 
 class GrpcServer:
@@ -88,13 +92,14 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen; refuses to start on certificates that no client would accept."""
+        tls = None if self._credentials is None else self._tls(self._credentials)
         server = grpc.aio.server(
             options=(
-                *_COMMON_OPTIONS,
+                *_options(self._limits),
                 ("grpc.so_reuseport", 0),  # a second server on this port is an error, not a rival
                 ("grpc.max_concurrent_streams", 1),
                 ("grpc.server_handshake_timeout_ms", int(1000 * self._limits.connect_timeout)),
-                ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+                ("grpc.http2.min_ping_interval_without_data_ms", int(500 * self._limits.keepalive)),
             ),
             compression=grpc.Compression.NoCompression,
         )
@@ -103,10 +108,10 @@ class GrpcServer:
         server.add_generic_rpc_handlers((service,))
         address = _join(self._host, self._port)
         try:
-            if self._credentials is None:
+            if tls is None:
                 self._port = server.add_insecure_port(address)
             else:
-                self._port = server.add_secure_port(address, self._tls(self._credentials))
+                self._port = server.add_secure_port(address, tls)
         except RuntimeError as error:
             await server.stop(None)
             raise TransportError(
@@ -184,11 +189,12 @@ class GrpcServer:
         """One client's stream, from authentication to its last byte."""
         self._streams += 1
         try:
-            link = self._hub.admit(self._authenticate(context))
+            client = self._authenticate(context)
+            link = self._hub.admit(client)
         except TransportError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         try:
-            reason = await self._carry(link, context)
+            reason = await self._carry(client, link, context)
         finally:
             self._hub.release(link)
         if reason not in (CLOSED_HERE, CLOSED_BY_PEER):
@@ -217,7 +223,7 @@ class GrpcServer:
             )
         return client
 
-    async def _carry(self, link: Link, context: Any) -> str:
+    async def _carry(self, client: int, link: Link, context: Any) -> str:
         async def read() -> bytes | None:
             try:
                 chunk = await context.read()
@@ -231,10 +237,9 @@ class GrpcServer:
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
                 raise PeerGone(LOST) from None
 
-        metadata = ((_CLIENT_ID, _announced_as(context)),)
         try:
             async with asyncio.timeout(self._limits.stall_timeout):
-                await context.send_initial_metadata(metadata)
+                await context.send_initial_metadata(((_CLIENT_ID, str(client)),))
         except (TimeoutError, grpc.RpcError, grpc.aio.BaseError):
             return LOST
         return await link.run(read, write)
@@ -272,7 +277,11 @@ class GrpcClient(StreamClient):
                 await self._establish(self._channel)
         except TimeoutError:
             await self._shut()
-            raise TransportError(await self._explanation()) from None
+            raise TransportError(
+                f"client {self._client} cannot connect: {_join(self._host, self._port)} did not "
+                f"answer within {self._limits.connect_timeout:g} s; check the address, the network "
+                "and any firewall"
+            ) from None
         except BaseException:
             await self._shut()
             raise
@@ -288,7 +297,7 @@ class GrpcClient(StreamClient):
 
     def _make_channel(self) -> Any:
         options: list[tuple[str, int | str]] = [
-            *_COMMON_OPTIONS,
+            *_options(self._limits),
             ("grpc.use_local_subchannel_pool", 1),  # a connection of our own
             ("grpc.enable_retries", 0),
         ]
@@ -333,13 +342,7 @@ class GrpcClient(StreamClient):
         return f"the server opened no stream: {details} ({code.name})"
 
     async def _explanation(self) -> str:
-        reason = await explain_failure(
-            self._host,
-            self._port,
-            self._credentials,
-            self._server_name,
-            self._limits.connect_timeout,
-        )
+        reason = await explain_failure(self._host, self._port, self._credentials, self._server_name)
         return f"client {self._client} cannot connect: {reason}"
 
     async def _read(self) -> bytes | None:
@@ -385,13 +388,9 @@ def _check_mode(host: str, credentials: Credentials | None, plaintext: bool) -> 
         )
 
 
-def _announced_as(context: Any) -> str:
-    return str(dict(context.invocation_metadata()).get(_CLIENT_ID, ""))
-
-
 def _announced(context: Any) -> int | None:
     """The id in the peer's metadata, if it is one."""
-    text = _announced_as(context)
+    text = str(dict(context.invocation_metadata()).get(_CLIENT_ID, ""))
     valid = text.isascii() and text.isdecimal() and len(text) <= 10
     return int(text) if valid and str(int(text)) == text else None
 

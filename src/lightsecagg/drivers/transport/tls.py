@@ -148,18 +148,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 async def explain_failure(
-    host: str,
-    port: int,
-    credentials: Credentials | None,
-    server_name: str,
-    seconds: float,
+    host: str, port: int, credentials: Credentials | None, server_name: str
 ) -> str:
-    """Connect once more, without gRPC, and say at which step and why that fails."""
+    """Connect once more, without gRPC, and say at which step and why that fails.
+
+    The caller sets the deadline.
+    """
     try:
-        async with asyncio.timeout(seconds):
-            return await _probe(host, port, credentials, server_name)
-    except TimeoutError:
-        return f"{host}:{port} did not answer; check the address, the network and any firewall"
+        return await _probe(host, port, credentials, server_name)
     except ConnectionRefusedError:
         return f"nobody listens at {host}:{port}; is the server running?"
     except ssl.SSLCertVerificationError as error:
