@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
+    "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),
     "server": ("lightsecagg.cli.server", "Run the rounds of a federation."),
     "simulate": ("lightsecagg.cli.simulate", "Simulate rounds and what every phase costs."),
     "task": ("lightsecagg.cli.task", "Start, check and list learning tasks."),
