@@ -1,0 +1,333 @@
+"""Attacks on SecAgg that succeed against a naive client and fail against ours.
+
+Each attack is the same code in both tests; what it steals is compared with the victim's quantised
+update, element for element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from secagg_driver import Fault, Federation
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.errors import CryptoError, RemoteProtocolError
+from lightsecagg.field import shamir
+from lightsecagg.field.prime import Elements
+from lightsecagg.masks.pairwise_masks import client_mask
+from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Phase, Send
+from lightsecagg.protocol.messages import (
+    Certificate,
+    MaskedUpload,
+    Refusal,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    UnmaskingShares,
+)
+from lightsecagg.protocol.round_client import Closed, Uploaded
+from lightsecagg.protocol.secagg_client import SecAggClient
+from lightsecagg.protocol.secagg_round import SecAggRound
+from lightsecagg.protocol.secagg_server import SecAggServer
+from lightsecagg.protocol.share_exchange import open_share
+
+SEED, KEY = 0, 1
+"""Which of a client's two secrets."""
+
+Loot = dict[int, bytes]
+"""Holder -> its share of one secret of the victim."""
+
+
+def loot(
+    federation: Federation, answers: Mapping[int, UnmaskingShares], alive: Collection[int], v: int
+) -> tuple[Loot, Loot]:
+    """The shares of b_v and of sk_v in answers to a request that names `alive` as survivors."""
+    secagg: SecAggRound = federation.server._secagg
+    dead = set(federation.ids) - set(alive)
+    shares: tuple[Loot, Loot] = ({}, {})
+    for holder, answer in answers.items():
+        for which, blob, owners in (
+            (SEED, answer.of_seeds, alive),
+            (KEY, answer.of_keys, dead),
+        ):
+            order = secagg.revealed(holder, federation.ids, owners)
+            if v in order:
+                start = 64 * order.index(v)
+                shares[which][holder] = blob[start : start + 64]
+    return shares
+
+
+def rebuild(federation: Federation, shares: Loot) -> bytes | None:
+    """The secret, if there are t shares of it."""
+    secagg: SecAggRound = federation.server._secagg
+    if len(shares) < secagg.threshold:
+        return None
+    holders = sorted(shares)[: secagg.threshold]
+    field = federation.number_field
+    rows = np.stack([field.from_bytes(shares[holder], shamir.LIMBS) for holder in holders])
+    points = secagg.points(holders)
+    return shamir.reconstruct(field, rows[:, np.newaxis], points, secagg.threshold).tobytes()
+
+
+def open_upload(federation: Federation, v: int, seed: bytes, key: bytes) -> Elements:
+    """x_v from the victim's upload and both of its secrets."""
+    secagg: SecAggRound = federation.server._secagg
+    agreement = AgreementKey(key)
+    pairwise = {j: secagg.pairwise_seed(agreement, v, j) for j in secagg.neighbours(v)}
+    (upload,) = federation.sent(MaskedUpload, v)
+    field = federation.number_field
+    own = secagg.self_seed(seed, v)
+    return field.subtract(upload.vector, client_mask(own, pairwise, v, upload.vector.size, field))
+
+
+def ask(
+    federation: Federation, clients: Collection[int], survivors: Collection[int]
+) -> dict[int, UnmaskingShares]:
+    """Request these survivors of these clients; the answers that come back."""
+    answers = {}
+    for client in clients:
+        try:
+            (send,) = federation.clients[client].receive(
+                SERVER, SurvivorSet(tuple(sorted(survivors)))
+            )
+        except RemoteProtocolError:
+            continue
+        if isinstance(send.message, UnmaskingShares):
+            answers[client] = send.message
+    return answers
+
+
+# -- overlapping lists -----------------------------------------------------------------------
+
+
+class AnswersEverything(SecAggClient):
+    """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
+
+    def _on_survivors(self, message: SurvivorSet) -> list[Output]:
+        state = self._in(Uploaded)
+        round_ = self._round(state)
+        answer = self._answer(round_, state.secret, state.held, state.owners, message.survivors)
+        return [Send(SERVER, answer)]
+
+
+def ask_twice(federation: Federation) -> tuple[int, bytes | None, bytes | None]:
+    """The victim is alive in the first request and dead in the second."""
+    federation.advance(Phase.AGREE if federation.malicious else Phase.RECOVER)
+    v, *others = federation.ids
+    first = ask(federation, others, federation.ids)
+    second = ask(federation, others, others)
+    of_seed, _ = loot(federation, first, federation.ids, v)
+    _, of_key = loot(federation, second, others, v)
+    return v, rebuild(federation, of_seed), rebuild(federation, of_key)
+
+
+def test_S15_overlapping_lists_open_the_update_of_a_naive_client() -> None:
+    federation = Federation(N=8, T=2, D=2, client_class=AnswersEverything)
+    v, seed, key = ask_twice(federation)
+    assert seed is not None
+    assert key is not None
+    stolen = open_upload(federation, v, seed, key)
+    np.testing.assert_array_equal(stolen, federation.quantised(v))
+
+
+def test_S15_our_clients_never_reveal_the_second_secret() -> None:
+    federation = Federation(N=8, T=2, D=2)
+    _, seed, key = ask_twice(federation)
+    assert seed is not None
+    assert key is None
+
+
+def ask_two_halves(federation: Federation) -> tuple[int, bytes | None, bytes | None]:
+    """One client is asked for b_v, another for sk_v: each of them sees one consistent story."""
+    federation.advance(Phase.AGREE if federation.malicious else Phase.RECOVER)
+    v, *others = federation.ids
+    half = len(others) // 2
+    first = ask(federation, others[:half], federation.ids)
+    second = ask(federation, others[half:], others)
+    of_seed, _ = loot(federation, first, federation.ids, v)
+    _, of_key = loot(federation, second, others, v)
+    return v, rebuild(federation, of_seed), rebuild(federation, of_key)
+
+
+def test_S15_two_stories_defeat_a_client_that_trusts_its_server() -> None:
+    """Why there is a malicious-server mode: the honest-but-curious one cannot see this."""
+    federation = Federation(N=8, T=2, D=2, t=3)
+    v, seed, key = ask_two_halves(federation)
+    assert seed is not None
+    assert key is not None
+    stolen = open_upload(federation, v, seed, key)
+    np.testing.assert_array_equal(stolen, federation.quantised(v))
+
+
+@pytest.mark.parametrize("split", range(8))
+def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split: int) -> None:
+    """At most one story gets m signatures, although T colluders sign and answer both."""
+    federation = Federation(N=9, T=2, D=3, malicious=True)
+    federation.advance(Phase.AGREE)
+    v, *others = federation.ids
+    colluders, honest = others[:2], [v, *others[2:]]
+    stories = (federation.ids, honest[:split]), (others, honest[split:])
+    believed = []
+    secrets = []
+    for which, (alive, told) in enumerate(stories):
+        survivors = SurvivorSet(tuple(sorted(alive)))
+        parties = {
+            client: federation.clients[client]
+            for client in told
+            if client in alive  # nobody believes a story that declares it dead itself
+        }
+        for client in colluders:  # a corrupt client is as many clients as it likes
+            parties[client] = SecAggClient.restore(
+                federation.clients[client].snapshot(),
+                federation.identities[client],
+                federation.policy(),
+                generation=0,
+            )
+        signed = {c: party.receive(SERVER, survivors)[0].message for c, party in parties.items()}
+        certificate = Certificate(tuple((c, m.signature) for c, m in sorted(signed.items())))
+        answers = {
+            c: parties[c]._answer(
+                federation.server._round, b"", parties[c].state.held, tuple(federation.ids), alive
+            )
+            for c in colluders
+        }
+        for client in set(parties) - set(colluders):
+            try:
+                (send,) = parties[client].receive(SERVER, certificate)
+            except RemoteProtocolError:
+                continue
+            answers[client] = send.message
+            believed.append(which)
+        secrets.append(rebuild(federation, loot(federation, answers, alive, v)[which]))
+    assert len(set(believed)) <= 1
+    assert None in secrets
+    if split == len(honest):  # no lie at all: the round goes on
+        assert believed == [0] * len(honest)
+
+
+def test_S15_an_uploader_declared_dead_stays_hidden_by_its_self_mask() -> None:
+    """The server may lie about who dropped; the key without the seed opens nothing."""
+    federation = Federation(N=8, T=2, D=2)
+    federation.advance(Phase.RECOVER)
+    v, *others = federation.ids
+    answers = ask(federation, others, others)
+    of_seed, of_key = loot(federation, answers, others, v)
+    assert of_seed == {}
+    key = rebuild(federation, of_key)
+    assert key is not None
+    assert AgreementKey(key).public == federation.server._secagg.mask_key(v)
+    stolen = open_upload(federation, v, bytes(32), key)
+    assert np.count_nonzero(stolen == federation.quantised(v)) <= 1
+
+
+# -- one key pair ----------------------------------------------------------------------------
+
+
+class OneKeyClient(SecAggClient):
+    """Naive: the key that makes masks, and is secret-shared, seals shares as well."""
+
+    key_count: ClassVar = 1
+
+
+class OneKeyServer(SecAggServer):
+    """The server of such clients; it follows the protocol."""
+
+    key_count: ClassVar = 1
+
+
+def read_what_was_sealed_to_the_dead(
+    federation: Federation,
+) -> tuple[int, bytes | None, bytes | None]:
+    """After an honest round: rebuild the dropped clients' keys, and open what was sealed to them.
+
+    A survivor's seed is the server's by right; the attack is after its key.
+    """
+    dead = federation.ids[:3]
+    federation.fault = Fault(Phase.UPLOAD, "before", frozenset(dead))
+    result = federation.run()
+    assert isinstance(result, Aggregate)
+    np.testing.assert_array_equal(result.total, federation.exact_sum(result.included))
+
+    alive, v = result.included, result.included[0]
+    answers = {
+        sender: message
+        for sender, _, message in federation.log
+        if isinstance(message, UnmaskingShares)
+    }
+    of_seed, _ = loot(federation, answers, alive, v)
+    of_key: Loot = {}
+    for j in dead:
+        key = rebuild(federation, loot(federation, answers, alive, j)[KEY])
+        assert key is not None
+        (sealed,) = (
+            m for m in federation.sent(SealedShare, v) if m.owner == v and m.recipient == j
+        )
+        try:
+            opened = open_share(federation.server._round, AgreementKey(key), j, sealed)
+        except CryptoError:
+            continue
+        of_key[j] = opened[64:]
+    return v, rebuild(federation, of_seed), rebuild(federation, of_key)
+
+
+def test_S15_one_key_pair_lets_the_dead_testify_against_the_living() -> None:
+    """t = D = 3: an honest-but-curious server reads every survivor's update."""
+    federation = Federation(
+        N=8, T=1, D=3, t=3, client_class=OneKeyClient, server_class=OneKeyServer
+    )
+    v, seed, key = read_what_was_sealed_to_the_dead(federation)
+    assert seed is not None
+    assert key is not None
+    stolen = open_upload(federation, v, seed, key)
+    np.testing.assert_array_equal(stolen, federation.quantised(v))
+
+
+def test_S15_two_key_pairs_keep_sealed_shares_sealed() -> None:
+    federation = Federation(N=8, T=1, D=3, t=3)
+    _, seed, key = read_what_was_sealed_to_the_dead(federation)
+    assert seed is not None
+    assert key is None
+
+
+# -- too few partners ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [1, 3, 5])
+def test_S15_client_does_not_mask_with_a_few_accomplices_only(named: int) -> None:
+    """A server that names only its friends as owners would know every mask but one."""
+    federation = Federation(N=8, T=2, D=2)
+    federation.advance(Phase.SHARE)
+    roster = federation.server.roster
+    assert isinstance(roster, Roster)
+    v = federation.clients[federation.ids[0]]
+    v.receive(SERVER, roster)
+    v.set_input(federation.update(v.client))
+    outputs = v.receive(SERVER, SharesClosed(tuple(federation.ids[:named])))
+    sent = [output.message for output in outputs if isinstance(output, Send)]
+    assert [type(message) for message in sent] == [Refusal]
+    assert isinstance(v.state, Closed)
+
+
+def test_S19_share_reflected_to_its_owner_or_redirected_does_not_open() -> None:
+    federation = Federation(N=8, T=2, D=2)
+    a, b, c = federation.ids[:3]
+
+    def tamper(sender: int, to: int, message: object) -> object:
+        if isinstance(message, SealedShare) and sender == SERVER and to == b:
+            if message.owner == a:
+                stolen = [m for m in federation.sent(SealedShare, a) if m.recipient == c]
+                return SealedShare(a, b, message.kind, message.length, stolen[0].sealed)
+            if message.owner == c:
+                own = [m for m in federation.sent(SealedShare, b) if m.recipient == c]
+                return SealedShare(c, b, message.kind, message.length, own[0].sealed)
+        return message
+
+    federation.tamper = tamper  # type: ignore[assignment]
+    result = federation.run()
+    assert isinstance(result, Aggregate)
+    np.testing.assert_array_equal(result.total, federation.exact_sum(result.included))
+    assert set(federation.clients[b].refused_shares) == {a, c}
