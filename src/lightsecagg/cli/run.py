@@ -148,7 +148,9 @@ def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
         "report": str(out),
     }
     write_json(document, out / "run.json")
-    shown = max(done, key=lambda record: len(record["invited"]) - len(record["included"]))
+    shown = max(  # where most went missing; of these the last, when everything was warm
+        done, key=lambda r: (len(r["invited"]) - len(r["included"]), r["round"])
+    )
     try:
         draw_timeline(shown, result.spans, result.killed, out / "timeline.png")
     except ConfigurationError as error:

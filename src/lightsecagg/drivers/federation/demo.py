@@ -38,14 +38,7 @@ from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
-_PRELOAD = [
-    "torch",
-    "sklearn.datasets",
-    "lightsecagg.training.trainer",
-    "lightsecagg.training.builtin_tasks",
-    "lightsecagg.training.updates",
-    "lightsecagg.training.server_optimizers",
-]
+_PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
 
 # Phase -> the message before which a doomed client is killed.
 _LAST_WORDS = {

@@ -60,7 +60,8 @@ def draw_timeline(
     figure, axes = pyplot.subplots(figsize=(10, 0.45 * len(rows) + 1.6))
     end = max(entry["end"] for entry in record["phases"].values()) - origin
     for row, (name, entries) in enumerate(rows):
-        for entry in entries:
+        # Training first: what overlaps it is drawn on top.
+        for entry in sorted(entries, key=lambda item: item["phase"] != "training"):
             left, width = entry["start"] - origin, entry["end"] - entry["start"]
             tall = name == "server" or entry["phase"] == "training"
             axes.barh(
@@ -85,7 +86,7 @@ def draw_timeline(
         handles=[Patch(color=_COLOURS[phase], label=phase) for phase in PHASES],
         ncols=len(PHASES),
         loc="upper center",
-        bbox_to_anchor=(0.5, -0.28 if len(rows) < 12 else -0.12),
+        bbox_to_anchor=(0.5, -0.9 / (0.45 * len(rows) + 0.5)),
         frameon=False,
     )
     figure.savefig(path, dpi=130, bbox_inches="tight")
