@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import MaskAlreadyUsed, ParameterError, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted, Send, Update
@@ -42,7 +44,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.round_client import Answered, Closed, Signed, Uploaded
 from lightsecagg.protocol.secagg_client import SecAggClient
 from lightsecagg.protocol.secagg_round import SecAggRound
-from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import Buffering, ProtocolName, Settings, hash_model
 
 CASES: dict[str, dict[str, Any]] = {
     "secagg": {"N": 8, "T": 2, "D": 2},
@@ -939,3 +941,24 @@ def test_R30_server_needs_t_answers_and_says_who_is_missing() -> None:
     assert isinstance(result, RoundAborted)
     assert "only 5 clients answered" in result.reason
     assert "needs t = 6 shares" in result.reason
+
+
+# -- Appendix F.2 ----------------------------------------------------------------------------
+
+
+def test_the_page_on_asynchrony_runs() -> None:
+    """Its assertions are the page's claims; the blocks share their variables, as a reader would."""
+    page = Path(__file__).parents[2] / "docs" / "secagg-and-asynchrony.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
+    for block in blocks:
+        assert "assert" in block
+        exec(compile(block, page.name, "exec"), names)  # noqa: S102 - our own page
+
+
+@pytest.mark.parametrize("case", [CASES["secagg"], SPARSE], ids=["secagg", "secagg+"])
+def test_secagg_has_no_asynchronous_mode(case: dict[str, Any]) -> None:
+    table = StalenessTable.from_function(constant(), scale=2, max_staleness=1)
+    with pytest.raises(ParameterError, match="has no asynchronous mode"):
+        Federation(**case).make_settings(buffering=Buffering(table, max_updates=8))
