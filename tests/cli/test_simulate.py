@@ -169,6 +169,16 @@ def test_the_seed_steers_who_drops(terminal: Terminal) -> None:
     assert len(set(chosen.values())) > 1
 
 
+def test_sampled_clients_have_no_sum_to_compare_with(terminal: Terminal) -> None:
+    document = terminal.json(*SMALL, "--sample-clients", "2", "--drop", "upload=2")
+    assert document["exact"] is None
+    assert document["aborted"] is None
+    assert document["included"] == 6
+    assert document["parameters"]["sample_clients"] == 2
+    _, out, _ = terminal.run(*SMALL, "--sample-clients", "2")
+    assert "no sum to compare with" in out
+
+
 def test_clipping_must_be_asked_for(terminal: Terminal) -> None:
     code, out, err = terminal.run(*SMALL, "--bound", "0.5", "--json")
     assert code == 2
@@ -192,6 +202,7 @@ def test_clipping_must_be_asked_for(terminal: Terminal) -> None:
         (["--bandwidth", "0"], "positive number of Mbit/s"),
         (["--latency", "-1"], "at least 0"),
         (["--training-seconds", "-1"], "at least 0"),
+        (["--sample-clients", "7"], "between 1 and U = 6"),
         (["--rounds", "0"], "rounds = 0 must be at least 1"),
         (["--seed", "-1"], "seed = -1 must be at least 0"),
         (["--bound", "0"], "bound = 0.0 must be positive"),

@@ -169,7 +169,8 @@ def progress_bar(scenario: Scenario, rounds: int) -> Iterator[Progress]:
     malicious = scenario.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
     steps = 1 if scenario.protocol is ProtocolName.PLAIN else 5 if malicious else 4
     total = steps * scenario.parameters.clients * rounds
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(scenario.protocol.value, total=total)
 
         def advance(phase: Phase) -> None:

@@ -67,14 +67,12 @@ class Cohort:
         """The server of a round."""
         return PARTIES[self.protocol][1](settings, self.allow_list)
 
+    def identity(self, client: int) -> IdentityKey:
+        """A client's signing key."""
+        return self._identities[client]
+
     def client(self, client: int, settings: Settings, entropy: Entropy) -> RoundClient:
         """A client's party in a round."""
-        return self.party(PARTIES[self.protocol][0], client, settings, entropy)
-
-    def party(
-        self, kind: type[RoundClient], client: int, settings: Settings, entropy: Entropy
-    ) -> RoundClient:
-        """A client's party of another class, such as one that takes short cuts."""
         policy = Policy(
             allow_list=self.allow_list,
             session=self._session,
@@ -85,4 +83,5 @@ class Cohort:
             model=settings.model,
             graph_security=self.graph_security,
         )
+        kind, _ = PARTIES[self.protocol]
         return kind(client, self._identities[client], policy, self._ledgers[client], entropy)

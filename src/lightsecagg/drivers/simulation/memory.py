@@ -9,8 +9,7 @@ All N clients live in one process. At the peak, when sharing is over, the proces
     working   16 * 4 d + 2 (N + U) * 8 L   vectors and matrices that one party works on
     program   200 MB
 
-If only n clients are real (`--sample-clients`), `vectors` counts the pool of uploads that the
-stand-ins share plus n, and `shares` and `messages` count n * k instead of N * k.
+If only n clients are real (`--sample-clients`), `shares` counts those of n clients.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ from lightsecagg.protocol.settings import ProtocolName, Settings
 
 _PROGRAM = 200 * 10**6
 _PER_MESSAGE = 1000
-
-POOL_BYTES = 512 * 2**20
-"""How much memory the uploads of stand-ins take: too much for any cache, so that summing them
-costs what it costs to sum real ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +57,12 @@ def forecast(settings: Settings, sample: int | None = None) -> Forecast:
     explicit = N - U if parameters.share_mode is ShareMode.SEEDED else N
     if settings.protocol is not ProtocolName.LIGHTSECAGG:
         explicit, share = 0, 0
-    real = N if sample is None else sample
-    stand_ins = min(N - real, pool_size(settings)) if sample is not None else 0
     return Forecast(
-        vectors=(real + stand_ins) * vector,
-        shares=real * explicit * share,
+        vectors=N * vector,
+        shares=(N if sample is None else sample) * explicit * share,
         messages=N * degree * _PER_MESSAGE,
         working=16 * vector + 2 * (N + U) * 2 * share,
     )
-
-
-def pool_size(settings: Settings) -> int:
-    """How many different uploads the stand-ins of a sampled round share."""
-    return max(2, POOL_BYTES // (4 * settings.length))
 
 
 def check_memory(settings: Settings, sample: int | None = None) -> None:

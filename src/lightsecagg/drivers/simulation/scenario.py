@@ -50,6 +50,7 @@ class Scenario:
     seed: int = 0
     """Steers inputs and the choice of who drops, and nothing else."""
     sample_clients: int | None = None
+    """How many clients are real, if not all are; see `sampling`."""
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, 0)
@@ -194,11 +195,19 @@ def run(scenario: Scenario, rounds: int = 1, progress: Progress | None = None) -
     cohort = scenario.cohort()
     check_memory(cohort.settings(), scenario.sample_clients)
     threat_model = scenario.parameters.threat_model
+    # Real clients are few, and are to be measured in every phase.
+    droppable = cohort.clients[scenario.sample_clients or 0 :]
     _warm_up(scenario)
     for round_ in range(rounds):
         generator = np.random.default_rng((scenario.seed, round_))
-        faults = choose_faults(cohort.clients, scenario.drops, threat_model, generator)
-        report = simulate_round(cohort, partial(scenario.input, round_), faults, progress=progress)
+        faults = choose_faults(droppable, scenario.drops, threat_model, generator)
+        report = simulate_round(
+            cohort,
+            partial(scenario.input, round_),
+            faults,
+            sample=scenario.sample_clients,
+            progress=progress,
+        )
         yield Outcome(scenario, report)
 
 

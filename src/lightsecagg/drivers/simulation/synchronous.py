@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +27,8 @@ from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.metering import Meter
 from lightsecagg.drivers.simulation.recording import RecordingEntropy, quantised
-from lightsecagg.errors import DecodeError, RemoteProtocolError
+from lightsecagg.drivers.simulation.sampling import Sample, StandIn
+from lightsecagg.errors import DecodeError, ParameterError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import (
@@ -49,7 +51,6 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
 )
-from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -112,10 +113,17 @@ def simulate_round(
     faults: Faults | None = None,
     *,
     early_input: bool = False,
+    sample: int | None = None,
     progress: Progress | None = None,
 ) -> RoundReport:
-    """Run the next round of `cohort` with these inputs and faults."""
-    run = _Run(cohort, inputs, Faults() if faults is None else faults, early_input, progress)
+    """Run the next round of `cohort` with these inputs and faults.
+
+    With `sample`, only the first so many clients are real; see `sampling`.
+    """
+    faults = Faults() if faults is None else faults
+    if sample is not None and (faults.late or faults.duplicates):
+        raise ParameterError("sampled clients can drop, but not be late or heard twice")
+    run = _Run(cohort, inputs, faults, early_input, sample, progress)
     # Collecting garbage at random moments would be charged to whoever is at work.
     collecting = gc.isenabled()
     gc.disable()
@@ -144,15 +152,22 @@ class _Run:
         inputs: Inputs,
         faults: Faults,
         early_input: bool,
+        sample: int | None,
         progress: Progress | None,
     ) -> None:
         self.settings = cohort.next_round()
         self.server = cohort.server(self.settings)
-        self.coins = {client: RecordingEntropy() for client in cohort.clients}
-        self.parties: dict[int, RoundClient] = {
-            client: cohort.client(client, self.settings, self.coins[client])
-            for client in cohort.clients
+        self.sample = None if sample is None else Sample(cohort, self.settings, sample)
+        real = cohort.clients if sample is None else cohort.clients[:sample]
+        self.coins = {client: RecordingEntropy() for client in real}
+        self.parties = {
+            client: cohort.client(client, self.settings, coins)
+            for client, coins in self.coins.items()
         }
+        self.stand_ins: dict[int, StandIn] = {}
+        if self.sample is not None:
+            others = cohort.clients[len(real) :]
+            self.stand_ins = {client: self.sample.stand_in(client) for client in others}
         self.codec = Codec(self.settings.field)
         self.meter = Meter()
         self.refused: Counter[str] = Counter()
@@ -253,8 +268,8 @@ class _Run:
             self._vanish(client)
             return
         self.meter.server_sent(phase, client, len(packet.data), packet.is_share)
-        party = self.parties[client]
-        with self.meter.client_cpu(phase, client):
+        party = self.stand_ins.get(client) or self.parties[client]
+        with self._client_cpu(phase, client):
             try:
                 message = self.codec.decode(packet.data)
                 outputs = party.receive(SERVER, message)
@@ -267,6 +282,12 @@ class _Run:
             self._vanish(client)
         if packet.begins and self._progress is not None:
             self._progress(phase)
+
+    def _client_cpu(self, phase: Phase, client: int) -> AbstractContextManager[None]:
+        """Charge a client's work to it; stand-ins work for free."""
+        if client in self.stand_ins:
+            return nullcontext()
+        return self.meter.client_cpu(phase, client)
 
     def _moment(self, packet: _Packet) -> Moment | None:
         """When its recipient vanishes in the phase that the packet begins, if it does."""
@@ -283,7 +304,7 @@ class _Run:
         if any(isinstance(output, RoundAborted) for output in outputs):
             return outputs
         update = self._inputs(client)
-        with self.meter.client_cpu(Phase.UPLOAD, client):
+        with self._client_cpu(Phase.UPLOAD, client):
             return outputs + self.parties[client].set_input(update)
 
     def _from_client(
@@ -292,12 +313,14 @@ class _Run:
         sends = [output for output in outputs if isinstance(output, Send)]
         whole = len(sends) // 2 if half else len(sends)
         for index, output in enumerate(sends):
-            if isinstance(output.message, MaskedUpload):
+            if isinstance(output.message, MaskedUpload) and client in self.coins:
                 self._rounding[client] = self.coins[client].latest
+            if self.sample is not None and client in self.sample.real:
+                self.sample.observe(client, output.message)
             if index > whole:
                 break
             is_share = isinstance(output.message, SealedShare)
-            with self.meter.client_cpu(phase, client):
+            with self._client_cpu(phase, client):
                 data = self.codec.encode(output.message)
             if index == whole:
                 data = data[: len(data) // 2]
@@ -305,6 +328,10 @@ class _Run:
 
     def _post(self, packet: _Packet) -> None:
         up = packet.recipient == SERVER
+        if not up and packet.is_share and self._unread(packet.recipient):
+            size = len(packet.data)
+            self.meter.server_sent(packet.phase, packet.recipient, size, is_share=True)
+            return
         client = packet.sender if up else packet.recipient
         copies = [packet]
         if client in self._faults.duplicates:
@@ -316,9 +343,15 @@ class _Run:
         else:
             self._up.extend(copies)
 
+    def _unread(self, client: int) -> bool:
+        """Whether nobody would look at the shares that this client gets."""
+        stand_in = self.stand_ins.get(client)
+        return stand_in is not None and not stand_in.wants_shares
+
     def _vanish(self, client: int) -> None:
         self._gone.add(client)
-        self.parties[client].abort("this client is gone")
+        if client in self.parties:
+            self.parties[client].abort("this client is gone")
         if not self._faults.silent:
             self._up.append(_Disconnect(client))
 
@@ -337,7 +370,9 @@ class _Run:
             refused=self.refused,
         )
 
-    def _is_exact(self, aggregate: Aggregate) -> bool:
+    def _is_exact(self, aggregate: Aggregate) -> bool | None:
+        if self.sample is not None:
+            return None
         expected = self.settings.field.sum(map(self._quantised, aggregate.included))
         return bool(np.array_equal(aggregate.total, expected))
 
