@@ -189,6 +189,17 @@ def test_find_out_of_range(backend: str, q: int, size: int) -> None:
         assert kernels.active().find_out_of_range(spoilt, q) == position
 
 
+@given(moduli, st.sampled_from(SIZES), seeds)
+def test_cut_and_find(backend: str, q: int, size: int, seed: int) -> None:
+    words = np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32)
+    words[::7] = 2**32 - 1
+    cut = [word % 2 ** (q - 1).bit_length() for word in integers(words)]
+    positions = kernels.active().cut_and_find(words, q)
+    assert words.tolist() == cut
+    assert positions.dtype == np.int64
+    assert positions.tolist() == [i for i, word in enumerate(cut) if word >= q]
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("size", SIZES)
 def test_find_beyond(backend: str, kind: type, size: int) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.transcript import KEY_LENGTH, derive_key
 from lightsecagg.errors import CryptoError, FieldError, ParameterError
+from lightsecagg.field import kernels
 
 SEED_LENGTH: Final = KEY_LENGTH
 """Bytes in a seed: an AES-256 key."""
@@ -110,32 +111,22 @@ class Expansion:
             raise ParameterError(f"the modulus must be in [2, 2^32), not {modulus}")
         self._keystream = keystream
         self._modulus = modulus
-        self._rejected = [np.empty(0, dtype=np.intp)]
+        self._rejected = [np.empty(0, dtype=np.int64)]
         self._filled = 0
 
     def fill(self, block: NDArray[np.uint32]) -> None:
         """Overwrite `block` with the next elements; those still missing are zero."""
         self._keystream(block)
-        rejects = _cut_and_find_rejects(block, self._modulus)
+        rejects = kernels.active().cut_and_find(block, self._modulus)
         if len(rejects):
             block[rejects] = 0
             self._rejected.append(rejects + self._filled)
         self._filled += len(block)
 
-    def patches(self) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
+    def patches(self) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """The positions still missing, over all blocks, and the elements that belong there."""
         positions = np.concatenate(self._rejected)
         return positions, _next_accepted(self._keystream, self._modulus, len(positions))
-
-
-def _cut_and_find_rejects(words: NDArray[np.uint32], modulus: int) -> NDArray[np.intp]:
-    """Cut `words` in place to the bits of `modulus` - 1; return the positions not below it."""
-    bits = (modulus - 1).bit_length()
-    if bits < 32:
-        np.bitwise_and(words, np.uint32((1 << bits) - 1), out=words)
-    flags = words >= np.uint32(modulus)
-    # flatnonzero is slower than any(), and at 2^32 - 5 hardly a block has a reject.
-    return np.flatnonzero(flags) if flags.any() else np.empty(0, dtype=np.intp)
 
 
 def _next_accepted(keystream: Keystream, modulus: int, count: int) -> NDArray[np.uint32]:
@@ -148,7 +139,7 @@ def _next_accepted(keystream: Keystream, modulus: int, count: int) -> NDArray[np
         wanted = int((count - have) / acceptance * 1.01) + 16
         words = np.empty(min(wanted, BLOCK_WORDS), dtype=np.uint32)
         keystream(words)
-        rejects = _cut_and_find_rejects(words, modulus)
+        rejects = kernels.active().cut_and_find(words, modulus)
         accepted = np.delete(words, rejects)[: count - have]
         found[have : have + len(accepted)] = accepted
         have += len(accepted)

@@ -160,6 +160,17 @@ def find_out_of_range(values: Elements, q: int) -> int:
     return -1
 
 
+def cut_and_find(words: Elements, q: int) -> Positions:
+    """Cut any 32-bit `words` in place to the bits of q - 1; return the positions not below q."""
+    bits = (q - 1).bit_length()
+    if bits < 32:
+        np.bitwise_and(words, np.uint32((1 << bits) - 1), out=words)
+    flags = words >= np.uint32(q)
+    # flatnonzero is slower than any(), and at 2^32 - 5 hardly a block has a hit.
+    found = np.flatnonzero(flags) if flags.any() else np.empty(0)
+    return found.astype(np.int64, copy=False)
+
+
 def find_beyond(x: Floats, bound: float) -> int:
     """Position of the first element that is NaN, infinite or larger than `bound`, or -1."""
     for start in range(0, x.size, _BLOCK):

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -225,42 +226,70 @@ INLINE void find_beyond64_loop(const double* x, size_t n, double bound, size_t* 
 COMPILED_TWICE(find_beyond64, (const double* x, size_t n, double bound, size_t* position),
                (x, n, bound, position))
 
+INLINE void cut_and_find_loop(u32* words, size_t n, u32 mask, u32 q, std::int64_t* positions,
+                              size_t* count) {
+  constexpr size_t block = 256;  // rejects are rare: most blocks are only cut and compared
+  *count = 0;
+  for (size_t start = 0; start < n; start += block) {
+    const size_t stop = std::min(start + block, n);
+    u32 found = 0;
+    for (size_t i = start; i < stop; ++i) {
+      words[i] &= mask;
+      found |= words[i] >= q;
+    }
+    if (found)
+      for (size_t i = start; i < stop; ++i)
+        if (words[i] >= q) positions[(*count)++] = static_cast<std::int64_t>(i);
+  }
+}
+COMPILED_TWICE(cut_and_find,
+               (u32 * words, size_t n, u32 mask, u32 q, std::int64_t* positions, size_t* count),
+               (words, n, mask, q, positions, count))
+
 // -- quantisation -------------------------------------------------------------------------------
 
-template <class T>
-INLINE void quantise_mask_body(const T* x, double scale, double limit, const u32* uniforms,
+// |y| < 2^31. Where no instruction rounds down, truncating and correcting needs no library call.
+template <bool ROUNDS>
+INLINE double round_down(double y) {
+  if (ROUNDS) return std::floor(y);
+  const double truncated = static_cast<double>(static_cast<i32>(y));
+  return truncated - (y < truncated ? 1.0 : 0.0);
+}
+
+template <bool ROUNDS, class T>
+INLINE void quantise_mask_loop(const T* x, double scale, double limit, const u32* uniforms,
                                const u32* mask, u32* out, size_t n, u32 q) {
   for (size_t i = 0; i < n; ++i) {
     double y = static_cast<double>(x[i]) * scale;
     y = y < limit ? y : limit;
     y = y > -limit ? y : -limit;
-    // |y| < 2^31: truncating and correcting is a floor that needs no library call.
-    i32 integer = static_cast<i32>(y);
-    integer -= y < static_cast<double>(integer);
-    const double fraction = y - static_cast<double>(integer);
+    const double down = round_down<ROUNDS>(y);
     // The word as a double, by way of the signed conversion that vector units have.
-    const double word = static_cast<double>(static_cast<i32>(uniforms[i] ^ 0x80000000u)) + 2147483648.0;
-    integer += fraction * 4294967296.0 > word;
+    const i32 biased = static_cast<i32>(uniforms[i] ^ 0x80000000u);
+    const double word = static_cast<double>(biased) + 2147483648.0;
+    const double rounded = down + ((y - down) * 4294967296.0 > word ? 1.0 : 0.0);
+    const i32 integer = static_cast<i32>(rounded);
     const u32 element = static_cast<u32>(integer) + (integer < 0 ? q : 0);
     out[i] = add_one(element, mask[i], q);
   }
 }
-INLINE void quantise_mask32_loop(const float* x, double scale, double limit, const u32* uniforms,
-                                 const u32* mask, u32* out, size_t n, u32 q) {
-  quantise_mask_body(x, scale, limit, uniforms, mask, out, n, q);
+
+template <class T>
+AVX2 void quantise_mask_avx2(const T* x, double scale, double limit, const u32* uniforms,
+                             const u32* mask, u32* out, size_t n, u32 q) {
+  quantise_mask_loop<true>(x, scale, limit, uniforms, mask, out, n, q);
 }
-COMPILED_TWICE(quantise_mask32,
-               (const float* x, double scale, double limit, const u32* uniforms, const u32* mask,
-                u32* out, size_t n, u32 q),
-               (x, scale, limit, uniforms, mask, out, n, q))
-INLINE void quantise_mask64_loop(const double* x, double scale, double limit, const u32* uniforms,
-                                 const u32* mask, u32* out, size_t n, u32 q) {
-  quantise_mask_body(x, scale, limit, uniforms, mask, out, n, q);
+
+template <class T>
+void quantise_mask(const T* x, double scale, double limit, const u32* uniforms, const u32* mask,
+                   u32* out, size_t n, u32 q) {
+  in_parallel(n, GRAIN, [=](size_t i, size_t end) {
+    if (HAVE_AVX2 && has_avx2())
+      quantise_mask_avx2(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
+    else
+      quantise_mask_loop<false>(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
+  });
 }
-COMPILED_TWICE(quantise_mask64,
-               (const double* x, double scale, double limit, const u32* uniforms, const u32* mask,
-                u32* out, size_t n, u32 q),
-               (x, scale, limit, uniforms, mask, out, n, q))
 
 template <class T>
 INLINE void unmask_dequantise_body(const u32* masked, const u32* mask, double scale, u32 q, T* out,
@@ -970,17 +999,13 @@ EXPORT void lightsecagg_matmul(const u32* a, const u32* b, u32* out, size_t m, s
 EXPORT void lightsecagg_quantise_mask32(const float* x, double scale, double limit,
                                         const u32* uniforms, const u32* mask, u32* out, size_t n,
                                         u32 q) {
-  in_parallel(n, GRAIN, [=](size_t i, size_t end) {
-    quantise_mask32(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
-  });
+  quantise_mask(x, scale, limit, uniforms, mask, out, n, q);
 }
 
 EXPORT void lightsecagg_quantise_mask64(const double* x, double scale, double limit,
                                         const u32* uniforms, const u32* mask, u32* out, size_t n,
                                         u32 q) {
-  in_parallel(n, GRAIN, [=](size_t i, size_t end) {
-    quantise_mask64(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
-  });
+  quantise_mask(x, scale, limit, uniforms, mask, out, n, q);
 }
 
 EXPORT void lightsecagg_unmask_dequantise32(const u32* masked, const u32* mask, double scale, u32 q,
@@ -1001,6 +1026,13 @@ EXPORT size_t lightsecagg_find_out_of_range(const u32* x, size_t n, u32 q) {
   size_t position;
   find_out_of_range(x, n, q, &position);
   return position;
+}
+
+EXPORT size_t lightsecagg_cut_and_find(u32* words, size_t n, u32 mask, u32 q,
+                                       std::int64_t* positions) {
+  size_t count;
+  cut_and_find(words, n, mask, q, positions, &count);
+  return count;
 }
 
 EXPORT size_t lightsecagg_find_beyond32(const float* x, size_t n, double bound) {

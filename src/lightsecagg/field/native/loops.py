@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "unmask_dequantise32": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
     "unmask_dequantise64": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
     "find_out_of_range": (c_size_t, [c_void_p, c_size_t, c_uint32]),
+    "cut_and_find": (c_size_t, [c_void_p, c_size_t, c_uint32, c_uint32, c_void_p]),
     "find_beyond32": (c_size_t, [c_void_p, c_size_t, c_double]),
     "find_beyond64": (c_size_t, [c_void_p, c_size_t, c_double]),
     "ntt_forward": (
@@ -159,6 +160,13 @@ def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, ou
 def find_out_of_range(values: Elements, q: int) -> int:
     position = _call["find_out_of_range"](_at(values), values.size, q)
     return -1 if position == values.size else int(position)
+
+
+def cut_and_find(words: Elements, q: int) -> Positions:
+    positions = np.empty(words.size, dtype=np.int64)
+    mask = (1 << (q - 1).bit_length()) - 1
+    count = _call["cut_and_find"](_at(words), words.size, mask, q, _at(positions))
+    return positions[:count].copy()
 
 
 def find_beyond(x: Floats, bound: float) -> int:

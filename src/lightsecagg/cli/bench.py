@@ -1,0 +1,76 @@
+"""`lightsecagg bench`: how fast this machine runs the hot loops."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from lightsecagg.cli.output import print_json, warn
+
+app = typer.Typer(no_args_is_help=True, help="Measure the hot loops on this machine.")
+
+
+@app.callback()
+def _bench() -> None:
+    """A callback keeps `kernels` a sub-command while it is the only one."""
+
+
+@app.command("kernels")
+def bench_kernels(
+    clients: Annotated[int, typer.Option(help="N")] = 200,
+    survivors: Annotated[int, typer.Option(help="U")] = 140,
+    privacy: Annotated[int, typer.Option(help="T")] = 100,
+    dim: Annotated[int, typer.Option(help="d, the length of the model")] = 1_206_590,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time every kernel on one thread, against NumPy + BLAS and against a memory copy."""
+    from lightsecagg.experiments.kernel_bench import Case, measure_in_child
+    from lightsecagg.field import kernels
+
+    if kernels.backend() == "numpy":
+        warn(
+            "The native kernels are not in use: these are NumPy's speeds. "
+            "Install the package where a C++ compiler is found."
+        )
+    document = measure_in_child(Case(clients, survivors, privacy, dim))
+    if as_json:
+        print_json(document)
+    else:
+        _print_table(document)
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    machine, case = document["machine"], document["case"]
+    table = Table(
+        title=f"{document['backend']} kernels on {machine['processor']}, one thread; "
+        f"N = {case['clients']}, U = {case['survivors']}, T = {case['privacy']}, "
+        f"d = {case['dimension']:,}"
+    )
+    table.add_column("kernel")
+    table.add_column("field")
+    for heading in ("ms", "reference ms", "ratio", "GB/s", "of a copy", "GMAC/s"):
+        table.add_column(heading, justify="right")
+    for row in document["rows"]:
+        speed = row.get("multiply_adds_per_second")
+        table.add_row(
+            row["kernel"],
+            row["field"],
+            f"{row['seconds'] * 1e3:.2f}",
+            f"{row['reference_seconds'] * 1e3:.2f}",
+            f"{row['ratio']:.3f}",
+            f"{row['bytes_per_second'] / 1e9:.1f}",
+            f"{row['of_memory_copy']:.2f}",
+            f"{speed / 1e9:.1f}" if speed else "",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Memory copies {machine['memory_copy_bytes_per_second'] / 1e9:.1f} GB/s and reads "
+        f"{machine['memory_read_bytes_per_second'] / 1e9:.1f} GB/s. The reference is NumPy with "
+        f"{machine['blas']}; for the PRG it is raw AES-256-CTR.",
+        highlight=False,
+    )
