@@ -158,6 +158,11 @@ class AsyncLightSecAggClient:
         return len(self._stock)
 
     @property
+    def room(self) -> int:
+        """How many more masks may be shared before peers drop old ones."""
+        return self._buffering.stock - len(self._stock) - len(self._outstanding)
+
+    @property
     def time(self) -> int:
         """The time of the last buffer that this client has signed or answered for."""
         return self._time
@@ -182,7 +187,7 @@ class AsyncLightSecAggClient:
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
         round_ = self._registered()
-        if count < 1 or self.stock + len(self._outstanding) + count > self._buffering.stock:
+        if not 1 <= count <= self.room:
             raise LocalProtocolError(
                 f"{self.stock} masks are ready and {len(self._outstanding)} in use; peers keep at "
                 f"most {self._buffering.stock} per owner, so {count} more would push out old ones"

@@ -12,6 +12,7 @@ know them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,8 +59,8 @@ class BufferMean:
     time: int
     mean: NDArray[np.float64] = field(repr=False)
     owners: tuple[int, ...]
-    discounts: tuple[float, ...]
-    """s(t - t_i), by owner."""
+    staleness: tuple[int, ...]
+    """t - t_i, by owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,20 @@ class FedBuffServer:
 
     def _average(self, chosen: list[_Waiting]) -> BufferMean:
         chosen = sorted(chosen, key=lambda waiting: waiting.owner)
-        discounts = tuple(self._staleness(self.time - waiting.version) for waiting in chosen)
-        total = np.zeros(self._dimension)
-        for discount, waiting in zip(discounts, chosen, strict=True):
-            total += discount * waiting.upload.vector
+        staleness = tuple(self.time - waiting.version for waiting in chosen)
+        discounts = [self._staleness(tau) for tau in staleness]
+        mean = self._mean(discounts, [waiting.upload for waiting in chosen])
         taken = set(map(id, chosen))
         self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
         owners = tuple(waiting.owner for waiting in chosen)
-        result = BufferMean(self.time, total / sum(discounts), owners, discounts)
+        result = BufferMean(self.time, mean, owners, staleness)
         self.time += 1
         return result
+
+    def _mean(
+        self, discounts: Sequence[float], uploads: Sequence[PlainUpload]
+    ) -> NDArray[np.float64]:
+        total = np.zeros(self._dimension)
+        for discount, upload in zip(discounts, uploads, strict=True):
+            total += discount * upload.vector
+        return total / sum(discounts)

@@ -1,0 +1,457 @@
+"""Convergence of the asynchronous mode: Section 7.4 and Appendix F.5 of the paper.
+
+FedBuff and LightSecAgg on the same seeds, schedule and batches; and a sweep over c_l, which has two
+error sources: rounding at the lower end, wrap-around in the field at the upper end.
+
+The unit of work is a *cell*: one training run. Every finished cell is a JSON file, and a file that
+is there is not computed again, so a run that was interrupted goes on where it stopped.
+
+The protected runs are the real thing: every party, every byte, every sum compared with what it must
+be. The sweep runs the same quantised arithmetic over F_q without masks, because masking is exact,
+and without the range check, because a real client refuses a scale that could wrap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.drivers.simulation.async_training import TrainingWorkload
+from lightsecagg.drivers.simulation.asynchronous import (
+    AsyncConfig,
+    Federation,
+    Flush,
+    PlainFederation,
+    ProtectedFederation,
+    simulate_async,
+)
+from lightsecagg.drivers.simulation.metering import Meter
+from lightsecagg.drivers.simulation.schedule import UniformStaleness
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import (
+    StalenessFunction,
+    StalenessTable,
+    constant,
+    hinge,
+    polynomial,
+)
+from lightsecagg.params import PAPER_MODULUS, Parameters
+from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
+from lightsecagg.protocol.settings import Buffering
+from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task
+
+FEDBUFF, LIGHTSECAGG, UNMASKED = "fedbuff", "lightsecagg", "unmasked"
+
+LAST_ROUNDS = 10
+"""Accuracies are compared by their mean over so many last rounds."""
+
+# Random streams that must not meet; the task and its batches have their own.
+_SCHEDULE, _ROUNDING = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all cells of an experiment share; the defaults are the paper's, on MNIST."""
+
+    task: str = "mnist"
+    model: str | None = "lenet5"
+    clients: int = 100
+    privacy: int = 8
+    survivors: int = 70
+    buffer: int = 10
+    max_staleness: int = 10
+    staleness_scale: int = 2**6
+    """c_g"""
+    modulus: int = PAPER_MODULUS
+    rounds: int = 100
+    epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    server_rate: float = 0.3
+    """eta_g"""
+    evaluate_every: int = 5
+    """The last ten rounds are always evaluated."""
+
+
+PAPER_MNIST = Setup()
+PAPER_CIFAR = replace(PAPER_MNIST, task="cifar10")
+QUICK = Setup(
+    task="digits",
+    model=None,
+    clients=20,
+    privacy=3,
+    survivors=14,
+    buffer=5,
+    rounds=60,
+    batch_size=16,
+    learning_rate=0.3,
+    server_rate=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One training run."""
+
+    scheme: str
+    """`fedbuff`, `lightsecagg`, or `unmasked`: quantised over F_q, neither masked nor checked."""
+    staleness: str
+    """`constant`, `poly` (alpha = 1) or `hinge` (a = 1, b = 3)."""
+    seed: int
+    scale_bits: int = 16
+    """log2 of c_l; means nothing for FedBuff."""
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        scale = "" if self.scheme == FEDBUFF else f"-c{self.scale_bits:02d}"
+        return f"{self.scheme}-{self.staleness}{scale}-seed{self.seed}"
+
+
+STALENESS: dict[str, Callable[[], StalenessFunction]] = {
+    "constant": constant,
+    "poly": lambda: polynomial(1.0),
+    "hinge": lambda: hinge(1.0, 3),
+}
+
+
+class UncheckedFieldServer(FedBuffServer):
+    """Eq. (34)-(37) over F_q without masks and WITHOUT the range check, for the sweep alone."""
+
+    def __init__(
+        self,
+        dimension: int,
+        buffer_size: int,
+        table: StalenessTable,
+        modulus: int,
+        scale: float,
+        rounding: np.random.Generator,
+    ) -> None:
+        super().__init__(dimension, buffer_size, table.weight, table.max_staleness)
+        self._modulus = modulus
+        self._scale = scale
+        self._rounding = rounding
+
+    def _mean(
+        self, weights: Sequence[float], uploads: Sequence[PlainUpload]
+    ) -> NDArray[np.float64]:
+        total = np.zeros(self._dimension, dtype=np.int64)
+        for weight, upload in zip(weights, uploads, strict=True):
+            scaled = self._scale * upload.vector.astype(np.float64)
+            rounded = np.floor(scaled + self._rounding.random(scaled.size)).astype(np.int64)
+            total = (total + int(weight) * (rounded % self._modulus)) % self._modulus
+        signed = np.where(total >= (self._modulus - 1) // 2, total - self._modulus, total)
+        return signed / (self._scale * sum(weights))
+
+
+def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
+    """Train once; what becomes a JSON file."""
+    task = load_task(
+        TaskConfig(setup.task, clients=setup.clients, model=setup.model, data_dir=data_dir)
+    )
+    workload = TrainingWorkload(
+        task,
+        LocalConfig(setup.epochs, setup.batch_size, learning_rate=setup.learning_rate),
+        ServerConfig(learning_rate=setup.server_rate),
+        max_staleness=setup.max_staleness,
+        seed=cell.seed,
+    )
+    federation = _federation(setup, cell, workload.dimension)
+    schedule = UniformStaleness(
+        setup.clients, setup.max_staleness, np.random.default_rng((cell.seed, _SCHEDULE))
+    )
+    accuracy: dict[int, float] = {}
+
+    def note(flush: Flush) -> None:
+        done = flush.time + 1
+        if done % setup.evaluate_every == 0 or done > setup.rounds - LAST_ROUNDS:
+            accuracy[done] = workload.evaluate()["accuracy"]
+
+    report = simulate_async(
+        federation,
+        workload,
+        schedule,
+        setup.rounds,
+        max_staleness=setup.max_staleness,
+        on_flush=note,
+    )
+    return {
+        "setup": asdict(setup),
+        "cell": asdict(cell),
+        "parameters": workload.dimension,
+        "accuracy": accuracy,
+        "final_accuracy": fmean([accuracy[done] for done in sorted(accuracy)[-LAST_ROUNDS:]]),
+        "exact": report.exact,
+        "flushes": report.recovered,
+        "uploads": report.uploads,
+        "too_stale": report.too_stale,
+        "training_seconds": workload.seconds,
+        "phases": phase_costs(federation.meter),
+    }
+
+
+def _federation(setup: Setup, cell: Cell, dimension: int) -> Federation:
+    rounding = np.random.default_rng((cell.seed, _ROUNDING))
+    function, scale = STALENESS[cell.staleness](), 2.0**cell.scale_bits
+    table = StalenessTable.from_function(function, setup.staleness_scale, setup.max_staleness)
+    if cell.scheme == FEDBUFF:
+        plain = FedBuffServer(dimension, setup.buffer, function, setup.max_staleness)
+        return PlainFederation(setup.clients, plain)
+    if cell.scheme == UNMASKED:
+        server = UncheckedFieldServer(
+            dimension, setup.buffer, table, setup.modulus, scale, rounding
+        )
+        return PlainFederation(setup.clients, server)
+    parameters = Parameters(
+        clients=setup.clients,
+        privacy=setup.privacy,
+        dropouts=setup.clients - setup.survivors,
+        survivors=setup.survivors,
+        modulus=setup.modulus,
+    )
+    config = AsyncConfig(
+        parameters=parameters,
+        buffering=Buffering(table, max_updates=setup.buffer),
+        quantizer=quantizer_of_scale(setup.modulus, setup.buffer, table.max_weight, scale),
+        dimension=dimension,
+        buffer_size=setup.buffer,
+    )
+    return ProtectedFederation(config, rounding)
+
+
+def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float) -> Quantizer:
+    """The quantizer with this c_l and the largest bound that cannot wrap around."""
+    field = PrimeField(modulus)
+    budget = Quantizer(field, 1.0, buffer, max_weight=max_weight).budget
+    return Quantizer(field, budget / scale, buffer, max_weight=max_weight, scale=scale)
+
+
+def phase_costs(meter: Meter) -> dict[str, dict[str, float]]:
+    """CPU seconds and bytes by phase: all clients together, and the server."""
+    return {
+        phase.value: {
+            "client_seconds": sum(load.seconds for load in loads.clients.values()),
+            "server_seconds": loads.server.seconds,
+            "upload_bytes": loads.server.received + loads.server.shares_received,
+            "download_bytes": loads.server.sent + loads.server.shares_sent,
+        }
+        for phase, loads in meter.phases.items()
+        if loads.clients or loads.server.seconds
+    }
+
+
+def convergence_cells(seeds: int, staleness: Iterable[str] = ("constant", "poly")) -> list[Cell]:
+    """FedBuff and LightSecAgg side by side."""
+    return [
+        Cell(scheme, function, seed)
+        for seed in range(seeds)
+        for function in staleness
+        for scheme in (FEDBUFF, LIGHTSECAGG)
+    ]
+
+
+def sweep_cells(bits: Iterable[int], staleness: str = "poly", seed: int = 0) -> list[Cell]:
+    """The sweep over c_l = 2^bits."""
+    return [Cell(UNMASKED, staleness, seed, scale_bits) for scale_bits in bits]
+
+
+def run_cells(
+    setup: Setup,
+    cells: Iterable[Cell],
+    out: Path,
+    data_dir: Path | None = None,
+    progress: Callable[[Cell, bool], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run what is not there yet; the documents of all cells.
+
+    * `progress`: called with a cell and whether it must be computed.
+    """
+    folder = out / "cells"
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = []
+    for cell in cells:
+        path = folder / f"{cell.name}.json"
+        known = read_cell(path, setup, cell)
+        if progress is not None:
+            progress(cell, known is None)
+        if known is None:
+            known = run_cell(setup, cell, data_dir)
+            written = path.with_suffix(".part")
+            written.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            written.replace(path)
+            known = json.loads(path.read_text(encoding="utf-8"))
+        documents.append(known)
+    return documents
+
+
+def read_cell(path: Path, setup: Setup, cell: Cell) -> dict[str, Any] | None:
+    """A finished cell, or None; refuses one that another setup has left here."""
+    if not path.exists():
+        return None
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same = document["setup"] == asdict(setup) and document["cell"] == asdict(cell)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} is not a finished cell; remove it") from error
+    if not same:
+        raise ConfigurationError(
+            f"{path} was made with another setup; remove it or choose another folder with --out"
+        )
+    return document
+
+
+def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Final accuracies by scheme and staleness, their differences, the sweep, and the costs."""
+    done = list(documents)
+    final: dict[tuple[str, str], dict[int, float]] = {}
+    for document in done:
+        cell = document["cell"]
+        if cell["scheme"] != UNMASKED:
+            by_seed = final.setdefault((cell["scheme"], cell["staleness"]), {})
+            by_seed[cell["seed"]] = document["final_accuracy"]
+    convergence = []
+    for (scheme, function), protected in sorted(final.items()):
+        plain = final.get((FEDBUFF, function), {})
+        both = sorted(set(protected) & set(plain))
+        if scheme == LIGHTSECAGG and both:
+            ours, theirs = (fmean(acc[s] for s in both) for acc in (protected, plain))
+            convergence.append(
+                {
+                    "staleness": function,
+                    "seeds": both,
+                    FEDBUFF: theirs,
+                    LIGHTSECAGG: ours,
+                    "difference_points": 100 * (ours - theirs),
+                }
+            )
+    sweep = {
+        document["cell"]["scale_bits"]: document["final_accuracy"]
+        for document in done
+        if document["cell"]["scheme"] == UNMASKED
+    }
+    return {
+        "convergence": convergence,
+        "sweep": dict(sorted(sweep.items())),
+        "exact": all(d["exact"] for d in done if d["cell"]["scheme"] == LIGHTSECAGG),
+        "cost": _cost([d for d in done if d["cell"]["scheme"] == LIGHTSECAGG]),
+    }
+
+
+def _cost(protected: list[Mapping[str, Any]]) -> dict[str, float]:
+    """What protection costs per run, on average: the price list of the real thing."""
+    if not protected:
+        return {}
+    phases = [phase for document in protected for phase in document["phases"].values()]
+    runs = len(protected)
+
+    def total(*names: str) -> float:
+        return float(sum(phase[name] for phase in phases for name in names)) / runs
+
+    return {
+        "training_seconds": fmean(document["training_seconds"] for document in protected),
+        "client_protocol_seconds": total("client_seconds"),
+        "server_protocol_seconds": total("server_seconds"),
+        "megabytes": total("upload_bytes", "download_bytes") / 1e6,
+        "unprotected_megabytes": fmean(
+            4 * document["parameters"] * document["uploads"] for document in protected
+        )
+        / 1e6,
+    }
+
+
+def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
+    """The summary as tables."""
+    lines = [
+        f"# Asynchronous convergence on {setup.task}",
+        "",
+        f"N = {setup.clients}, K = {setup.buffer}, T = {setup.privacy}, U = {setup.survivors}, "
+        f"tau_max = {setup.max_staleness}, c_g = {setup.staleness_scale}, q = {setup.modulus}, "
+        f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
+        f"lr {setup.learning_rate}, eta_g = {setup.server_rate}; staleness uniform on "
+        f"[0, {setup.max_staleness}]; accuracy is the mean of the last {LAST_ROUNDS} rounds.",
+        "",
+    ]
+    if summary["convergence"]:
+        lines += [
+            "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
+            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+.2f} points |"
+            for row in summary["convergence"]
+        ]
+        exact = "every" if summary["exact"] else "NOT every"
+        lines += ["", f"In the protected runs {exact} recovered sum was exact in F_q.", ""]
+    if summary["cost"]:
+        cost = summary["cost"]
+        lines += [
+            "Cost of one protected run, all parties together: "
+            f"{cost['client_protocol_seconds']:.0f} s CPU of clients and "
+            f"{cost['server_protocol_seconds']:.1f} s of the server, against "
+            f"{cost['training_seconds']:.0f} s of training; {cost['megabytes']:.0f} MB on the "
+            f"wire, against {cost['unprotected_megabytes']:.0f} MB of unprotected uploads.",
+            "",
+        ]
+    if summary["sweep"]:
+        lines += [
+            "Sweep over c_l (poly, one seed; quantised arithmetic over F_q without masks and "
+            "without the range check):",
+            "",
+            "| c_l | accuracy |",
+            "|---|---|",
+        ]
+        lines += [f"| 2^{bits} | {value:.2%} |" for bits, value in summary["sweep"].items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> list[Path]:
+    """`accuracy.png` (accuracy against rounds) and `sweep.png`, of what there is."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "figures need matplotlib: pip install 'lightsecagg[report]'"
+        ) from error
+    done, written = list(documents), []
+    curves: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for document in done:
+        cell = document["cell"]
+        if cell["scheme"] != UNMASKED:
+            curves.setdefault((cell["scheme"], cell["staleness"]), []).append(document["accuracy"])
+    names = {FEDBUFF: "FedBuff", LIGHTSECAGG: "LightSecAgg"}
+    if curves:
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        for (scheme, function), runs in sorted(curves.items()):
+            rounds = sorted(map(int, runs[0]))
+            mean = [fmean(run[str(done)] for run in runs) for done in rounds]
+            style = "--" if scheme == FEDBUFF else "-"
+            axes.plot(rounds, mean, style, label=f"{names[scheme]}, {function} ({len(runs)} seeds)")
+        axes.set(xlabel="round", ylabel="accuracy", title=f"{setup.task}, N = {setup.clients}")
+        axes.legend()
+        written.append(out / "accuracy.png")
+        figure.savefig(written[-1], dpi=120)
+    sweep = summarise(done)["sweep"]
+    if sweep:
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(list(sweep), list(sweep.values()), "o-")
+        axes.set(
+            xlabel="log2 of c_l",
+            ylabel=f"accuracy, last {LAST_ROUNDS} rounds",
+            title=f"{setup.task}: rounding (left), wrap-around (right)",
+        )
+        written.append(out / "sweep.png")
+        figure.savefig(written[-1], dpi=120)
+    return written
