@@ -105,7 +105,7 @@ class Federation:
         }
         self.codec = Codec(self.number_field)
         self.gone: set[int] = set()
-        self.sent_shares = 0
+        self.result: Aggregate | RoundAborted | None = None
 
     def make_settings(self, **changes: Any) -> Settings:
         sparse = self.protocol is ProtocolName.SECAGG_PLUS
@@ -164,7 +164,6 @@ class Federation:
     def run(self) -> Aggregate | RoundAborted:
         """The server's result; every deadline fires once the wire is silent."""
         queue: deque[tuple[int, Output]] = deque((SERVER, out) for out in self.server.start())
-        self.result: Aggregate | RoundAborted | None = None
         while True:
             while queue:
                 queue.extend(self.step(*queue.popleft()))

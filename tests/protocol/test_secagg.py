@@ -943,6 +943,29 @@ def test_R30_server_needs_t_answers_and_says_who_is_missing() -> None:
     assert "needs t = 6 shares" in result.reason
 
 
+@ALL_CASES
+def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str, Any]) -> None:
+    """It crashes when half of the uploads are in; the clients notice nothing."""
+    federation = Federation(**case)
+    federation.fault = Fault(Phase.UPLOAD, "before", frozenset(federation.ids[:1]))
+    queue = federation.advance(Phase.UPLOAD)
+    while len(federation.sent(MaskedUpload)) < 4:
+        queue.extend(federation.step(*queue.popleft()))
+    crashed = federation.server
+    acknowledged = [(c, m) for c, _, m in federation.log if isinstance(m, MaskedUpload)]
+    federation.server = type(crashed).resume(
+        federation.settings, federation.allow_list, crashed.roster, crashed.owners
+    )
+    for client, upload in acknowledged:
+        assert federation.server.receive(client, upload) == []
+    for client in federation.gone:
+        federation.server.drop(client)
+    while queue:
+        queue.extend(federation.step(*queue.popleft()))
+    result = assert_exact(federation, federation.result)
+    assert set(result.included) == set(federation.ids[1:])
+
+
 # -- Appendix F.2 ----------------------------------------------------------------------------
 
 
