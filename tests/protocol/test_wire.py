@@ -1,0 +1,357 @@
+"""The wire format: one encoding per message, one message per encoding, nothing else (S12, S28)."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.errors import DecodeError
+from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
+from lightsecagg.protocol import messages as m
+from lightsecagg.protocol.messages import Message
+from lightsecagg.protocol.wire import TAGS, VERSION, Codec
+
+FIELDS = [DEFAULT_FIELD, PAPER_FIELD, PrimeField(7)]
+CODEC = Codec(DEFAULT_FIELD)
+
+# -- messages of every type ----------------------------------------------------------------
+
+short = st.binary(max_size=70)
+whole = st.integers(-(2**63), 2**64 - 1)
+ids = st.lists(whole, max_size=4).map(tuple)
+pairs = st.lists(st.tuples(whole, short), max_size=3).map(tuple)
+keys = st.lists(short, max_size=3).map(tuple)
+tags = st.builds(m.Tag, whole, whole, whole, short, short, short)
+uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+def vectors(field: PrimeField) -> st.SearchStrategy[np.ndarray]:
+    elements = st.lists(st.integers(0, field.modulus - 1), max_size=9)
+    return elements.map(lambda values: np.array(values, dtype=np.uint32))
+
+
+@st.composite
+def sealed_shares(draw: st.DrawFn) -> m.SealedShare:
+    length = draw(st.integers(0, 40))
+    size = sealed_length(length)
+    return m.SealedShare(
+        draw(uint32),
+        draw(uint32),
+        draw(st.sampled_from(ShareKind)),
+        length,
+        draw(st.binary(min_size=size, max_size=size)),
+        draw(uint64),
+    )
+
+
+def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
+    return {
+        m.Opening: st.builds(m.Opening, short),
+        m.Advertise: st.builds(m.Advertise, keys, short),
+        m.Roster: st.builds(
+            m.Roster, st.lists(st.builds(m.Member, whole, keys, short), max_size=3).map(tuple), ids
+        ),
+        m.SealedShare: sealed_shares(),
+        m.SharesClosed: st.builds(m.SharesClosed, ids),
+        m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field)),
+        m.SurvivorSet: st.builds(m.SurvivorSet, ids),
+        m.SurvivorSignature: st.builds(m.SurvivorSignature, short),
+        m.Certificate: st.builds(m.Certificate, pairs),
+        m.Refusal: st.builds(m.Refusal, ids),
+        m.AggregatedShare: st.builds(m.AggregatedShare, vectors(field)),
+        m.UnmaskingShares: st.builds(m.UnmaskingShares, short, short),
+        m.AbortRound: st.builds(m.AbortRound, st.text(max_size=20)),
+        m.BufferedUpload: st.builds(m.BufferedUpload, tags, vectors(field)),
+        m.BufferAnnounced: st.builds(
+            m.BufferAnnounced, whole, st.lists(tags, max_size=3).map(tuple)
+        ),
+        m.BufferSignature: st.builds(m.BufferSignature, whole, short),
+        m.BufferCertificate: st.builds(m.BufferCertificate, whole, pairs),
+        m.BufferRefusal: st.builds(m.BufferRefusal, whole, ids),
+        m.BufferAnswer: st.builds(m.BufferAnswer, uint64, vectors(field)),
+        m.UploadDropped: st.builds(m.UploadDropped, whole),
+    }
+
+
+def any_message(field: PrimeField = DEFAULT_FIELD) -> st.SearchStrategy[Any]:
+    return st.one_of(*strategies(field).values())
+
+
+EXAMPLES: dict[type, Message] = {
+    m.Opening: m.Opening(b"settings"),
+    m.Advertise: m.Advertise((b"k" * 32,), b"s" * 64),
+    m.Roster: m.Roster((m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0)),
+    m.SealedShare: m.SealedShare(1, 2, ShareKind.SEED, 4, b"x" * 20, 3),
+    m.SharesClosed: m.SharesClosed((1, 2, 300)),
+    m.MaskedUpload: m.MaskedUpload(b"\x03", np.arange(5, dtype=np.uint32)),
+    m.SurvivorSet: m.SurvivorSet((1, 2, 70000)),
+    m.SurvivorSignature: m.SurvivorSignature(b"s" * 64),
+    m.Certificate: m.Certificate(((1, b"s" * 64), (2, b"t" * 64))),
+    m.Refusal: m.Refusal((4,)),
+    m.AggregatedShare: m.AggregatedShare(np.arange(5, dtype=np.uint32)),
+    m.UnmaskingShares: m.UnmaskingShares(b"of seeds", b"of keys"),
+    m.AbortRound: m.AbortRound("zu spät"),
+    m.BufferedUpload: m.BufferedUpload(
+        m.Tag(1, 2, 3, b"m" * 32, b"d" * 32, b"s" * 64), np.arange(3, dtype=np.uint32)
+    ),
+    m.BufferAnnounced: m.BufferAnnounced(5, (m.Tag(1, 2, 3, b"m", b"d", b"s"),)),
+    m.BufferSignature: m.BufferSignature(5, b"s" * 64),
+    m.BufferCertificate: m.BufferCertificate(5, ((1, b"s" * 64),)),
+    m.BufferRefusal: m.BufferRefusal(5, (1, 2)),
+    m.BufferAnswer: m.BufferAnswer(5, np.arange(3, dtype=np.uint32)),
+    m.UploadDropped: m.UploadDropped(7),
+}
+each_type = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+
+
+def test_every_message_has_a_tag_an_example_and_a_strategy() -> None:
+    kinds = set(get_args(Message))
+    assert set(TAGS) == kinds
+    assert set(EXAMPLES) == kinds
+    assert set(strategies(DEFAULT_FIELD)) == kinds
+    assert len(set(TAGS.values())) == len(kinds)
+
+
+def test_tags_are_wire_format() -> None:
+    numbered = {tag: kind.__name__ for kind, tag in TAGS.items()}
+    assert [numbered[tag] for tag in range(1, 14)] == [
+        "Opening",
+        "Advertise",
+        "Roster",
+        "SealedShare",
+        "SharesClosed",
+        "MaskedUpload",
+        "SurvivorSet",
+        "SurvivorSignature",
+        "Certificate",
+        "Refusal",
+        "AggregatedShare",
+        "UnmaskingShares",
+        "AbortRound",
+    ]
+
+
+# -- round trips ----------------------------------------------------------------
+
+
+@each_type
+@given(data=st.data(), field=st.sampled_from(FIELDS))
+def test_messages_survive_the_wire(kind: type, data: st.DataObject, field: PrimeField) -> None:
+    message = data.draw(strategies(field)[kind])
+    codec = Codec(field)
+    encoded = codec.encode(message)
+    assert encoded[:2] == bytes([VERSION, TAGS[kind]])
+    for buffer in (encoded, bytearray(encoded), memoryview(encoded)):
+        decoded = codec.decode(buffer)
+        assert type(decoded) is kind
+        assert decoded == message
+        assert codec.encode(decoded) == encoded
+
+
+@given(any_message(), any_message())
+def test_different_messages_have_different_encodings(one: Message, other: Message) -> None:
+    assert (one == other) == (CODEC.encode(one) == CODEC.encode(other))
+
+
+def test_elements_are_used_where_they_lie() -> None:
+    encoded = CODEC.encode(EXAMPLES[m.AggregatedShare])
+    decoded = CODEC.decode(encoded)
+    assert isinstance(decoded, m.AggregatedShare)
+    assert np.shares_memory(decoded.vector, np.frombuffer(encoded, np.uint8))
+    assert not decoded.vector.flags.writeable
+
+
+# -- S12: strictness ----------------------------------------------------------------
+
+
+@each_type
+def test_S12_a_message_cut_at_any_byte_is_refused(kind: type) -> None:
+    encoded = CODEC.encode(EXAMPLES[kind])
+    for length in range(len(encoded)):
+        with pytest.raises(DecodeError):
+            CODEC.decode(encoded[:length])
+
+
+@each_type
+def test_S12_bytes_left_over_are_refused(kind: type) -> None:
+    encoded = CODEC.encode(EXAMPLES[kind])
+    for rest in (b"\0", b"\xc0", encoded, b"\0" * 4096):
+        with pytest.raises(DecodeError):
+            CODEC.decode(encoded + rest)
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_S12_other_versions_are_refused(version: int) -> None:
+    encoded = CODEC.encode(EXAMPLES[m.Refusal])
+    with pytest.raises(DecodeError, match=f"wire version {version} is not supported"):
+        CODEC.decode(bytes([version]) + encoded[1:])
+
+
+def test_S12_unknown_tags_are_refused() -> None:
+    for tag in set(range(256)) - set(TAGS.values()):
+        with pytest.raises(DecodeError, match=f"unknown message tag {tag}"):
+            CODEC.decode(bytes([VERSION, tag]) + b"\x90")
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"q={field.modulus}")
+@pytest.mark.parametrize("kind", [m.MaskedUpload, m.AggregatedShare, m.BufferAnswer])
+def test_S12_elements_that_are_not_below_q_are_refused(kind: type, field: PrimeField) -> None:
+    codec = Codec(field)
+    trailer = {m.MaskedUpload: b"\1", m.AggregatedShare: b"", m.BufferAnswer: bytes(8)}[kind]
+
+    def encoded(element: int) -> bytes:
+        header = struct.pack("<BBHI", VERSION, TAGS[kind], len(trailer), 3)
+        return header + struct.pack("<III", 0, element, 1) + trailer
+
+    codec.decode(encoded(field.modulus - 1))
+    for element in (field.modulus, field.modulus + 1, 2**32 - 1):
+        with pytest.raises(DecodeError, match="element 1 is not below the modulus"):
+            codec.decode(encoded(element))
+
+
+def prefixed(kind: type, body: bytes) -> bytes:
+    return bytes([VERSION, TAGS[kind]]) + body
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (m.SharesClosed, b"\x91\x91\xcc\x01"),  # 1 as uint8
+        (m.SharesClosed, b"\x91\x91\xcd\x00\x01"),  # 1 as uint16
+        (m.SharesClosed, b"\x91\x91\xd0\x01"),  # 1 as int8
+        (m.SharesClosed, b"\x91\xdc\x00\x01\x01"),  # array16 of one
+        (m.SharesClosed, b"\xdc\x00\x01\x91\x01"),  # the message itself as array16
+        (m.Opening, b"\x91\xc5\x00\x01x"),  # bin16 of one byte
+        (m.Opening, b"\x91\xa1x"),  # text for bytes
+        (m.AbortRound, b"\x91\xd9\x01x"),  # str8 of one character
+        (m.AbortRound, b"\x91\xc4\x01x"),  # bytes for text
+        (m.AbortRound, b"\x91\xa2\xff\xfe"),  # text that is no text
+        (m.SharesClosed, b"\x91\x91\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"),  # 1.0 for 1
+        (m.SharesClosed, b"\x91\x91\xc3"),  # true for 1
+        (m.SharesClosed, b"\x91\xc0"),  # nil
+        (m.SharesClosed, b"\x90"),  # a field is missing
+        (m.SharesClosed, b"\x92\x91\x01\x01"),  # a field too many
+        (m.SharesClosed, b"\x81\xa6owners\x91\x01"),  # a map
+        (m.Roster, b"\x91\x90"),  # the graph is left out
+        (m.Opening, b"\x91\xd4\x01x"),  # an extension type
+        (m.SharesClosed, b"\x91\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+    ],
+)
+def test_S12_control_messages_have_one_form(kind: type, body: bytes) -> None:
+    with pytest.raises(DecodeError, match=f"malformed {kind.__name__}"):
+        CODEC.decode(prefixed(kind, body))
+
+
+def test_S12_reserved_and_derived_fields_are_checked() -> None:
+    with pytest.raises(DecodeError, match="trailer of 1 bytes"):
+        CODEC.decode(prefixed(m.AggregatedShare, struct.pack("<HI", 1, 0) + b"x"))
+    with pytest.raises(DecodeError, match="trailer of 7 bytes"):
+        CODEC.decode(prefixed(m.BufferAnswer, struct.pack("<HI", 7, 0) + bytes(7)))
+    for kind in (0, 4, 255):
+        header = struct.pack("<IIQBI", 1, 2, 0, kind, 4)
+        with pytest.raises(DecodeError, match=f"unknown kind of share {kind}"):
+            CODEC.decode(prefixed(m.SealedShare, header + bytes(20)))
+    for length in (3, 5, 2**32 - 1):
+        header = struct.pack("<IIQBI", 1, 2, 0, 1, length)
+        with pytest.raises(DecodeError, match="a sealed share of"):
+            CODEC.decode(prefixed(m.SealedShare, header + bytes(20)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        prefixed(m.Opening, b"\x91\xc6\xff\xff\xff\xff"),
+        prefixed(m.SurvivorSet, b"\x91\xdd\xff\xff\xff\xff"),
+        prefixed(m.SurvivorSet, b"\xdd\xff\xff\xff\xff"),
+        prefixed(m.Roster, b"\x92\xdd\xff\xff\xff\xff"),
+        prefixed(m.Certificate, b"\x91\xdd\xff\xff\xff\xff"),
+        prefixed(m.AbortRound, b"\x91\xdb\xff\xff\xff\xff"),
+        prefixed(m.AggregatedShare, struct.pack("<HI", 0, 2**32 - 1)),
+        prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
+        prefixed(m.BufferedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
+        prefixed(m.SealedShare, struct.pack("<IIQBI", 1, 2, 0, 2, 2**32 - 1)),
+    ],
+)
+def test_S25_a_header_that_claims_gigabytes_costs_no_memory(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            CODEC.decode(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_S28_deep_nesting_is_refused() -> None:
+    for kind in TAGS:
+        with pytest.raises(DecodeError):
+            CODEC.decode(prefixed(kind, b"\x91" * 100_000))
+
+
+# -- S28: fuzz ----------------------------------------------------------------
+
+
+def decode_or_refuse(data: bytes) -> None:
+    """Either the bytes are a message's one encoding, or `DecodeError`; never anything else."""
+    try:
+        message = CODEC.decode(data)
+    except DecodeError:
+        return
+    assert CODEC.encode(message) == data
+
+
+@given(st.binary(max_size=200))
+def test_S28_random_bytes_decode_or_are_refused(data: bytes) -> None:
+    decode_or_refuse(data)
+
+
+@given(st.sampled_from(sorted(TAGS.values())), st.binary(max_size=200))
+def test_S28_random_bodies_decode_or_are_refused(tag: int, body: bytes) -> None:
+    decode_or_refuse(bytes([VERSION, tag]) + body)
+
+
+@each_type
+def test_S28_every_flipped_bit_decodes_or_is_refused(kind: type) -> None:
+    encoded = CODEC.encode(EXAMPLES[kind])
+    for bit in range(8 * len(encoded)):
+        flipped = bytearray(encoded)
+        flipped[bit // 8] ^= 1 << bit % 8
+        decode_or_refuse(bytes(flipped))
+
+
+@given(any_message(), st.data())
+def test_S28_mutated_messages_decode_or_are_refused(message: Message, data: st.DataObject) -> None:
+    encoded = bytearray(CODEC.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(encoded) - 1))
+        match data.draw(st.sampled_from(["set", "insert", "delete", "repeat"])):
+            case "set":
+                encoded[position] = data.draw(st.integers(0, 255))
+            case "insert":
+                encoded[position:position] = data.draw(st.binary(max_size=5))
+            case "delete" if len(encoded) > 1:
+                del encoded[position]
+            case _:
+                encoded += encoded[position:]
+    decode_or_refuse(bytes(encoded))
+
+
+@given(
+    st.sampled_from([kind for kind in TAGS if issubclass(kind, m.Control)]),
+    st.recursive(
+        st.none() | st.booleans() | whole | st.floats() | short | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=12,
+    ),
+)
+def test_S28_any_msgpack_decodes_or_is_refused(kind: type, value: object) -> None:
+    decode_or_refuse(prefixed(kind, msgspec.msgpack.encode(value)))
