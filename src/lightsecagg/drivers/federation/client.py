@@ -55,7 +55,7 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.registry import PARTIES
-from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.round_client import RoundClient, Signed
 from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
@@ -327,8 +327,8 @@ class FederationClient:
         phase = {"Opening": "advertise", "Roster": "share", "SealedShare": "share"}.get(
             type(message).__name__
         )
-        if isinstance(message, SurvivorSet):
-            phase = "agree"
+        if isinstance(message, SurvivorSet) and round_.party is not None:
+            phase = "agree" if isinstance(round_.party.state, Signed) else "recover"
         if phase is not None:
             round_.spans.append({"phase": phase, "start": start, "end": time.time()})
 

@@ -18,6 +18,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,10 +131,42 @@ class Journal:
             (msgspec.msgpack.encode(survivors), number),
         )
 
-    def finish(self, number: int, outcome: str) -> None:
-        """The round is over; its uploads are deleted."""
+    def complete(self, number: int, completed: int, model: bytes) -> None:
+        """The round is done and this is the model after it: both or neither.
+
+        Were they two steps, a crash between them would apply the same update twice.
+        """
+        _write_synced(self._models / f"{completed}.npz", model)
+        with self._transaction():
+            self._set_meta("completed", str(completed).encode())
+            self._set_meta("model", hashlib.sha256(model).digest())
+            self._end(number, "done")
+        self._delete_uploads(number)
+        for path in self._models.glob("*.npz"):
+            if path.stem.isdigit() and int(path.stem) < completed - 1:
+                path.unlink(missing_ok=True)
+
+    def abandon(self, number: int, reason: str) -> None:
+        """The round is over without a result."""
+        with self._transaction():
+            self._end(number, reason)
+        self._delete_uploads(number)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _end(self, number: int, outcome: str) -> None:
         self._db.execute("UPDATE rounds SET outcome = ? WHERE number = ?", (outcome, number))
         self._db.execute("DELETE FROM uploads WHERE number = ?", (number,))
+
+    def _delete_uploads(self, number: int) -> None:
         for path in self._uploads.glob(f"{number}-*.u32"):
             path.unlink(missing_ok=True)
 
@@ -192,15 +225,6 @@ class Journal:
         return self._uploads / f"{number}-{client}.u32"
 
     # -- models ------------------------------------------------------------------------------
-
-    def save_model(self, completed: int, data: bytes) -> None:
-        """The global model after `completed` rounds; the last two are kept."""
-        _write_synced(self._models / f"{completed}.npz", data)
-        self._set_meta("completed", str(completed).encode())
-        self._set_meta("model", hashlib.sha256(data).digest())
-        for path in self._models.glob("*.npz"):
-            if path.stem.isdigit() and int(path.stem) < completed - 1:
-                path.unlink(missing_ok=True)
 
     def load_model(self) -> tuple[int, bytes] | None:
         """How many rounds are done, and the model after them."""

@@ -175,7 +175,7 @@ class FederationServer:
             pending = self._journal.pending(number)
             if pending is None:
                 log.info("round %d had no acknowledged upload; it is dropped", number)
-                self._journal.finish(number, "dropped after a crash")
+                self._journal.abandon(number, "dropped after a crash")
                 continue
             log.info(
                 "resuming round %d: %d uploads are stored, U1 %s",
@@ -285,8 +285,9 @@ class FederationServer:
             if self._trace is not None:
                 np.savez(self._trace / f"average-{record.round}.npz", average=average)
             record.figures = await asyncio.to_thread(self._job.apply, average, samples, completed)
-            self._journal.save_model(completed, self._job.save())
-        self._journal.finish(round_.number, record.aborted or "done")
+            self._journal.complete(round_.number, completed, self._job.save())
+        else:
+            self._journal.abandon(round_.number, record.aborted or "no result")
         for client in round_.members:
             self._post(client, pack_control(RoundOver(round_.number, record.aborted)))
         self.records.append(record)

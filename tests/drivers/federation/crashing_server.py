@@ -1,0 +1,60 @@
+"""A server process for the crash tests: kills itself with SIGKILL at a chosen durable point.
+
+    python crashing_server.py server.toml DIMENSION ROUNDS [METHOD before|after COUNT]
+
+Not a test: `test_crashes` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightsecagg.drivers.federation import journal, programs
+from lightsecagg.drivers.federation.config import ServerConfig, VectorsTable, load_config
+from lightsecagg.drivers.federation.observer import set_up_logging
+
+
+def doom(method: str, moment: str, count: int) -> None:
+    original: Callable[..., Any] = getattr(journal.Journal, method)
+    calls = 0
+
+    def doomed(self: journal.Journal, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(self, *arguments)
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(journal.Journal, method, doomed)
+
+
+def main() -> None:
+    path, dimension, rounds, *death = sys.argv[1:]
+    if death:
+        doom(death[0], death[1], int(death[2]))
+    set_up_logging("info")
+    overrides = [
+        f"rounds.number={rounds}",
+        "rounds.settle=0.3",
+        "rounds.grace=3.0",
+        "rounds.wait_for_clients=20.0",
+        "rounds.retries=0",
+        "rounds.upload=15.0",
+        "rounds.agree=10.0",
+        "rounds.recover=10.0",
+    ]
+    config = load_config(ServerConfig, Path(path), overrides)
+    vectors = VectorsTable(dimension=int(dimension), output=Path(path).parent / "result.npz")
+    programs.run_server(config.model_copy(update={"training": None, "vectors": vectors}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""R31: kill -9 of the server at every durable point, over real sockets and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
+from lightsecagg.drivers.federation.envelope import UploadStored, unpack
+from lightsecagg.drivers.federation.programs import _credentials, _trust
+from lightsecagg.drivers.federation.provisioning import Provisioned, load_identity, provision
+from lightsecagg.drivers.transport.grpc import GrpcClient
+from lightsecagg.protocol.interface import Update
+
+CLIENTS, DIMENSION = 6, 23
+SCRIPT = Path(__file__).with_name("crashing_server.py")
+
+
+@dataclass
+class Contribution:
+    """A client's job: another vector in every round."""
+
+    client: int
+    dimension: int | None = DIMENSION
+    given: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        rng = np.random.default_rng([self.client, round_number])
+        self.given[round_number] = rng.uniform(-1, 1, DIMENSION)
+        return Update(self.given[round_number])
+
+
+class WatchedClient(FederationClient):
+    """Notes for which rounds the server has acknowledged its upload."""
+
+    acknowledged: set[int]
+
+    async def _take(self, data: bytes) -> None:
+        message = unpack(data)
+        if isinstance(message, UploadStored):
+            self.acknowledged.add(message.round)
+        await super()._take(data)
+
+
+class Setting:
+    """A provisioned federation whose clients live in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.made: Provisioned = provision(
+            folder / "federation", CLIENTS, privacy=1, dropouts=1, port=port
+        )
+        self.state = self.made.server.parent / "state"
+        self.jobs = {client: Contribution(client) for client in range(CLIENTS)}
+        self.clients = {client: self._client(client) for client in range(CLIENTS)}
+        self.servers: list[subprocess.Popen[bytes]] = []
+
+    def _client(self, client: int) -> WatchedClient:
+        overrides = ["client.overlap=thread", "client.reconnect=60.0"]
+        config = load_config(ClientConfig, self.made.clients[client], overrides)
+        allow_list, session = _trust(config.federation)
+        communicator = GrpcClient(config.server.address, client, _credentials(config.tls))
+        identity = load_identity(config.client.identity)
+        made = WatchedClient(
+            config.client, session, identity, allow_list, communicator, self.jobs[client]
+        )
+        made.acknowledged = set()
+        return made
+
+    def start_server(self, rounds: int, *death: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(SCRIPT), str(self.made.server), str(DIMENSION), str(rounds)]
+        with (self.state.parent / "server.log").open("ab") as log:
+            process = subprocess.Popen([*command, *death], stderr=log, stdout=log)
+        self.servers.append(process)
+        return process
+
+    def announced(self) -> dict[int, tuple[int, ...]]:
+        """Round -> U1, as it stands on disk."""
+        with sqlite3.connect(self.state / "journal.sqlite") as database:
+            rows = database.execute(
+                "SELECT number, survivors FROM rounds WHERE survivors IS NOT NULL"
+            ).fetchall()
+        return {number: msgspec.msgpack.decode(blob, type=tuple[int, ...]) for number, blob in rows}
+
+    def close(self) -> None:
+        for process in self.servers:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    made = Setting(tmp_path)
+    yield made
+    made.close()
+
+
+async def crash_and_restart(setting: Setting, death: tuple[str, str, str]) -> dict[str, Any]:
+    """One round during which the server dies once; returns what stood on disk at that moment."""
+    tasks = [asyncio.create_task(client.run()) for client in setting.clients.values()]
+    try:
+        first = setting.start_server(1, *death)
+        assert await asyncio.wait_for(asyncio.to_thread(first.wait), 40) == -9
+        found = {
+            "announced": setting.announced(),
+            "acknowledged": {
+                client: set(party.acknowledged) for client, party in setting.clients.items()
+            },
+        }
+        second = setting.start_server(1)
+        assert await asyncio.wait_for(asyncio.to_thread(second.wait), 60) == 0, (
+            setting.state.parent / "server.log"
+        ).read_text()
+        if death[:2] != ("complete", "after"):  # there the second server had nothing left to say
+            await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        return found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+POINTS = [
+    ("open_round", "after", "1"),
+    ("close_sharing", "before", "1"),
+    ("close_sharing", "after", "1"),
+    ("store_upload", "before", "3"),
+    ("store_upload", "after", "3"),
+    ("store_upload", "after", "6"),
+    ("announce", "before", "1"),
+    ("announce", "after", "1"),
+    ("complete", "before", "1"),
+    ("complete", "after", "1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", POINTS, ids=lambda death: "-".join(death))
+def test_R31_server_killed_at_every_durable_point(
+    setting: Setting, death: tuple[str, str, str]
+) -> None:
+    found = asyncio.run(crash_and_restart(setting, death))
+    records = json.loads((setting.state / "rounds.json").read_text())
+    done = [record for record in records if record["aborted"] is None]
+    if death[:2] == ("complete", "after"):
+        assert not done  # the model was safe: the round is not run, nor applied, again
+        return
+    (record,) = done
+    number, included = record["round"], record["included"]
+    # An announced U1 never changes, and no acknowledged upload is lost.
+    for old, survivors in found["announced"].items():
+        assert (old, list(survivors)) == (number, included)
+    for client, rounds in found["acknowledged"].items():
+        assert not rounds or number not in rounds or client in included
+    assert record["resumed"] is (death[0] in ("store_upload", "announce", "complete"))
+    with np.load(setting.made.server.parent / "result.npz") as stored:
+        result = stored["result"]
+    expected = np.sum([setting.jobs[client].given[number] for client in included], axis=0)
+    np.testing.assert_allclose(result, expected, atol=len(included) * record["quantisation_step"])
