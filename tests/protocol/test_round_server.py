@@ -1,0 +1,383 @@
+"""What a server takes in each phase, and what it refuses, ignores or counts (S29, R33)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import HONEST, MALICIOUS, Federation, Network
+
+from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send
+from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    AggregatedShare,
+    Certificate,
+    MaskedUpload,
+    Message,
+    Opening,
+    Refusal,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingShares,
+)
+
+PHASES = tuple(Phase)
+KINDS = (
+    Advertise,
+    SealedShare,
+    MaskedUpload,
+    SurvivorSignature,
+    AggregatedShare,
+    Refusal,
+    UnmaskingShares,
+)
+
+# t: taken   i: ignored and counted   d: like a dropout   x: refused
+GENUINE = {
+    Phase.ADVERTISE: "t x x x x x x",
+    Phase.SHARE: "i t x x x x x",
+    Phase.UPLOAD: "i i t x x d x",
+    Phase.AGREE: "i i i t x t x",
+    Phase.RECOVER: "i i i i t t x",
+    Phase.DONE: "i i i i i i i",
+}
+
+
+class Stage:
+    """A server kept at the beginning of every phase, with the messages that clients send it."""
+
+    def __init__(self, threat_model: ThreatModel = MALICIOUS) -> None:
+        self.federation = Federation(7, 1, 2, 4, threat_model)
+        network = self.federation.network()
+        self.kept: dict[Phase, LightSecAggServer] = {}
+        self.sent: dict[tuple[int, type], list[Message]] = {}
+
+        def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
+            if recipient == SERVER:
+                self.sent.setdefault((sender, type(message)), []).append(message)
+            return [message]
+
+        network.tamper = tamper
+        network.start()
+        self._keep(network)
+        while network.queue:
+            network.deliver()
+            self._keep(network)
+        network.assert_exact(self.federation.ids)
+
+    def _keep(self, network: Network) -> None:
+        if network.server.phase not in self.kept:
+            self.kept[network.server.phase] = copy.deepcopy(network.server)
+
+    def server(self, phase: Phase) -> LightSecAggServer:
+        return copy.deepcopy(self.kept[phase])
+
+    def message(self, client: int, kind: type) -> Message:
+        if kind is Refusal:
+            return Refusal((client,))
+        if kind is UnmaskingShares:
+            return UnmaskingShares(b"", b"")
+        return self.sent[client, kind][0]
+
+
+@cache
+def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
+    return Stage(threat_model)
+
+
+def everything(server: LightSecAggServer) -> dict[str, Any]:
+    """All that a server knows, comparable."""
+    return {name: repr(value) for name, value in vars(server).items() if name != "late_messages"}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=lambda k: KINDS[k].__name__)
+def test_S29_every_phase_has_an_answer_to_every_message(phase: Phase, kind: int) -> None:
+    scene = stage()
+    client = scene.federation.ids[0]
+    server = scene.server(phase)
+    message = scene.message(client, KINDS[kind])
+    expected = GENUINE[phase].split()[kind]
+    before, pending = everything(server), server.pending
+    if expected == "x":
+        with pytest.raises(RemoteProtocolError, match=f"client {client}"):
+            server.receive(client, message)
+        assert everything(server) == before
+        assert not server.late_messages
+        return
+    assert server.receive(client, message) == []
+    if expected == "i":
+        assert everything(server) == before
+        assert server.late_messages[KINDS[kind].__name__] == 1
+    else:
+        assert everything(server) != before
+        assert not server.late_messages
+        partial = KINDS[kind] is SealedShare
+        assert server.pending == (pending if partial else pending - {client})
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Opening(b""),
+        Roster(()),
+        SharesClosed(()),
+        SurvivorSet(()),
+        Certificate(()),
+        AbortRound("by a client"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_S29_a_server_takes_no_message_that_servers_send(phase: Phase, message: Message) -> None:
+    server = stage().server(phase)
+    before = everything(server)
+    with pytest.raises(RemoteProtocolError, match="sent"):
+        server.receive(stage().federation.ids[0], message)
+    assert everything(server) == before
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("sender", [0, 1, 999, SERVER, -1])
+def test_S29_a_server_listens_to_invited_clients_only(phase: Phase, sender: int) -> None:
+    server = stage().server(phase)
+    with pytest.raises(RemoteProtocolError, match="was not invited"):
+        server.receive(sender, Refusal(()))
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S29_a_repeated_message_changes_nothing(phase: Phase, threat_model: ThreatModel) -> None:
+    scene = stage(threat_model)
+    if phase not in scene.kept:
+        assert phase is Phase.AGREE
+        return
+    kind = KINDS[PHASES.index(phase)]
+    client = scene.federation.ids[0]
+    server = scene.server(phase)
+    server.receive(client, scene.message(client, kind))
+    before = everything(server)
+    assert server.receive(client, scene.message(client, kind)) == []
+    assert everything(server) == before
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_S29_a_client_that_was_dropped_is_late_with_everything(phase: Phase) -> None:
+    scene = stage()
+    client = scene.federation.ids[0]
+    server = scene.server(phase)
+    assert server.drop(client) == []
+    assert server.drop(client) == [], "twice is once"
+    assert client not in server.pending
+    kind = KINDS[PHASES.index(phase)]
+    assert server.receive(client, scene.message(client, kind)) == []
+    assert server.late_messages[kind.__name__] == 1
+
+
+def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str]]:
+    ids = scene.federation.ids
+    other = ids[1]
+    share = scene.message(ids[0], SealedShare)
+    upload = scene.message(ids[0], MaskedUpload)
+    assert isinstance(share, SealedShare)
+    assert isinstance(upload, MaskedUpload)
+
+    def sealed(**changes: Any) -> Callable[[int], Message]:
+        fields = {
+            "owner": share.owner,
+            "recipient": share.recipient,
+            "kind": share.kind,
+            "length": share.length,
+            "sealed": share.sealed,
+            "serial": 0,
+        }
+        return lambda _client: SealedShare(**(fields | changes))
+
+    vector = upload.vector
+    return {
+        "another's keys": (
+            Phase.ADVERTISE,
+            lambda _c: scene.message(other, Advertise),
+            "does not verify",
+        ),
+        "no keys": (Phase.ADVERTISE, lambda _c: Advertise((), b""), "takes 1"),
+        "low-order key": (
+            Phase.ADVERTISE,
+            lambda _c: Advertise((bytes(32),), b"s" * 64),
+            "low order",
+        ),
+        "another's share": (Phase.SHARE, lambda _c: scene.message(other, SealedShare), "sent a"),
+        "a share for itself": (Phase.SHARE, sealed(recipient=ids[0]), "sent a share"),
+        "a share for a stranger": (Phase.SHARE, sealed(recipient=999), "sent a share"),
+        "a second mask": (Phase.SHARE, sealed(serial=1), "sent a share"),
+        "a Shamir share": (Phase.SHARE, sealed(kind=ShareKind.SHAMIR), "SHAMIR"),
+        "a long share": (Phase.SHARE, sealed(length=share.length + 4), "bytes"),
+        "a short upload": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(upload.held, vector[:-1].copy()),
+            "elements instead of 8",
+        ),
+        "a long bitmap": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(upload.held + b"\0", vector),
+            "bitmap of 2 bytes",
+        ),
+        "no bitmap": (Phase.UPLOAD, lambda _c: MaskedUpload(b"", vector), "bitmap of 0 bytes"),
+        "stray bits": (Phase.UPLOAD, lambda _c: MaskedUpload(b"\xff", vector), "stray bits"),
+        "another's signature": (
+            Phase.AGREE,
+            lambda _c: scene.message(other, SurvivorSignature),
+            "does not verify",
+        ),
+        "an empty signature": (Phase.AGREE, lambda _c: SurvivorSignature(b""), "does not verify"),
+        "a long answer": (
+            Phase.RECOVER,
+            lambda _c: AggregatedShare(np.zeros(9, dtype=np.uint32)),
+            "elements instead of",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", forged(stage()))
+def test_S29_a_forged_message_is_refused_and_changes_nothing(name: str) -> None:
+    scene = stage()
+    phase, forge, match = forged(scene)[name]
+    client = scene.federation.ids[0]
+    server = scene.server(phase)
+    before = everything(server)
+    with pytest.raises(RemoteProtocolError, match=match):
+        server.receive(client, forge(client))
+    assert everything(server) == before
+    # The genuine message is still welcome.
+    kind = KINDS[PHASES.index(phase)]
+    server.receive(client, scene.message(client, kind))
+    assert everything(server) != before
+
+
+def test_two_sets_of_keys_or_two_shares_for_one_peer_are_refused() -> None:
+    scene = stage()
+    me = scene.federation.ids[0]
+    server = scene.server(Phase.ADVERTISE)
+    keys = scene.message(me, Advertise)
+    assert isinstance(keys, Advertise)
+    server.receive(me, keys)
+    with pytest.raises(RemoteProtocolError, match="two sets of keys"):
+        server.receive(me, Advertise(keys.keys, b"?" * 64))
+    server = scene.server(Phase.SHARE)
+    share = scene.message(me, SealedShare)
+    assert isinstance(share, SealedShare)
+    server.receive(me, share)
+    altered = SealedShare(
+        me, share.recipient, share.kind, share.length, bytes(b ^ 1 for b in share.sealed)
+    )
+    with pytest.raises(RemoteProtocolError, match="two shares"):
+        server.receive(me, altered)
+
+
+def test_an_incomplete_bundle_is_never_relayed() -> None:
+    scene = stage()
+    me = scene.federation.ids[0]
+    server = scene.server(Phase.SHARE)
+    shares = scene.sent[me, SealedShare]
+    for share in shares[:-1]:
+        assert server.receive(me, share) == []
+    outputs = server.receive(me, shares[-1])
+    relayed = [output.message for output in outputs if isinstance(output, Send)]
+    assert relayed == shares
+
+
+def test_proceed_and_drop_after_the_end_do_nothing() -> None:
+    server = stage().server(Phase.DONE)
+    assert server.proceed() == []
+    assert server.drop(stage().federation.ids[0]) == []
+    assert server.pending == frozenset()
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> None:
+    server = stage().server(phase)
+    outputs = server.proceed()
+    ends = [output for output in outputs if isinstance(output, RoundAborted)]
+    if phase is Phase.AGREE:
+        assert "m = 5 are needed" in ends[0].reason
+    assert len(ends) == 1
+    told = {o.to for o in outputs if isinstance(o, Send) and isinstance(o.message, AbortRound)}
+    assert told == set(stage().federation.ids)
+    assert server.phase is Phase.DONE
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_an_announced_survivor_set_never_changes(threat_model: ThreatModel) -> None:
+    """Uploads that arrive after the announcement are late, dropouts do not shrink U1."""
+    scene = stage(threat_model)
+    phase = Phase.AGREE if threat_model is MALICIOUS else Phase.RECOVER
+    server = scene.server(phase)
+    announced = server.survivors
+    for client in scene.federation.ids[:2]:
+        server.drop(client)
+        server.receive(client, scene.message(client, MaskedUpload))
+    assert server.survivors == announced == scene.federation.ids
+
+
+def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum() -> None:
+    federation = Federation(7, 1, 2, 4, MALICIOUS)
+    network = federation.network()
+    gone = federation.ids[3]
+    network.train_at_once = False
+    network.start().run()
+    network.dead.add(gone)
+    for client in sorted(network.waiting - {gone}):
+        network.train(client)
+    network.run()
+    crashed = network.server
+    assert crashed.phase is Phase.UPLOAD
+    assert crashed.roster is not None
+    resumed = LightSecAggServer.resume(
+        federation.settings(), federation.allow_list, crashed.roster, crashed.owners
+    )
+    codec = federation.codec
+    for sender, _, data in network.wire:
+        message = codec.decode(data)
+        if isinstance(message, MaskedUpload):
+            resumed.receive(sender, message)
+    assert resumed.pending == {gone}
+    network.server = resumed
+    for client in federation.ids:
+        network.emit(SERVER, resumed.request_for(client))
+    network.finish().assert_exact(set(federation.ids) - {gone})
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_R33_a_client_that_reconnects_is_asked_again_and_answers_the_same(
+    threat_model: ThreatModel,
+) -> None:
+    """Everything that a phase asks for is asked once more, in every phase."""
+    federation = Federation(7, 1, 2, 4, threat_model)
+    network = federation.network().start()
+    asked: set[Phase] = set()
+    while network.queue:
+        if network.server.phase not in asked:
+            asked.add(network.server.phase)
+            for client in federation.ids:
+                network.emit(SERVER, network.server.request_for(client))
+        network.deliver()
+    assert asked >= set(PHASES[:-1]) - {Phase.AGREE}
+    network.assert_exact(federation.ids)
+    assert network.server.late_messages["Advertise"] == len(federation.ids)
+    answers: dict[int, set[bytes]] = {}
+    for sender, _, data in network.wire:
+        if isinstance(federation.codec.decode(data), AggregatedShare):
+            answers.setdefault(sender, set()).add(data)
+    assert all(len(different) == 1 for different in answers.values())
