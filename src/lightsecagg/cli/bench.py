@@ -1,4 +1,4 @@
-"""`lightsecagg bench`: how fast this machine runs the hot loops."""
+"""`lightsecagg bench`: how fast this machine runs the hot loops, and whole federations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,57 @@ from typing import Annotated, Any
 import typer
 
 from lightsecagg.cli.output import print_json, warn
+from lightsecagg.protocol.settings import ProtocolName
 
-app = typer.Typer(no_args_is_help=True, help="Measure the hot loops on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Measure the hot loops, and whole federations.")
 
 
-@app.callback()
-def _bench() -> None:
-    """A callback keeps `kernels` a sub-command while it is the only one."""
+@app.command("federation")
+def bench_federation(
+    clients: Annotated[int, typer.Option(help="N: logical clients.")] = 50,
+    privacy: Annotated[int, typer.Option(help="T")] = 12,
+    dropouts: Annotated[int, typer.Option(help="D")] = 15,
+    survivors: Annotated[int, typer.Option(help="U; 0 for N - D.")] = 0,
+    dim: Annotated[int, typer.Option(help="d, the length of the vectors.")] = 1_206_590,
+    lost: Annotated[int, typer.Option(help="Clients lost after sharing, before upload.")] = 15,
+    processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
+    protocol: Annotated[
+        list[ProtocolName] | None,
+        typer.Option(help="Repeatable. [default: plain and lightsecagg]"),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run one round of a real federation over loopback TLS, and the same without protection."""
+    from lightsecagg.experiments.federation_bench import FederationBench, measure
+
+    bench = FederationBench(
+        clients=clients,
+        privacy=privacy,
+        dropouts=dropouts,
+        survivors=survivors,
+        dimension=dim,
+        lost=lost,
+        processes=processes,
+        timeout=timeout,
+    )
+    chosen = tuple(protocol or (ProtocolName.PLAIN, ProtocolName.LIGHTSECAGG))
+    document = measure(bench, chosen, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        print_json(document)
+        return
+    for name, run in document["runs"].items():
+        ratio = f", {run['ratio_to_plain']:.2f} times plain" if "ratio_to_plain" in run else ""
+        typer.echo(
+            f"{name}: {run['seconds']:.1f} s{ratio}, {run['included']} of {clients} included, "
+            f"server peak {run['server_peak_rss_bytes'] / 1e6:,.0f} MB"
+        )
+        for phase, row in run["phases"].items():
+            typer.echo(
+                f"    {phase:10} {row['seconds']:8.2f} s  from clients "
+                f"{row['client_upload_bytes'] / 1e6:10,.1f} MB  to clients "
+                f"{row['client_download_bytes'] / 1e6:10,.1f} MB"
+            )
 
 
 @app.command("kernels")

@@ -16,7 +16,7 @@ from lightsecagg.drivers.federation.config import (
     ServerConfig,
     TlsTable,
 )
-from lightsecagg.drivers.federation.jobs import make_client_job, make_server_job
+from lightsecagg.drivers.federation.jobs import ClientJob, make_client_job, make_server_job
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
@@ -64,13 +64,16 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
 
 
 def build_client(
-    config: ClientConfig, kind: Callable[..., FederationClient] = FederationClient, **extra: Any
+    config: ClientConfig,
+    kind: Callable[..., FederationClient] = FederationClient,
+    job: ClientJob | None = None,
+    **extra: Any,
 ) -> FederationClient:
-    """Everything that `lightsecagg client` needs."""
+    """Everything that `lightsecagg client` needs; `job` replaces the configured one."""
     from lightsecagg.drivers.transport.grpc import GrpcClient
 
     allow_list, session = _trust(config.federation)
-    job = make_client_job(config.training, config.vectors, config.client.id)
+    job = job or make_client_job(config.training, config.vectors, config.client.id)
     communicator = GrpcClient(
         config.server.address,
         config.client.id,

@@ -1,0 +1,246 @@
+"""A federation at the paper's scale over real sockets: rounds on random vectors, no training.
+
+The server is one process; the clients are logical clients, many to a process, each with its own
+identity, certificate and TLS stream. `lost` of them vanish after sharing and before their upload.
+The same setting without protection (plain) runs first: what protection costs is the ratio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import resource
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import (
+    ClientConfig,
+    ServerConfig,
+    VectorsTable,
+    load_config,
+)
+from lightsecagg.drivers.federation.observer import set_up_logging
+from lightsecagg.drivers.federation.programs import build_client, run_server
+from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.report import phase_table
+from lightsecagg.errors import Aborted
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.messages import MaskedUpload, Message
+from lightsecagg.protocol.settings import ProtocolName
+
+
+@dataclass(frozen=True, slots=True)
+class FederationBench:
+    """What to measure."""
+
+    clients: int = 50
+    privacy: int = 12
+    dropouts: int = 15
+    survivors: int = 0
+    dimension: int = 1_206_590
+    lost: int = 15
+    processes: int = 2
+    rounds: int = 1
+    threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    timeout: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class RandomVectors:
+    """A client's job: a fresh random vector per round."""
+
+    client: int
+    dimension: int | None
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        """Uniform on [-1, 1]; steered by client and round, so that the sum can be checked."""
+        return Update(_vector(self.client, round_number, self.dimension or 0))
+
+
+def _vector(
+    client: int, round_number: int, dimension: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    rng = np.random.default_rng([client, round_number])
+    return rng.uniform(-1, 1, dimension).astype(np.float32)
+
+
+def measure(
+    bench: FederationBench,
+    protocols: tuple[ProtocolName, ...],
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Run every protocol in the same setting; the first one should be plain."""
+    runs = {}
+    for protocol in protocols:
+        tell(f"{protocol}: {bench.clients} clients, d = {bench.dimension}")
+        with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
+            runs[str(protocol)] = _run(bench, protocol, Path(folder))
+    if "plain" in runs:
+        for run in runs.values():
+            run["ratio_to_plain"] = run["seconds"] / runs["plain"]["seconds"]
+    return {"runs": runs}
+
+
+def _run(bench: FederationBench, protocol: ProtocolName, folder: Path) -> dict[str, Any]:
+    plain = protocol is ProtocolName.PLAIN
+    made = provision(
+        folder / "federation",
+        bench.clients,
+        privacy=bench.privacy,
+        dropouts=bench.dropouts,
+        port=_free_port(),
+    )
+    threat_model = ThreatModel.HONEST_BUT_CURIOUS if plain else bench.threat_model
+    lost = set(range(bench.clients - bench.lost, bench.clients))
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(
+        target=_server_main, args=(bench, protocol, threat_model, made.server, folder), daemon=True
+    )
+    hosts = [
+        context.Process(
+            target=_host_main,
+            args=(bench, protocol, threat_model, made, group, lost, folder),
+            daemon=True,
+        )
+        for group in np.array_split(np.arange(bench.clients), bench.processes)
+    ]
+    try:
+        for process in (server, *hosts):
+            process.start()
+        _wait(server, folder, bench.timeout)
+    finally:
+        for process in (server, *hosts):
+            if process.exitcode is None:
+                process.terminate()
+            process.join(10)
+    return _summarise(bench, json.loads((folder / "result.json").read_text()), made)
+
+
+def _summarise(bench: FederationBench, result: dict[str, Any], made: Provisioned) -> dict[str, Any]:
+    record = result["records"][-1]
+    if record["aborted"] is not None:
+        raise Aborted(record["aborted"])
+    with np.load(made.server.parent / "result.npz") as stored:
+        total = stored["result"]
+    expected = np.zeros(bench.dimension)
+    for client in record["included"]:
+        expected += _vector(client, record["round"], bench.dimension)
+    allowed = len(record["included"]) * record["quantisation_step"]
+    return {
+        "seconds": record["seconds"],
+        "included": len(record["included"]),
+        "responders": len(record["responders"]),
+        "dropped": {phase: len(ids) for phase, ids in record["dropped"].items()},
+        "max_abs_difference": float(np.abs(total - expected).max()),
+        "quantisation_bound": allowed,
+        "server_peak_rss_bytes": result["peak_rss"],
+        "server_cpu_seconds": result["cpu_seconds"],
+        "phases": phase_table(result["records"]),
+    }
+
+
+def _wait(server: SpawnProcess, folder: Path, timeout: float) -> None:
+    server.join(timeout)
+    if server.exitcode != 0:
+        log = folder / "server.log"
+        tail = log.read_text()[-2000:] if log.exists() else ""
+        raise Aborted(f"the server ended with exit code {server.exitcode}: {tail}")
+
+
+def _server_main(
+    bench: FederationBench,
+    protocol: ProtocolName,
+    threat_model: ThreatModel,
+    path: Path,
+    folder: Path,
+) -> None:
+    import sys
+
+    sys.stderr = (folder / "server.log").open("a", encoding="utf-8", buffering=1)
+    set_up_logging("info")
+    overrides = [
+        f'aggregation.protocol="{protocol}"',
+        f'aggregation.threat_model="{threat_model}"',
+        f"aggregation.survivors={0 if protocol is ProtocolName.SECAGG_PLUS else bench.survivors}",
+        f"rounds.number={bench.rounds}",
+        f"rounds.min_clients={bench.clients}",
+        "rounds.grace=0.2",
+        f"rounds.wait_for_clients={bench.timeout}",
+        "rounds.retries=0",
+        *(
+            f"rounds.{phase}={bench.timeout}"
+            for phase in ("advertise", "share", "upload", "agree", "recover")
+        ),
+    ]
+    config = load_config(ServerConfig, path, overrides)
+    vectors = VectorsTable(dimension=bench.dimension, output=path.parent / "result.npz")
+    records = run_server(config.model_copy(update={"training": None, "vectors": vectors}))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    document = {
+        "records": [record.to_json() for record in records],
+        "peak_rss": usage.ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+    (folder / "result.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+class LostClient(FederationClient):
+    """Vanishes after sharing, in place of its upload."""
+
+    async def _send(self, round_: Any, message: Message) -> None:
+        if isinstance(message, MaskedUpload):
+            await self._communicator.close()
+            await asyncio.sleep(3600)
+        await super()._send(round_, message)
+
+
+def _host_main(
+    bench: FederationBench,
+    protocol: ProtocolName,
+    threat_model: ThreatModel,
+    made: Provisioned,
+    group: NDArray[np.int64],
+    lost: set[int],
+    folder: Path,
+) -> None:
+    import sys
+
+    sys.stderr = (folder / f"clients-{int(group[0])}.log").open("a", encoding="utf-8", buffering=1)
+    set_up_logging("warning")
+    overrides = [
+        f'client.protocols=["{protocol}"]',
+        f'client.threat_model="{threat_model}"',
+        'client.overlap="thread"',
+        f"client.reconnect={bench.timeout}",
+    ]
+
+    async def main() -> None:
+        clients = []
+        for client in map(int, group):
+            config = load_config(ClientConfig, made.clients[client], overrides)
+            vectors = VectorsTable(input=Path("unused.npy"))
+            config = config.model_copy(update={"training": None, "vectors": vectors})
+            kind = LostClient if client in lost else FederationClient
+            job = RandomVectors(client, bench.dimension)
+            clients.append(build_client(config, kind, job=job))
+        await asyncio.gather(*(client.run() for client in clients))
+
+    asyncio.run(main())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
