@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, Reassembler, chunks
+from lightsecagg.drivers.transport.framing import (
+    GOODBYE,
+    MAX_CHUNK,
+    PAYLOAD,
+    Reassembler,
+    chunks,
+)
 from lightsecagg.errors import DecodeError, ParameterError, RemoteProtocolError
 
 START, CONTINUATION = 0, 1
@@ -49,7 +55,12 @@ def test_an_empty_message_cannot_be_sent() -> None:
         (b"", None, "a chunk has 9 to"),
         (header(START, 0), None, "a chunk has 9 to"),
         (header(START, 5, version=2) + b"12345", None, "chunk version 2"),
+        (header(3, 5) + b"12345", None, "unknown chunk kind"),
         (header(2, 5) + b"12345", None, "unknown chunk kind"),
+        (header(2, 5), None, "a chunk has 9 to"),
+        (GOODBYE, GOODBYE, "a chunk after the goodbye"),
+        (GOODBYE, header(START, 5) + b"12345", "a chunk after the goodbye"),
+        (header(START, PAYLOAD + 2) + bytes(PAYLOAD), GOODBYE, "a chunk has 9 to"),
         (header(START, 5, zero=1) + b"12345", None, "reserved bits"),
         (header(START, 4) + b"12345", None, "5 bytes where 4 remain"),
         (header(START, 6) + b"12345", None, "5 bytes where 6 remain"),

@@ -2,8 +2,9 @@
 
     version u8 | kind u8 | zero u16 | remaining u32 (big-endian)
 
-`kind` says whether the chunk starts a message or continues one; `remaining` counts the bytes of
-the message that are still to come, this chunk's included. There is one way to cut a message: every
+`kind` says whether the chunk starts a message, continues one, or says goodbye; `remaining` counts
+the bytes of the message that are still to come, this chunk's included. A stream that ends without
+a goodbye was lost: gRPC does not tell the two apart. There is one way to cut a message: every
 chunk but the last is full. Anything else is refused, so a peer cannot drip single bytes into a
 message, and a header that claims 2 GiB costs no memory (S25): the claim is checked before anything
 is kept, and only bytes that arrived are.
@@ -22,10 +23,13 @@ MAX_CHUNK: Final = 1 << 20
 
 _HEADER: Final = struct.Struct("!BBHI")
 _VERSION: Final = 1
-_START, _CONTINUATION = 0, 1
+_START, _CONTINUATION, _GOODBYE = 0, 1, 2
 
 PAYLOAD: Final = MAX_CHUNK - _HEADER.size
 """Bytes of the message in a full chunk."""
+
+GOODBYE: Final = _HEADER.pack(_VERSION, _GOODBYE, 0, 0)
+"""The last chunk of a stream that ends as it should."""
 
 MAX_MESSAGE: Final = 0xFFFFFFFF
 """Bytes in the largest message that a header can announce."""
@@ -54,6 +58,8 @@ class Reassembler:
         self._accept = accept
         self._parts: list[memoryview] = []
         self._missing = 0
+        self.ended = False
+        """Whether the peer said goodbye; no chunk may follow."""
 
     @property
     def inside_message(self) -> bool:
@@ -62,6 +68,11 @@ class Reassembler:
 
     def feed(self, chunk: bytes) -> bytes | None:
         """Take the next chunk; return the message that it completes, if it does."""
+        if chunk == GOODBYE and not self.inside_message and not self.ended:
+            self.ended = True
+            return None
+        if self.ended:
+            raise DecodeError("a chunk after the goodbye")
         if not _HEADER.size < len(chunk) <= MAX_CHUNK:
             raise DecodeError(
                 f"a chunk has {_HEADER.size + 1} to {MAX_CHUNK} bytes, this one {len(chunk)}"

@@ -18,13 +18,11 @@ from lightsecagg.drivers.transport.link import (
     CLOSED_BY_PEER,
     CLOSED_HERE,
     LOST,
-    EndWriting,
     Link,
     Read,
     Write,
-    told_to_peer,
 )
-from lightsecagg.drivers.transport.stream_client import StreamClient
+from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
 from lightsecagg.drivers.transport.tls import (
     Credentials,
     client_of_pem,
@@ -62,6 +60,8 @@ def _options(limits: Limits) -> list[tuple[str, int | str]]:
         # A peer that vanished without a word is noticed after one and a half of these.
         ("grpc.keepalive_time_ms", keepalive),
         ("grpc.keepalive_timeout_ms", keepalive // 2),
+        ("grpc.http2.ping_timeout_ms", keepalive // 2),  # a minute unless told, and it prevails
+        ("grpc.http2.max_pings_without_data", 0),  # training is silent for as long as it takes
     ]
 
 
@@ -198,7 +198,7 @@ class GrpcServer:
         finally:
             self._hub.release(link)
         if reason not in (CLOSED_HERE, CLOSED_BY_PEER):
-            await context.abort(grpc.StatusCode.ABORTED, told_to_peer(reason))
+            await context.abort(grpc.StatusCode.ABORTED, told_to_client(reason))
 
     def _authenticate(self, context: Any) -> int:
         """The id of the peer: its certificate's, or (plaintext) the one that it announces."""
@@ -268,7 +268,7 @@ class GrpcClient(StreamClient):
         self._channel: Any = None
         self._call: Any = None
 
-    async def _open(self) -> tuple[Read, Write, EndWriting]:
+    async def _open(self) -> tuple[Read, Write]:
         if self._credentials is not None:
             self._credentials.check_client(self._client)
         self._channel = self._make_channel()
@@ -285,7 +285,7 @@ class GrpcClient(StreamClient):
         except BaseException:
             await self._shut()
             raise
-        return self._read, self._write, self._call.done_writing
+        return self._read, self._write
 
     async def _shut(self) -> None:
         if self._call is not None:
@@ -366,8 +366,6 @@ class GrpcClient(StreamClient):
 async def _ending(call: Any) -> str:
     """Why a call is over."""
     code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.OK:
-        return told_to_peer(CLOSED_HERE)
     if code is grpc.StatusCode.ABORTED:
         return str(details)
     return f"{LOST}: {details or code.name}"

@@ -10,24 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from lightsecagg.drivers.transport.communicator import Limits, Traffic
-from lightsecagg.drivers.transport.framing import Reassembler, chunks
+from lightsecagg.drivers.transport.framing import GOODBYE, Reassembler, chunks
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.errors import DecodeError, PeerGone, RemoteProtocolError
 
 Read = Callable[[], Awaitable[bytes | None]]
 Write = Callable[[bytes], Awaitable[None]]
-EndWriting = Callable[[], Awaitable[None]]
 
 CLOSED_HERE = "closed by this side"
 CLOSED_BY_PEER = "closed by the peer"
 LOST = "the connection was lost"
-
-
-def told_to_peer(reason: str) -> str:
-    """How a client hears why its server ended the stream."""
-    if reason == CLOSED_HERE:
-        return "the server closed the stream"
-    return f"the server cut the stream: {reason}"
 
 
 class Link:
@@ -78,14 +70,15 @@ class Link:
         self._ended.set()
         self._on_cut(reason)
 
-    async def run(self, read: Read, write: Write, end_writing: EndWriting | None = None) -> str:
+    async def run(self, read: Read, write: Write, *, linger: bool = False) -> str:
         """Move chunks until the link is cut; return the reason.
 
-        With `end_writing`, a finished link tells the peer and waits for it to end the stream.
+        A finished link says goodbye. If it is to `linger`, the peer then ends the stream, so that
+        what is still on its way to it is not lost.
         """
         tasks = [
             asyncio.create_task(self._receive_all(read)),
-            asyncio.create_task(self._send_all(write, end_writing)),
+            asyncio.create_task(self._send_all(write, linger)),
             asyncio.create_task(self._wait_for_the_end()),
         ]
         try:
@@ -106,20 +99,22 @@ class Link:
 
     async def _receive_all(self, read: Read) -> None:
         try:
-            while (chunk := await self._read(read)) is not None:
+            while not self._reassembler.ended:
+                chunk = await self._read(read)
+                if chunk is None:
+                    inside = self._reassembler.inside_message
+                    self.cut("the stream ended inside a message" if inside else LOST)
+                    return
                 message = self._reassembler.feed(chunk)
-                if message is None:
-                    continue
-                self._traffic.messages_in += 1
-                self._traffic.bytes_in += len(message)
-                await self._deliver(message)
+                if message is not None:
+                    self._traffic.messages_in += 1
+                    self._traffic.bytes_in += len(message)
+                    await self._deliver(message)
+            self.cut(CLOSED_BY_PEER)
         except TimeoutError:
             self.cut(self._stalled("stalled inside a message"))
         except (DecodeError, RemoteProtocolError, PeerGone) as error:
             self.cut(str(error))
-        else:
-            inside = self._reassembler.inside_message
-            self.cut("the stream ended inside a message" if inside else CLOSED_BY_PEER)
 
     async def _read(self, read: Read) -> bytes | None:
         # Silence between messages is the protocol's business; silence inside one is a stall.
@@ -127,23 +122,27 @@ class Link:
         async with asyncio.timeout(self._limits.stall_timeout if inside else None):
             return await read()
 
-    async def _send_all(self, write: Write, end_writing: EndWriting | None) -> None:
+    async def _send_all(self, write: Write, linger: bool) -> None:
         try:
             while (message := await self._next_message()) is not None:
                 for chunk in chunks(message):
-                    async with asyncio.timeout(self._limits.stall_timeout):
-                        await write(chunk)
+                    await self._write(write, chunk)
                 self._traffic.messages_out += 1
                 self._traffic.bytes_out += len(message)
-            if end_writing is None:
-                self.cut(CLOSED_HERE)
+            if self.reason is not None:  # cut, not finished: there is nothing to say
                 return
-            await end_writing()
-            await self._ended.wait()
+            await self._write(write, GOODBYE)
+            if linger:
+                await self._ended.wait()
+            self.cut(CLOSED_HERE)
         except TimeoutError:
             self.cut(self._stalled("took no data"))
         except PeerGone as error:
             self.cut(str(error))
+
+    async def _write(self, write: Write, chunk: bytes) -> None:
+        async with asyncio.timeout(self._limits.stall_timeout):
+            await write(chunk)
 
     async def _next_message(self) -> bytes | None:
         """The next message of the outbox; None once it is closed and empty."""

@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Container
 
 from lightsecagg.drivers.transport.communicator import Event, Limits, Stats
 from lightsecagg.drivers.transport.hub import Hub
-from lightsecagg.drivers.transport.link import EndWriting, Link, Read, Write, told_to_peer
+from lightsecagg.drivers.transport.link import Link, Read, Write
 from lightsecagg.drivers.transport.mailbox import Mailbox
-from lightsecagg.drivers.transport.stream_client import StreamClient
+from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
 from lightsecagg.errors import TransportError
-
-_END = b""
-"""Ends one direction of a pipe; no chunk is empty."""
 
 
 class MemoryServer:
@@ -73,13 +70,10 @@ class MemoryServer:
         return inwards, outwards
 
     async def _carry(self, link: Link, inwards: Mailbox[bytes], outwards: Mailbox[bytes]) -> None:
-        async def read() -> bytes | None:
-            return await inwards.get() or None
-
         try:
-            reason = await link.run(read, outwards.put)
+            reason = await link.run(inwards.get, outwards.put)
             inwards.close(reason)
-            outwards.close(told_to_peer(reason))
+            outwards.close(told_to_client(reason))
         finally:
             self._hub.release(link)
 
@@ -93,13 +87,9 @@ class MemoryClient(StreamClient):
         self._client = client
         self._pipes: tuple[Mailbox[bytes], Mailbox[bytes]] | None = None
 
-    async def _open(self) -> tuple[Read, Write, EndWriting]:
+    async def _open(self) -> tuple[Read, Write]:
         outwards, inwards = self._pipes = self._server.accept(self._client)
-
-        async def end_writing() -> None:
-            await outwards.put(_END)
-
-        return inwards.get, outwards.put, end_writing
+        return inwards.get, outwards.put
 
     async def _shut(self) -> None:
         if self._pipes is not None:

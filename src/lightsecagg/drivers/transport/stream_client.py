@@ -7,9 +7,14 @@ from abc import ABC, abstractmethod
 
 from lightsecagg.drivers.transport.communicator import Limits, Traffic
 from lightsecagg.drivers.transport.framing import MAX_MESSAGE
-from lightsecagg.drivers.transport.link import CLOSED_HERE, EndWriting, Link, Read, Write
+from lightsecagg.drivers.transport.link import CLOSED_BY_PEER, CLOSED_HERE, Link, Read, Write
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
+
+
+def told_to_client(reason: str) -> str:
+    """How a client hears why its server cut the stream."""
+    return f"the server cut the stream: {reason}"
 
 
 class StreamClient(ABC):
@@ -24,7 +29,7 @@ class StreamClient(ABC):
         self.traffic = Traffic()
 
     @abstractmethod
-    async def _open(self) -> tuple[Read, Write, EndWriting]:
+    async def _open(self) -> tuple[Read, Write]:
         """Connect, within `connect_timeout`; `TransportError` says what to check."""
 
     @abstractmethod
@@ -36,11 +41,16 @@ class StreamClient(ABC):
         if self._link is not None and self._link.reason is None:
             raise LocalProtocolError("this client is connected already; close it first")
         await self.close()
-        read, write, end_writing = await self._open()
+        read, write = await self._open()
         inbox = self._inbox = Mailbox(self._limits.queue)
         self._closing = False
-        self._link = Link(self._limits, self.traffic, self._accept, self._deliver, inbox.close)
-        self._running = asyncio.create_task(self._link.run(read, write, end_writing))
+
+        def on_cut(reason: str) -> None:
+            closed = reason == CLOSED_BY_PEER
+            inbox.close("the server closed the stream" if closed else reason)
+
+        self._link = Link(self._limits, self.traffic, self._accept, self._deliver, on_cut)
+        self._running = asyncio.create_task(self._link.run(read, write, linger=True))
 
     async def send(self, data: bytes) -> None:
         """Queue one message for the server."""
