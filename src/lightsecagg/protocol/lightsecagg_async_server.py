@@ -362,7 +362,8 @@ class AsyncLightSecAggServer:
                 "used already"
             )
         if tag.serial not in self._shared.get(sender, {}):
-            raise RemoteProtocolError(f"client {sender} has not shared its mask {tag.serial}")
+            # Its shares were lost with a connection; the owner goes on with another mask.
+            return [Send(sender, UploadDropped(tag.serial))]
         if message.vector.shape != (self.settings.length,):
             raise RemoteProtocolError(
                 f"client {sender} uploaded {message.vector.size} elements instead of "

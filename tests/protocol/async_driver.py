@@ -1,0 +1,247 @@
+"""An asynchronous federation on a fake wire, whose links the test delivers as it likes.
+
+Inputs are whole numbers and c_l is 1, so quantisation is exact: the sum that a buffer must have is
+known without knowing any coin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessTable, polynomial
+from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.interface import SERVER, NeedInput, Send, Update
+from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.lightsecagg_async_server import (
+    AsyncLightSecAggServer,
+    BufferAggregate,
+    BufferFailed,
+)
+from lightsecagg.protocol.messages import BufferAnnounced, BufferedUpload, Message, Tag
+from lightsecagg.protocol.settings import (
+    AllowList,
+    Buffering,
+    Policy,
+    ProtocolName,
+    Settings,
+    hash_model,
+)
+from lightsecagg.protocol.wire import Codec
+
+HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
+SESSION = bytes(range(32))
+
+
+def model_of(version: int) -> bytes:
+    return hash_model(b"model %d" % version)
+
+
+class AsyncFederation:
+    """N clients and their server; nothing moves until the test delivers it."""
+
+    def __init__(
+        self,
+        clients: int = 6,
+        privacy: int = 1,
+        dropouts: int = 1,
+        survivors: int = 0,
+        buffer_size: int = 4,
+        threat_model: ThreatModel = HONEST,
+        share_mode: ShareMode = ShareMode.SEEDED,
+        modulus: int = DEFAULT_MODULUS,
+        dimension: int = 11,
+        max_attempts: int = 1000,
+        spare_answers: int = 0,
+        **buffering: Any,
+    ) -> None:
+        table = StalenessTable.from_function(polynomial(1.0), 64, 5)
+        self.buffering = Buffering(
+            **{"table": table, "max_updates": buffer_size, "share_lifetime": 12} | buffering
+        )
+        self.parameters = Parameters(
+            clients,
+            privacy,
+            dropouts,
+            survivors,
+            threat_model=threat_model,
+            share_mode=share_mode,
+            modulus=modulus,
+        )
+        self.field = PrimeField(modulus)
+        quantizer = Quantizer(
+            self.field,
+            bound=1000.0,
+            summands=self.buffering.max_updates,
+            max_weight=self.buffering.table.max_weight,
+            scale=1.0,
+        )
+        self.keys = {client: IdentityKey.generate() for client in range(clients)}
+        self.allow_list = AllowList({client: key.public for client, key in self.keys.items()})
+        self.settings = Settings(
+            ProtocolName.LIGHTSECAGG,
+            self.parameters,
+            quantizer,
+            dimension,
+            SESSION,
+            1,
+            self.allow_list.digest,
+            buffering=self.buffering,
+        )
+        self.policy = Policy(
+            self.allow_list,
+            SESSION,
+            privacy,
+            threat_model,
+            buffering=self.buffering,
+            max_attempts=max_attempts,
+        )
+        self.server = AsyncLightSecAggServer(
+            self.settings, self.allow_list, buffer_size, spare_answers=spare_answers
+        )
+        self.clients = {
+            client: AsyncLightSecAggClient(client, key, self.policy)
+            for client, key in self.keys.items()
+        }
+        self.codec = Codec(self.field)
+        self.up: dict[int, deque[bytes]] = {client: deque() for client in self.clients}
+        self.down: dict[int, deque[bytes]] = {client: deque() for client in self.clients}
+        self.away: set[int] = set()
+        self.ready: set[int] = set()
+        self.results: list[BufferAggregate] = []
+        self.failures: list[BufferFailed] = []
+        self.announced: dict[int, BufferAnnounced] = {}
+        self.updates: dict[tuple[int, int], Elements] = {}
+        self.refused: list[str] = []
+        self._unique = np.random.default_rng(5)
+
+    def open(self, masks: int = 2) -> AsyncFederation:
+        """Register everybody and share the first masks."""
+        self.from_server(self.server.start())
+        self.settle()
+        for client, party in self.clients.items():
+            self.from_client(client, party.restock(masks))
+        self.settle()
+        return self
+
+    # -- moving messages ---------------------------------------------------------------------
+
+    def from_client(self, client: int, outputs: list[Any]) -> None:
+        for output in outputs:
+            if isinstance(output, NeedInput):
+                self.ready.add(client)
+            elif isinstance(output, Send):
+                assert output.to == SERVER
+                self.up[client].append(self.codec.encode(output.message))
+
+    def from_server(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            match output:
+                case Send():
+                    if isinstance(output.message, BufferAnnounced):
+                        self.announced[output.message.time] = output.message
+                    self.down[output.to].append(self.codec.encode(output.message))
+                case BufferAggregate():
+                    self.results.append(output)
+                case BufferFailed():
+                    self.failures.append(output)
+
+    def step_up(self, client: int) -> None:
+        """Deliver the oldest message of a client."""
+        message = self.codec.decode(self.up[client].popleft())
+        try:
+            self.from_server(self.server.receive(client, message))
+        except RemoteProtocolError as error:
+            self.refused.append(str(error))
+
+    def step_down(self, client: int) -> None:
+        """Deliver the oldest message for a client."""
+        message = self.codec.decode(self.down[client].popleft())
+        try:
+            self.from_client(client, self.clients[client].receive(SERVER, message))
+        except RemoteProtocolError as error:
+            self.refused.append(str(error))
+
+    def busy(self) -> list[tuple[str, int]]:
+        """Links with something on its way."""
+        return [("up", c) for c, q in self.up.items() if q] + [
+            ("down", c) for c, q in self.down.items() if q and c not in self.away
+        ]
+
+    def step(self, link: tuple[str, int]) -> None:
+        way, client = link
+        if way == "up":
+            self.step_up(client)
+        else:
+            self.step_down(client)
+
+    def settle(self) -> None:
+        """Deliver everything."""
+        while links := self.busy():
+            for link in links:
+                self.step(link)
+
+    # -- what happens to clients -------------------------------------------------------------
+
+    def unique_vector(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return self._unique.integers(-1000, 1001, self.settings.dimension).astype(np.float64)
+
+    def make_upload(self, client: int, version: int, model: bytes | None = None) -> BufferedUpload:
+        """Mask a fresh update; the message is not sent."""
+        vector = self.unique_vector()
+        outputs = self.clients[client].set_input(
+            Update(vector), version, model_of(version) if model is None else model
+        )
+        message = outputs[0].message  # type: ignore[union-attr]
+        assert isinstance(message, BufferedUpload)
+        signed = vector.astype(np.int64) % self.field.modulus
+        self.updates[client, message.tag.serial] = signed.astype(np.uint32)
+        return message
+
+    def upload(self, client: int, version: int = 0) -> Tag:
+        """Send a fresh update; not delivered yet."""
+        message = self.make_upload(client, version)
+        self.up[client].append(self.codec.encode(message))
+        return message.tag
+
+    def leave(self, client: int) -> None:
+        """The connection breaks: what was on its way is lost."""
+        self.away.add(client)
+        self.up[client].clear()
+        self.down[client].clear()
+        self.from_server(self.server.drop(client))
+
+    def rejoin(self, client: int) -> None:
+        self.away.discard(client)
+        self.from_server(self.server.rejoin(client))
+
+    def tell(self, client: int, message: Message) -> list[Message]:
+        """What a hostile server would do: send anything; returns the client's messages."""
+        decoded = self.codec.decode(self.codec.encode(message))
+        outputs = self.clients[client].receive(SERVER, decoded)
+        return [output.message for output in outputs if isinstance(output, Send)]
+
+    # -- what must hold ----------------------------------------------------------------------
+
+    def expected(self, time: int) -> Elements:
+        """The weighted sum over F_q of what was announced for this buffer, in Python integers."""
+        total = [0] * self.settings.dimension
+        for tag in self.announced[time].tags:
+            weight = self.buffering.table.weight(time - tag.version)
+            update = self.updates[tag.owner, tag.serial]
+            total = [
+                (old + weight * int(new)) % self.field.modulus
+                for old, new in zip(total, update, strict=True)
+            ]
+        return np.array(total, dtype=np.uint32)
+
+    def assert_exact(self) -> None:
+        for result in self.results:
+            assert np.array_equal(result.total, self.expected(result.time))
+            assert result.owners == tuple(t.owner for t in self.announced[result.time].tags)

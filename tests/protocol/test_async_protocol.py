@@ -1,0 +1,541 @@
+"""The asynchronous parties: exact buffers under any schedule, absences, failures, refusals."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from lightsecagg.errors import (
+    InputRefused,
+    LocalProtocolError,
+    MaskAlreadyUsed,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.staleness import StalenessTable, constant
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Update
+from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    BufferAnswer,
+    BufferRefusal,
+    BufferSignature,
+    SharesClosed,
+    Tag,
+    UploadDropped,
+)
+
+BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+
+
+@BOTH
+@pytest.mark.parametrize("share_mode", list(ShareMode))
+@pytest.mark.parametrize("modulus", [DEFAULT_MODULUS, PAPER_MODULUS])
+def test_buffers_of_stale_updates_are_exact(
+    threat_model: ThreatModel, share_mode: ShareMode, modulus: int
+) -> None:
+    fed = AsyncFederation(threat_model=threat_model, share_mode=share_mode, modulus=modulus).open()
+    for turn in range(12):
+        client = turn % 6
+        if not fed.clients[client].stock:
+            fed.from_client(client, fed.clients[client].restock())
+            fed.settle()
+        fed.upload(client, version=max(0, fed.server.time - turn % 3))
+        fed.settle()
+    assert [result.time for result in fed.results] == [0, 1, 2]
+    assert len(set(fed.results[-1].weights)) > 1
+    fed.assert_exact()
+    assert not fed.refused
+
+
+@given(data=st.data())
+def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) -> None:
+    """R30, R33: messages of different links in any order, connections that break, clients that
+    come back, deadlines that fire and early flushes. Never a wrong sum, never a crash."""
+    threat_model = data.draw(st.sampled_from([HONEST, MALICIOUS]), label="threat model")
+    fed = AsyncFederation(
+        threat_model=threat_model,
+        modulus=data.draw(st.sampled_from([DEFAULT_MODULUS, PAPER_MODULUS]), label="q"),
+        share_mode=data.draw(st.sampled_from(list(ShareMode)), label="shares"),
+    ).open()
+    clients = st.integers(0, 5)
+    for _ in range(data.draw(st.integers(10, 60), label="events")):
+        action = data.draw(
+            st.sampled_from(["upload"] * 4 + ["deliver"] * 6 + ["leave", "rejoin", "time"])
+        )
+        match action:
+            case "upload":
+                client = data.draw(clients)
+                party = fed.clients[client]
+                if client in fed.away:
+                    continue
+                if party.stock < 2 and party.room:
+                    fed.from_client(client, party.restock())
+                if party.stock:
+                    lag = data.draw(st.integers(0, 4))
+                    fed.upload(client, max(0, fed.server.time - lag))
+            case "deliver":
+                for _ in range(data.draw(st.integers(1, 30))):
+                    if links := fed.busy():
+                        fed.step(links[data.draw(st.integers(0, len(links) - 1))])
+            case "leave":
+                fed.leave(data.draw(clients))
+            case "rejoin":
+                fed.rejoin(data.draw(clients))
+            case "time" if fed.server.phase is not Phase.UPLOAD:
+                fed.from_server(fed.server.proceed())
+            case _ if fed.server.waiting >= 3:
+                with suppress(LocalProtocolError):  # some of those that wait may be too stale
+                    fed.from_server(fed.server.flush())
+    for client in sorted(fed.away):
+        fed.rejoin(client)
+    fed.settle()
+    fed.assert_exact()
+    event(f"{min(len(fed.results), 3)} buffers recovered, {min(len(fed.failures), 1)} lost")
+
+
+def fill(fed: AsyncFederation, owners: tuple[int, ...], version: int | None = None) -> None:
+    """Let these owners upload; everything but the last upload is delivered."""
+    for owner in owners:
+        fed.upload(owner, fed.server.time if version is None else version)
+        fed.step_up(owner)
+
+
+@BOTH
+def test_R30_a_buffer_survives_D_absent_clients(threat_model: ThreatModel) -> None:
+    fed = AsyncFederation(threat_model=threat_model).open()
+    fed.leave(5)
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    assert [result.responders for result in fed.results] == [(0, 1, 2, 3, 4)]
+    fed.assert_exact()
+
+
+@BOTH
+def test_R30_too_many_absent_clients_lose_the_buffer_and_nothing_else(
+    threat_model: ThreatModel,
+) -> None:
+    fed = AsyncFederation(threat_model=threat_model).open()
+    fill(fed, (0, 1, 2, 3))
+    for client in (4, 5):
+        fed.leave(client)
+    fed.settle()
+    assert not fed.results
+    assert [failure.owners for failure in fed.failures] == [(0, 1, 2, 3)]
+    for client in (4, 5):
+        fed.rejoin(client)
+    fed.settle()
+    assert fed.server.time == 1
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    assert [result.time for result in fed.results] == [1]
+    fed.assert_exact()
+
+
+def test_R30_a_deadline_ends_a_buffer_that_nobody_answers() -> None:
+    fed = AsyncFederation().open()
+    fill(fed, (0, 1, 2, 3))
+    fed.from_server(fed.server.proceed())
+    assert "U = 5 are needed" in fed.failures[0].reason
+    assert fed.server.phase is Phase.UPLOAD
+
+
+def test_a_client_that_was_away_gets_the_shares_of_waiting_uploads() -> None:
+    """Without the mailbox, or if it forgot masks once they are uploaded, 5 could not answer."""
+    fed = AsyncFederation(dropouts=0, survivors=6).open()
+    fed.leave(5)
+    for owner in (0, 1, 2):
+        fed.from_client(owner, fed.clients[owner].restock())
+        fed.settle()
+        fed.clients[owner]._stock = {  # the masks that 5 has not seen come first
+            serial: mask for serial, mask in fed.clients[owner]._stock.items() if serial == 2
+        }
+        fed.upload(owner)
+        fed.settle()
+    fed.rejoin(5)
+    fed.settle()
+    fed.upload(3)
+    fed.settle()
+    assert [result.responders for result in fed.results] == [(0, 1, 2, 3, 4, 5)]
+    fed.assert_exact()
+
+
+def test_the_mailbox_forgets_masks_of_past_buffers() -> None:
+    fed = AsyncFederation().open(masks=1)
+    fed.leave(5)
+    for owner in (0, 1, 2, 3):
+        fed.upload(owner)
+        fed.from_client(owner, fed.clients[owner].restock())
+    fed.settle()
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    assert len(fed.results) == 2
+    fed.rejoin(5)
+    assert not fed.down[5]
+
+
+def test_an_owner_that_missed_its_buffer_is_told_and_may_restock() -> None:
+    fed = AsyncFederation(stock=2).open()
+    fed.upload(0)
+    fed.settle()
+    fed.leave(0)
+    fill(fed, (1, 2, 3))
+    fed.settle()
+    assert len(fed.results) == 1
+    assert fed.clients[0].room == 0
+    fed.rejoin(0)
+    fed.settle()
+    assert fed.clients[0].room == 1
+
+
+def test_a_client_that_was_away_for_long_keeps_what_it_gets_on_return() -> None:
+    """Shares expire by the buffers that this client has seen since they came."""
+    fed = AsyncFederation(stock=4, share_lifetime=6).open()
+    fed.leave(5)
+    for _ in range(10):
+        for owner in (0, 1, 2, 3):
+            if not fed.clients[owner].stock:
+                fed.from_client(owner, fed.clients[owner].restock())
+                fed.settle()
+            fed.upload(owner, fed.server.time)
+            fed.settle()
+    assert len(fed.results) == 10
+    fed.rejoin(5)
+    for owner in (0, 1, 2, 3):
+        fed.from_client(owner, fed.clients[owner].restock(2))
+    fed.settle()
+    for time in (10, 11):
+        fed.leave(4)  # now 5 is needed
+        fill(fed, (0, 1, 2, 3))
+        fed.settle()
+        assert 5 in fed.results[time].responders
+    fed.assert_exact()
+
+
+def test_expired_masks_do_not_spoil_a_buffer() -> None:
+    """Peers have dropped the shares of 4's mask; its upload is dropped, the others' are not."""
+    fed = AsyncFederation(stock=4, share_lifetime=6).open()
+    for _ in range(8):
+        for owner in (0, 1, 2, 3):
+            if not fed.clients[owner].stock:
+                fed.from_client(owner, fed.clients[owner].restock())
+                fed.settle()
+            fed.upload(owner, fed.server.time)
+            fed.settle()
+    party = fed.clients[4]
+    assert not party.stock  # it has seen the buffers too: its masks are gone with the shares
+    fed.from_client(4, party.restock())
+    fed.settle()
+    fed.server._shared[4] = dict.fromkeys(fed.server._shared[4], 0)  # as if shared at time 0
+    fed.upload(4, fed.server.time)
+    for owner in (0, 1, 2, 3):
+        fed.from_client(owner, fed.clients[owner].restock())
+        fed.settle()
+        fed.upload(owner, fed.server.time)
+        fed.settle()
+    assert fed.results[-1].owners == (0, 1, 2, 3)
+    assert party.room == fed.buffering.stock
+    fed.assert_exact()
+
+
+def test_stale_uploads_are_dropped_and_their_owners_told() -> None:
+    fed = AsyncFederation(stock=4).open()
+    fed.upload(5, version=0)
+    fed.settle()
+    fed.server.time = 6
+    for owner in (0, 1, 2, 3):
+        fed.upload(owner, version=6)
+        fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
+    assert fed.clients[5].room == 3
+    fed.assert_exact()
+
+
+def test_a_second_upload_of_an_owner_waits_for_the_next_buffer() -> None:
+    fed = AsyncFederation().open()
+    for owner in (0, 0, 1, 2, 3, 4, 5):
+        fed.upload(owner)
+        fed.settle()
+    fed.upload(1, version=1)
+    fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3), (0, 1, 4, 5)]
+    fed.assert_exact()
+
+
+def test_an_early_flush_takes_what_clients_accept() -> None:
+    fed = AsyncFederation().open()
+    fill(fed, (0, 1))
+    with pytest.raises(LocalProtocolError, match=r"2 of 2 .* T \+ 2 = 3"):
+        fed.server.flush()
+    fill(fed, (2,))
+    fed.from_server(fed.server.flush())
+    fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2)]
+    fed.assert_exact()
+
+
+def test_strict_mode_forms_buffers_of_whole_weight_classes() -> None:
+    fed = AsyncFederation(clients=8, buffer_size=6, strict=True).open()
+    fed.server.time = 2
+    for owner, version in enumerate([2, 2, 1, 2, 0, 1, 1]):
+        fed.upload(owner, version)
+        fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3, 5, 6)]
+    assert fed.server.waiting == 1  # the only one of its weight
+    assert not fed.refused
+    fed.assert_exact()
+
+
+def test_weights_too_far_apart_are_not_put_into_one_buffer() -> None:
+    fed = AsyncFederation(max_ratio=2.0).open()
+    fed.server.time = 3
+    for owner, version in enumerate([0, 3, 3, 2, 2]):  # weights 16, 64, 64, 32, 32
+        fed.upload(owner, version)
+        fed.settle()
+    assert [result.owners for result in fed.results] == [(1, 2, 3, 4)]
+    fed.assert_exact()
+
+
+def test_S14_wrong_answers_are_named_with_two_spares() -> None:
+    fed = AsyncFederation(clients=7, dropouts=2, survivors=5, spare_answers=2).open()
+    fill(fed, (0, 1, 2, 3))
+    for client in range(7):
+        fed.step_down(client)
+    liar = fed.codec.decode(fed.up[6].popleft())
+    assert isinstance(liar, BufferAnswer)
+    forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
+    fed.up[6].append(fed.codec.encode(BufferAnswer(0, forged)))
+    fed.settle()
+    assert fed.results[0].suspects == (6,)
+    fed.assert_exact()
+
+
+def test_S14_one_spare_detects_a_wrong_answer_and_the_buffer_is_lost() -> None:
+    fed = AsyncFederation(spare_answers=1).open()
+    fill(fed, (0, 1, 2, 3))
+    for client in range(6):
+        fed.step_down(client)
+    liar = fed.codec.decode(fed.up[5].popleft())
+    assert isinstance(liar, BufferAnswer)
+    forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
+    fed.up[5].append(fed.codec.encode(BufferAnswer(0, forged)))
+    fed.settle()
+    assert not fed.results
+    assert len(fed.failures) == 1
+
+
+def test_a_reconnected_client_gets_its_certificate_again() -> None:
+    fed = AsyncFederation(threat_model=MALICIOUS, dropouts=2, survivors=4).open()
+    fill(fed, (0, 1, 2, 3))
+    for client in range(5):
+        fed.step_down(client)
+        fed.step_up(client)
+    assert fed.server.phase is Phase.RECOVER
+    fed.leave(0)  # its certificate is lost
+    fed.rejoin(0)
+    for _ in range(2):
+        fed.step_down(0)
+        fed.step_up(0)
+    assert 0 in fed.server._answers
+
+
+# -- the client's own mistakes, S06 ------------------------------------------------------------
+
+
+@BOTH
+def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
+    threat_model: ThreatModel,
+) -> None:
+    """Spent at upload: its buffer may be summed while its owner is away."""
+    fed = AsyncFederation(threat_model=threat_model).open()
+    party = fed.clients[0]
+    update = Update(np.ones(11))
+    party.set_input(update, 0, model_of(0))
+    with pytest.raises(MaskAlreadyUsed, match="spent"):
+        party.set_input(update, 0, model_of(0))
+    assert party.stock == 1
+    next_epoch = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, party.ledger)
+    fed.clients[0] = next_epoch
+    fed.settings = replace(fed.settings, round=2)
+    fed.server = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4)
+    for client in range(1, 6):
+        fed.clients[client] = AsyncLightSecAggClient(client, fed.keys[client], fed.policy)
+    fed.open()
+    with pytest.raises(MaskAlreadyUsed, match="spent"):
+        next_epoch.set_input(update, 0, model_of(0))
+
+
+def test_S06_an_epoch_is_opened_once() -> None:
+    fed = AsyncFederation().open()
+    again = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
+    fed.clients[0] = again
+    opening = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4).start()[0]
+    with pytest.raises(RemoteProtocolError, match="already seen round 1"):
+        again.receive(SERVER, opening.message)  # type: ignore[union-attr]
+
+
+def test_S06_no_mask_no_upload() -> None:
+    fed = AsyncFederation().open(masks=1)
+    fed.upload(0)
+    with pytest.raises(LocalProtocolError, match="call restock"):
+        fed.upload(0)
+
+
+def test_S06_too_many_updates_for_one_model_are_refused() -> None:
+    fed = AsyncFederation(max_attempts=1).open()
+    fed.upload(0)
+    with pytest.raises(RemoteProtocolError, match="the most that it allows"):
+        fed.upload(0)
+
+
+def test_S08_two_models_of_one_version_are_refused_before_masking() -> None:
+    fed = AsyncFederation().open()
+    fed.upload(0, version=0)
+    with pytest.raises(RemoteProtocolError, match="two different models of version 0"):
+        fed.make_upload(0, 0, model_of(99))
+    assert fed.clients[0].stock == 1
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (np.full(11, np.nan), "NaN"),
+        (np.full(11, 1001.0), "beyond the bound"),
+        (np.ones(12), "shape"),
+    ],
+)
+def test_S13_a_bad_update_is_refused_and_costs_no_mask(
+    vector: np.ndarray[tuple[int], np.dtype[np.float64]], reason: str
+) -> None:
+    fed = AsyncFederation().open()
+    with pytest.raises(InputRefused, match=reason):
+        fed.clients[0].set_input(Update(vector), 0, model_of(0))
+    assert fed.clients[0].stock == 2
+
+
+def test_stock_is_capped_by_what_peers_keep() -> None:
+    fed = AsyncFederation(stock=3).open()
+    with pytest.raises(LocalProtocolError, match="at most 3 per owner"):
+        fed.clients[0].restock(2)
+    fed.upload(0)
+    assert fed.clients[0].room == 1  # an upload that waits still needs its shares
+
+
+def test_S22_nothing_secret_is_printed() -> None:
+    fed = AsyncFederation().open()
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    party = fed.clients[0]
+    assert repr(party) == "AsyncLightSecAggClient(client=0, time=0)"
+    assert "answer" not in repr(party._consent)
+    assert "share" not in repr(party._kept[4]).replace("KeptShare", "")
+
+
+# -- the server's refusals ---------------------------------------------------------------------
+
+
+def test_S29_the_server_refuses_bad_uploads_and_goes_on() -> None:
+    fed = AsyncFederation().open()
+    good = fed.make_upload(0, 0)
+    other = fed.make_upload(1, 0)
+    bad = {
+        "under another's tag": replace(good, tag=other.tag),
+        "instead of 11": replace(good, vector=good.vector[:-1]),
+        "not what its tag says": replace(good, vector=other.vector),
+        "does not verify": replace(good, tag=_changed(good.tag, version=0, model=model_of(7))),
+        "of the future": replace(good, tag=_changed(good.tag, version=1)),
+    }
+    for reason, message in bad.items():
+        with pytest.raises(RemoteProtocolError, match=reason):
+            fed.server.receive(0, message)
+    assert fed.server.waiting == 0
+    fed.server.publish(model_of(5))
+    with pytest.raises(RemoteProtocolError, match="another model of version 0"):
+        fed.server.receive(0, good)
+    fed.server.publish(model_of(0))
+    fed.server.receive(0, good)
+    assert fed.server.waiting == 1
+    assert fed.server.receive(0, good) == []  # a duplicate
+    assert fed.server.waiting == 1
+
+
+def test_S29_an_upload_under_a_mask_whose_shares_were_lost_is_dropped() -> None:
+    fed = AsyncFederation().open(masks=1)
+    party = fed.clients[0]
+    fed.upload(0)
+    fed.settle()
+    fed.from_client(0, party.restock())
+    fed.up[0].pop()  # one share is lost with the connection
+    fed.settle()
+    tag = fed.upload(0)
+    fed.step_up(0)
+    assert fed.codec.decode(fed.down[0][-1]) == UploadDropped(tag.serial)
+    assert fed.server.waiting == 1
+
+
+def test_S29_messages_out_of_place_are_refused_or_counted() -> None:
+    fed = AsyncFederation().open()
+    for message, sender in ((SharesClosed(()), 0), (AbortRound("no"), 0)):
+        with pytest.raises(RemoteProtocolError, match="in phase upload"):
+            fed.server.receive(sender, message)
+    with pytest.raises(RemoteProtocolError, match="not invited"):
+        fed.server.receive(99, SharesClosed(()))
+    fed.server.receive(0, BufferAnswer(7, np.zeros(3, dtype=np.uint32)))
+    fed.server.receive(0, BufferRefusal(7, (1,)))
+    fed.server.receive(0, BufferSignature(7, b""))
+    assert fed.server.late_messages.total() == 3
+
+
+def test_S29_the_server_refuses_bad_replies() -> None:
+    fed = AsyncFederation(threat_model=MALICIOUS, dropouts=2, survivors=4).open()
+    fill(fed, (0, 1, 2, 3))
+    with pytest.raises(RemoteProtocolError, match="does not verify"):
+        fed.server.receive(0, BufferSignature(0, bytes(64)))
+    with pytest.raises(RemoteProtocolError, match="before the agreement"):
+        fed.server.receive(0, BufferAnswer(0, np.zeros(4, dtype=np.uint32)))
+    for client in range(4):
+        fed.step_down(client)
+        fed.step_up(client)
+    with pytest.raises(RemoteProtocolError, match="instead of 4"):
+        fed.server.receive(0, BufferAnswer(0, np.zeros(5, dtype=np.uint32)))
+
+
+def test_too_few_registrations_abort_the_epoch() -> None:
+    fed = AsyncFederation()
+    fed.from_server(fed.server.start())
+    outputs = fed.server.proceed()
+    assert any(isinstance(output, RoundAborted) for output in outputs)
+    fed.from_server(outputs)
+    for client in range(6):
+        while fed.down[client]:
+            fed.step_down(client)
+    with pytest.raises(LocalProtocolError, match="the epoch is over"):
+        fed.clients[0].restock()
+
+
+@pytest.mark.parametrize(("size", "reason"), [(2, "T \\+ 2 = 3"), (5, "K_max = 4")])
+def test_a_buffer_size_that_clients_would_refuse_is_refused(size: int, reason: str) -> None:
+    fed = AsyncFederation()
+    with pytest.raises(ParameterError, match=reason):
+        AsyncLightSecAggServer(fed.settings, fed.allow_list, size)
+
+
+def test_equal_weights_are_reduced_to_one() -> None:
+    fed = AsyncFederation(table=StalenessTable.from_function(constant(), 64, 5)).open()
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    assert fed.results[0].weights == (1, 1, 1, 1)
+    fed.assert_exact()
+
+
+def _changed(tag: Tag, **changes: object) -> Tag:
+    return msgspec.structs.replace(tag, **changes)
