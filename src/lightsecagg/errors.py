@@ -16,6 +16,7 @@
     │   └── RemoteProtocolError a peer (named in the message) broke the protocol
     ├── TransportError          no stream to a peer: unreachable, or refused for the stated reason
     │   └── PeerGone            a stream that ended: the peer left, stalled or was cut
+    ├── JournalError            durable state that is damaged or of another federation
     └── Aborted                 the round ended without a result, for the stated reason
 
 The type names the culprit; the message names the value, the limit and what to do about it.
@@ -97,6 +98,10 @@ class TransportError(LightSecAggError):
 
 class PeerGone(TransportError):  # noqa: N818
     """A stream that ended: the peer left, stalled past a deadline, or was cut."""
+
+
+class JournalError(LightSecAggError):
+    """The journal is damaged or belongs to another federation; nothing was recovered from it."""
 
 
 class Aborted(LightSecAggError):  # noqa: N818

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lightsecagg.errors import ConfigurationError, LightSecAggError
+from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.messages import Roster
 from lightsecagg.protocol.settings import Settings
@@ -42,10 +42,6 @@ CREATE TABLE IF NOT EXISTS uploads (
 );
 """
 _VERSION = b"1"
-
-
-class JournalError(LightSecAggError):
-    """The journal is damaged or belongs to another federation; nothing was recovered from it."""
 
 
 @dataclass(frozen=True, slots=True)

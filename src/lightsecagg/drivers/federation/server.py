@@ -33,7 +33,7 @@ from lightsecagg.drivers.federation.envelope import (
     unpack,
 )
 from lightsecagg.drivers.federation.jobs import ServerJob
-from lightsecagg.drivers.federation.journal import Journal, JournalError, PendingRound
+from lightsecagg.drivers.federation.journal import Journal, PendingRound
 from lightsecagg.drivers.federation.observer import Metrics, PhaseRecord, RoundRecord, log
 from lightsecagg.drivers.transport.communicator import (
     Connected,
@@ -45,6 +45,7 @@ from lightsecagg.drivers.transport.communicator import (
 from lightsecagg.errors import (
     Aborted,
     DecodeError,
+    JournalError,
     PeerGone,
     RemoteProtocolError,
 )
