@@ -369,9 +369,9 @@ class AsyncLightSecAggClient:
                 f"another of time {self._time}; answering both would reveal a client's model"
             )
         weights = buffer_weights(self._round, self._buffering, message)
-        check_models(message, self._models)
         for tag in message.tags:
             check_tag(self._round, self._policy.allow_list, tag)
+        check_models(message, self._models)
         missing = tuple(
             tag.owner for tag in message.tags if tag.serial not in self._kept.get(tag.owner, {})
         )

@@ -1,0 +1,466 @@
+"""S09: every hostile buffer is refused with its reason, and two certificates leak nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+
+from lightsecagg.errors import ParameterError, RemoteProtocolError
+from lightsecagg.field.staleness import StalenessTable, constant, polynomial
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import sign_buffer, sign_tag
+from lightsecagg.protocol.interface import SERVER
+from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.mask_sharing import share_elements
+from lightsecagg.protocol.messages import (
+    BufferAnnounced,
+    BufferAnswer,
+    BufferCertificate,
+    BufferRefusal,
+    BufferSignature,
+    Opening,
+    SealedShare,
+    Tag,
+)
+
+NOW = 5
+VICTIM = 5
+
+
+class Hostile:
+    """A registered federation whose server is the test: it holds everybody's signed tags."""
+
+    def __init__(self, versions: tuple[int, ...] = (5, 5, 4, 4, 3, 3), **options: Any) -> None:
+        self.fed = AsyncFederation(**{"clients": 6, "buffer_size": 5} | options).open()
+        self.uploads = [
+            self.fed.make_upload(client, version) for client, version in enumerate(versions)
+        ]
+        self.tags = [upload.tag for upload in self.uploads]
+
+    def honest(self, *owners: int, time: int = NOW) -> BufferAnnounced:
+        return BufferAnnounced(time, tuple(self.tags[owner] for owner in owners or (0, 1, 2, 3)))
+
+
+def changed(tag: Tag, **changes: Any) -> Tag:
+    return msgspec.structs.replace(tag, **changes)
+
+
+def with_tag(case: Hostile, tag: Tag) -> BufferAnnounced:
+    """The honest buffer with its last tag replaced."""
+    return BufferAnnounced(NOW, (*case.honest().tags[:-1], tag))
+
+
+HOSTILE: dict[str, tuple[Callable[[Hostile], BufferAnnounced], str]] = {
+    "too few owners": (lambda c: c.honest(0, 1), "2 updates is refused: it must have T \\+ 2 = 3"),
+    "no owners": (lambda c: BufferAnnounced(NOW, ()), "0 updates is refused"),
+    "too many owners": (lambda c: c.honest(0, 1, 2, 3, 4, 5), "to K_max = 5 owners"),
+    "an owner twice": (lambda c: c.honest(0, 1, 1, 2), "once each, in increasing order"),
+    "owners in another order": (lambda c: c.honest(1, 0, 2, 3), "in increasing order"),
+    "an update of the future": (
+        lambda c: c.honest(time=4),
+        "client 0 is -1 buffers stale; allowed are 0 to tau_max = 5",
+    ),
+    "an update too stale": (lambda c: c.honest(time=10), "client 2 is 6 buffers stale"),
+    "a stranger": (
+        lambda c: with_tag(c, changed(c.tags[3], owner=77)),
+        "client 77, is not on the roster",
+    ),
+    "a forged signature": (
+        lambda c: with_tag(c, changed(c.tags[3], signature=bytes(64))),
+        "tag of client 3 refused",
+    ),
+    "another version than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], version=3)),
+        "tag of client 3 refused",
+    ),
+    "another serial than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], serial=1)),
+        "tag of client 3 refused",
+    ),
+    "another upload than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], digest=bytes(32))),
+        "tag of client 3 refused",
+    ),
+    "one owner's tag in another's name": (
+        lambda c: with_tag(c, changed(c.tags[4], owner=3, version=4, model=model_of(4))),
+        "tag of client 3 refused",
+    ),
+    "malformed hashes": (
+        lambda c: with_tag(c, changed(c.tags[3], digest=b"")),
+        "malformed hashes",
+    ),
+    "a negative serial": (lambda c: with_tag(c, changed(c.tags[3], serial=-1)), "negative number"),
+}
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+@pytest.mark.parametrize("clause", HOSTILE)
+def test_S09_a_hostile_buffer_is_refused_with_its_reason(
+    clause: str, threat_model: ThreatModel
+) -> None:
+    case = Hostile(threat_model=threat_model)
+    make, reason = HOSTILE[clause]
+    with pytest.raises(RemoteProtocolError, match=reason):
+        case.fed.tell(VICTIM, make(case))
+    # and the refusal has changed nothing: the honest buffer is still welcome
+    (reply,) = case.fed.tell(VICTIM, case.honest())
+    assert isinstance(reply, BufferAnswer if threat_model is HONEST else BufferSignature)
+
+
+def test_S09_weights_too_far_apart_are_refused() -> None:
+    case = Hostile(max_ratio=1.5)  # 64 and 32
+    with pytest.raises(RemoteProtocolError, match="weights from 32 to 64 exceed"):
+        case.fed.tell(VICTIM, case.honest())
+
+
+def test_S09_strict_mode_refuses_a_weight_of_few_owners() -> None:
+    case = Hostile(versions=(5, 5, 5, 4, 4, 4), strict=True)
+    with pytest.raises(RemoteProtocolError, match="fewer than T \\+ 2 = 3 owners share a weight"):
+        case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
+    (reply,) = case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    assert isinstance(reply, BufferAnswer)
+
+
+def test_S08_owners_that_were_given_different_models_are_not_summed() -> None:
+    case = Hostile()
+    fed = case.fed
+    other = sign_tag(
+        fed.keys[3], fed.server._round.context, 3, 0, 4, model_of(99), case.tags[3].digest
+    )
+    with pytest.raises(RemoteProtocolError, match="client 3 trained from another model"):
+        fed.tell(VICTIM, with_tag(case, other))
+    # also when all of them agree on a model other than the client's own of that version
+    lied_to = case.fed.make_upload(VICTIM, 4, model_of(98))
+    assert lied_to.tag.version == 4
+    with pytest.raises(RemoteProtocolError, match="client 2 trained from another model"):
+        fed.tell(VICTIM, case.honest())
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S09_time_goes_forward_only(threat_model: ThreatModel) -> None:
+    case = Hostile(threat_model=threat_model)
+    case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    for time in (NOW, NOW - 1):
+        with pytest.raises(RemoteProtocolError, match="has consented to another of time 5"):
+            case.fed.tell(VICTIM, case.honest(2, 3, 4, time=time))
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S09_a_second_buffer_of_the_same_time_is_refused(threat_model: ThreatModel) -> None:
+    case = Hostile(threat_model=threat_model)
+    first = case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
+    with pytest.raises(RemoteProtocolError, match="answering both would reveal"):
+        case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    assert case.fed.tell(VICTIM, case.honest(0, 1, 2, 3)) == first  # S04: the same bytes again
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S09_masks_are_burnt_at_signing(threat_model: ThreatModel) -> None:
+    """A later buffer with any of them is refused, although no certificate was ever shown."""
+    case = Hostile(threat_model=threat_model)
+    case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    replies = case.fed.tell(VICTIM, case.honest(2, 3, 4, time=NOW + 1))
+    assert replies == [BufferRefusal(NOW + 1, (2,))]
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S09_a_share_delivered_again_after_use_is_refused(threat_model: ThreatModel) -> None:
+    fed = AsyncFederation(threat_model=threat_model, clients=6, buffer_size=5)
+    fed.from_server(fed.server.start())
+    fed.settle()
+    kept: list[SealedShare] = []
+    for client, party in fed.clients.items():
+        outputs = party.restock()
+        kept += [o.message for o in outputs if o.message.recipient == VICTIM]
+        fed.from_client(client, outputs)
+    fed.settle()
+    tags = tuple(fed.make_upload(client, 5).tag for client in range(4))
+    fed.tell(VICTIM, BufferAnnounced(NOW, tags))
+    for share in kept:
+        with pytest.raises(RemoteProtocolError, match="a used share must not come back"):
+            fed.tell(VICTIM, share)
+    later = BufferAnnounced(NOW + 1, tags[1:])
+    assert fed.tell(VICTIM, later) == [BufferRefusal(NOW + 1, (1, 2, 3))]
+
+
+def test_S09_shares_of_non_increasing_serial_are_refused() -> None:
+    fed = AsyncFederation()
+    fed.from_server(fed.server.start())
+    fed.settle()
+    shares = [
+        output.message for output in fed.clients[0].restock(2) if output.message.recipient == VICTIM
+    ]
+    fed.tell(VICTIM, shares[1])
+    for share in shares:
+        with pytest.raises(RemoteProtocolError, match="serials only increase and 1 was seen"):
+            fed.tell(VICTIM, share)
+
+
+def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> None:
+    fed = AsyncFederation()
+    fed.from_server(fed.server.start())
+    fed.settle()
+    share = next(o.message for o in fed.clients[0].restock() if o.message.recipient == VICTIM)
+    flipped = bytes([share.sealed[0] ^ 1]) + share.sealed[1:]
+    for bad in (replace(share, sealed=flipped), replace(share, serial=9)):
+        assert fed.tell(VICTIM, bad) == []
+        assert "does not open" in fed.clients[VICTIM].refused_shares[0]
+    assert fed.tell(VICTIM, share) == []
+    assert 0 in fed.clients[VICTIM]._kept[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"table": StalenessTable.from_function(polynomial(1.0), 32, 5)},
+        {"table": StalenessTable.from_function(constant(), 64, 5)},
+        {"table": StalenessTable.from_function(polynomial(1.0), 64, 6)},
+        {"max_updates": 4},
+        {"max_ratio": 65.0},
+        {"strict": True},
+        {"stock": 5},
+        {"share_lifetime": 13},
+    ],
+)
+def test_S09_table_scale_and_limits_are_pinned_by_the_policy(change: dict[str, Any]) -> None:
+    fed = AsyncFederation(buffer_size=5)
+    settings = replace(fed.settings, buffering=replace(fed.buffering, **change))
+    with pytest.raises(RemoteProtocolError, match="other asynchronous settings"):
+        fed.clients[0].receive(SERVER, Opening(settings.to_bytes()))
+
+
+def test_S09_weights_are_the_client_s_own() -> None:
+    """A buffer has no place for weights; the answer is the sum by the client's own table."""
+    assert BufferAnnounced.__struct_fields__ == ("time", "tags")
+    case = Hostile()
+    shares = {owner: case.fed.clients[VICTIM]._kept[owner][0].share for owner in range(4)}
+    (answer,) = case.fed.tell(VICTIM, case.honest())
+    assert isinstance(answer, BufferAnswer)
+    round_ = case.fed.clients[VICTIM]._round
+    expected = [0] * case.fed.settings.share_length
+    for owner, weight in enumerate((64, 64, 32, 32)):
+        elements = share_elements(round_, owner, 0, VICTIM, shares[owner])
+        expected = [
+            (old + weight * int(new)) % case.fed.field.modulus
+            for old, new in zip(expected, elements, strict=True)
+        ]
+    assert answer.vector.tolist() == expected
+
+
+# -- certificates (S05) ------------------------------------------------------------------------
+
+
+def certificate(case: Hostile, buffer: BufferAnnounced, signers: range) -> BufferCertificate:
+    context = case.fed.server._round.context
+    return BufferCertificate(
+        buffer.time,
+        tuple((c, sign_buffer(case.fed.keys[c], context, buffer)) for c in signers),
+    )
+
+
+def test_S05_no_answer_without_a_quorum_of_all_N() -> None:
+    case = Hostile(threat_model=MALICIOUS)
+    quorum = case.fed.parameters.quorum
+    assert 2 * quorum > 6 + 1
+    buffer = case.honest()
+    with pytest.raises(RemoteProtocolError, match="for which this client signed nothing"):
+        case.fed.tell(VICTIM, certificate(case, buffer, range(quorum)))
+    case.fed.tell(VICTIM, buffer)
+    good = certificate(case, buffer, range(quorum)).signatures
+    other = certificate(case, case.honest(0, 1, 2), range(quorum)).signatures
+    bad = {
+        f"{quorum - 1} signatures": good[:-1],
+        "a stranger or for a second time": (*good[:-1], good[0]),
+        "names client 9": (*good[:-1], (9, good[0][1])),
+        "does not verify": (*good[:-1], other[-1]),
+        "signature of client 0": ((0, good[1][1]), *good[1:]),
+    }
+    for reason, signatures in bad.items():
+        with pytest.raises(RemoteProtocolError, match=reason):
+            case.fed.tell(VICTIM, BufferCertificate(NOW, signatures))
+    (answer,) = case.fed.tell(VICTIM, BufferCertificate(NOW, good))
+    assert isinstance(answer, BufferAnswer)
+    assert case.fed.tell(VICTIM, BufferCertificate(NOW, good)) == [answer]
+
+
+def test_S09_a_certificate_that_comes_after_the_next_signature_is_too_late() -> None:
+    case = Hostile(threat_model=MALICIOUS)
+    first, second = case.honest(0, 1, 2), case.honest(3, 4, 5, time=NOW + 1)
+    case.fed.tell(VICTIM, first)
+    case.fed.tell(VICTIM, second)
+    with pytest.raises(RemoteProtocolError, match="for which this client signed nothing"):
+        case.fed.tell(VICTIM, certificate(case, first, range(4)))
+
+
+def known_forms(
+    fed: AsyncFederation, answers: list[tuple[int, BufferAnnounced]], colluder: int
+) -> int:
+    """How many linear forms in the honest masks' pieces the server knows.
+
+    It holds the released answers, and with the colluder all shares that the colluder was sent.
+    Unknowns are the U rows (pieces, then noise) of every honest owner's mask; what does not
+    depend on noise is knowledge about the masks, hence about the updates.
+    """
+    code, q = fed.settings.code, fed.field.modulus
+    U, pieces = code.survivors, code.pieces
+    matrix = [[int(value) for value in row] for row in code.matrix]
+    owners = [client for client in fed.clients if client != colluder]
+
+    def form(position: int, weights: dict[int, int]) -> list[int]:
+        return [
+            weights.get(owner, 0) * matrix[row][position] % q
+            for owner in owners
+            for row in range(U)
+        ]
+
+    rows = [form(colluder, {owner: 1}) for owner in owners]
+    for client, buffer in answers:
+        table = fed.buffering.table
+        rows.append(
+            form(client, {t.owner: table.weight(buffer.time - t.version) for t in buffer.tags})
+        )
+    noise = [[row[k] for k in range(len(row)) if k % U >= pieces] for row in rows]
+    return rank(rows, q) - rank(noise, q)
+
+
+def rank(rows: list[list[int]], q: int) -> int:
+    rows, found = [list(row) for row in rows], 0
+    for column in range(len(rows[0]) if rows else 0):
+        pivot = next((k for k in range(found, len(rows)) if rows[k][column]), None)
+        if pivot is None:
+            continue
+        rows[found], rows[pivot] = rows[pivot], rows[found]
+        inverse = pow(rows[found][column], -1, q)
+        rows[found] = [value * inverse % q for value in rows[found]]
+        for k in range(len(rows)):
+            if k != found and rows[k][column]:
+                factor = rows[k][column]
+                rows[k] = [(a - factor * b) % q for a, b in zip(rows[k], rows[found], strict=True)]
+        found += 1
+    return found
+
+
+def split_attack(
+    clients: int, shown_first: int, threat_model: ThreatModel
+) -> tuple[AsyncFederation, list[tuple[int, BufferAnnounced]], int]:
+    """The two-certificate attack on client 0 by the server and the last client.
+
+    B is announced to `shown_first` honest clients, and B without the victim, one tick later, to
+    everybody. The colluder signs whatever it is asked to. Returns all answers that came out.
+    """
+    fed = AsyncFederation(
+        clients=clients,
+        privacy=1,
+        dropouts=1,
+        survivors=clients - 2,
+        buffer_size=clients,
+        threat_model=threat_model,
+    ).open()
+    colluder = clients - 1
+    tags = tuple(fed.make_upload(client, 0).tag for client in range(clients))
+    both = (BufferAnnounced(1, tags), BufferAnnounced(2, tags[1:]))
+    honest = [client for client in range(clients) if client != colluder]
+    answers: list[tuple[int, BufferAnnounced]] = []
+    certificates: dict[int, BufferCertificate] = {}
+    context = fed.server._round.context
+    for buffer, audience in zip(both, (honest[:shown_first], honest), strict=True):
+        signed = {colluder: sign_buffer(fed.keys[colluder], context, buffer)}
+        for client in audience:
+            for reply in fed.tell(client, buffer):
+                if isinstance(reply, BufferAnswer):
+                    answers.append((client, buffer))
+                elif isinstance(reply, BufferSignature):
+                    signed[client] = reply.signature
+        certificates[buffer.time] = BufferCertificate(buffer.time, tuple(signed.items()))
+        for client, old in product(honest, both):
+            if threat_model is MALICIOUS and old.time in certificates:
+                try:
+                    replies = fed.tell(client, certificates[old.time])
+                except RemoteProtocolError:
+                    continue
+                answers += [(client, old) for reply in replies if isinstance(reply, BufferAnswer)]
+    return fed, answers, colluder
+
+
+@pytest.mark.parametrize("clients", [5, 6, 7])
+def test_S09_two_certificates_leak_nothing_beyond_one_agreed_sum(clients: int) -> None:
+    ever = set()
+    for shown_first in range(clients):
+        fed, answers, colluder = split_attack(clients, shown_first, MALICIOUS)
+        agreed = {buffer.time for _, buffer in answers}
+        ever |= agreed
+        assert len(agreed) <= 1
+        assert known_forms(fed, answers, colluder) <= len(agreed) * fed.settings.code.pieces
+    assert ever == {1, 2}  # either buffer can be agreed on, never both
+
+
+@pytest.mark.parametrize("clients", [5, 6, 7])
+def test_S09_control_without_agreement_the_same_attack_succeeds(clients: int) -> None:
+    """The yardstick detects the leak in the mode that trusts the server to follow the protocol."""
+    leaks = []
+    for shown_first in range(clients):
+        fed, answers, colluder = split_attack(clients, shown_first, HONEST)
+        leaks.append(known_forms(fed, answers, colluder) - fed.settings.code.pieces)
+    assert max(leaks) > 0
+
+
+def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:
+    fed = AsyncFederation()
+    with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
+        AsyncLightSecAggClient(0, fed.keys[1], fed.policy)
+    with pytest.raises(ParameterError, match="needs a policy with buffering"):
+        AsyncLightSecAggClient(0, fed.keys[0], replace(fed.policy, buffering=None))
+
+
+# -- what integer weights leak -----------------------------------------------------------------
+
+
+def recover_second(fed: AsyncFederation, total: np.ndarray[Any, Any]) -> list[int]:
+    """From 64 x + 21 y, what an observer learns of y: its residue mod 64, signed."""
+    q = fed.field.modulus
+    signed = [int(v) - q if int(v) > q // 2 else int(v) for v in total]
+    residues = [value * pow(21, -1, 64) % 64 for value in signed]
+    return [residue - 64 if residue >= 32 else residue for residue in residues]
+
+
+@pytest.mark.parametrize(("size", "whole"), [(31, True), (1000, False)])
+def test_different_integer_weights_reveal_low_bits(size: int, whole: bool) -> None:
+    """Two honest updates of weights 64 and 21: six low bits of the second, in each coordinate.
+
+    That is all of it when the updates are small against the quantum 1 / c_l.
+    """
+    fed = AsyncFederation(clients=4, privacy=0, dropouts=0, buffer_size=2, dimension=200).open()
+    fed._unique = np.random.default_rng(1)
+    limit = size
+
+    def small() -> Any:
+        return fed._unique.integers(-limit, limit + 1, 200).astype(np.float64)
+
+    fed.unique_vector = small  # type: ignore[method-assign]
+    fed.server.time = 2
+    fed.upload(0, version=2)
+    fed.upload(1, version=0)
+    fed.settle()
+    (result,) = fed.results
+    assert result.weights == (64, 21)
+    q = fed.field.modulus
+    truth = [int(v) - q if int(v) > q // 2 else int(v) for v in fed.updates[1, 0]]
+    guess = recover_second(fed, result.total)
+    assert all((a - b) % 64 == 0 for a, b in zip(guess, truth, strict=True))
+    right = sum(a == b for a, b in zip(guess, truth, strict=True))
+    assert right == 200 if whole else right < 40  # 64 of 2,001 values by chance
+
+
+def test_strict_mode_or_equal_weights_stop_the_low_bit_leak() -> None:
+    strict = Hostile(versions=(5, 3, 5, 3), clients=4, privacy=0, dropouts=0, strict=True)
+    with pytest.raises(RemoteProtocolError, match="low bits of the sum"):
+        strict.fed.tell(2, strict.honest(0, 1))
+    (answer,) = strict.fed.tell(2, strict.honest(0, 1, 2, 3))
+    assert isinstance(answer, BufferAnswer)
