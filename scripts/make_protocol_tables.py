@@ -73,9 +73,9 @@ def tag_table() -> str:
 def render(page: str) -> str:
     """The page with its tables made anew."""
     for name, table in (("transitions", transition_table()), ("tags", tag_table())):
-        pattern = rf"(<!-- begin: {name} -->\n).*?(\n<!-- end: {name} -->)"
+        pattern = rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)"
         page, count = re.subn(
-            pattern, lambda match, t=table: f"{match[1]}\n{t}\n{match[2]}", page, flags=re.DOTALL
+            pattern, lambda match, t=table: f"{match[1]}\n{t}\n\n{match[2]}", page, flags=re.DOTALL
         )
         if count != 1:
             raise LookupError(f"the page has {count} places for the table {name!r}")
