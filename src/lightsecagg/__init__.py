@@ -1,3 +1,98 @@
-"""LightSecAgg: secure aggregation for federated learning."""
+"""LightSecAgg: secure aggregation for federated learning.
+
+    aggregate             sum numpy arrays through a protocol, in this process
+    Parameters            N, T, D, U, the field and the threat model
+
+and, to run the protocols over your own transport (docs/own-transport.md):
+
+    client_party, server_party        one party in one round: messages in, outputs out
+    Send, NeedInput, Aggregate, RoundAborted     what they return
+    Settings, Policy, AllowList, Quantizer       what a round is, and what a client accepts
+    IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD, ProtocolName
+
+Names are imported when they are first used, so that `import lightsecagg` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightsecagg.crypto.identity import IdentityKey
+    from lightsecagg.drivers.simulation.aggregation import AggregationResult, aggregate
+    from lightsecagg.errors import LightSecAggError
+    from lightsecagg.field.prime import DEFAULT_FIELD
+    from lightsecagg.field.quantization import Quantizer
+    from lightsecagg.params import Parameters
+    from lightsecagg.protocol.interface import (
+        SERVER,
+        Aggregate,
+        NeedInput,
+        RoundAborted,
+        Send,
+        Update,
+    )
+    from lightsecagg.protocol.ledger import Ledger
+    from lightsecagg.protocol.registry import client_party, server_party
+    from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
+    from lightsecagg.protocol.wire import Codec
 
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "DEFAULT_FIELD",
+    "SERVER",
+    "Aggregate",
+    "AggregationResult",
+    "AllowList",
+    "Codec",
+    "IdentityKey",
+    "Ledger",
+    "LightSecAggError",
+    "NeedInput",
+    "Parameters",
+    "Policy",
+    "ProtocolName",
+    "Quantizer",
+    "RoundAborted",
+    "Send",
+    "Settings",
+    "Update",
+    "__version__",
+    "aggregate",
+    "client_party",
+    "server_party",
+]
+
+_HOMES = {
+    "lightsecagg.crypto.identity": ("IdentityKey",),
+    "lightsecagg.drivers.simulation.aggregation": ("AggregationResult", "aggregate"),
+    "lightsecagg.errors": ("LightSecAggError",),
+    "lightsecagg.field.prime": ("DEFAULT_FIELD",),
+    "lightsecagg.field.quantization": ("Quantizer",),
+    "lightsecagg.params": ("Parameters",),
+    "lightsecagg.protocol.interface": (
+        "SERVER",
+        "Aggregate",
+        "NeedInput",
+        "RoundAborted",
+        "Send",
+        "Update",
+    ),
+    "lightsecagg.protocol.ledger": ("Ledger",),
+    "lightsecagg.protocol.registry": ("client_party", "server_party"),
+    "lightsecagg.protocol.settings": ("AllowList", "Policy", "ProtocolName", "Settings"),
+    "lightsecagg.protocol.wire": ("Codec",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lightsecagg' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

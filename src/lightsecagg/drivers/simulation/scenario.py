@@ -79,7 +79,7 @@ class Scenario:
             self.dimension,
             neighbours,
             threshold,
-            graph_security=0 if self.leak_probability() * 2**_SIGMA >= 1 else _SIGMA,
+            graph_security=0 if self.is_insecure else _SIGMA,
         )
 
     def protocol_parameters(self) -> Parameters:
@@ -122,14 +122,19 @@ class Scenario:
         )
         return min(1.0, float(bound))
 
+    @property
+    def is_insecure(self) -> bool:
+        """Whether real clients would refuse these parameters."""
+        return self.leak_probability() >= 2.0**-_SIGMA
+
     def warnings(self) -> list[str]:
         """What must be said beside every figure of this scenario."""
         said = []
         if self.protocol is ProtocolName.PLAIN:
             said.append("no protection: the server sees every update")
-        probability = self.leak_probability()
-        if probability * 2**_SIGMA >= 1:
+        if self.is_insecure:
             neighbours, threshold = self.graph()
+            probability = self.leak_probability()
             said.append(
                 f"insecure parameters: with k = {neighbours} and t = {threshold} somebody is left "
                 f"unprotected with a probability of up to {probability:.2g} (allowed: 2^-{_SIGMA})"

@@ -1,0 +1,209 @@
+"""Sum or average numpy arrays through a protocol, with all parties in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.simulation.faults import Faults, Moment
+from lightsecagg.drivers.simulation.memory import check_memory
+from lightsecagg.drivers.simulation.scenario import Scenario
+from lightsecagg.drivers.simulation.synchronous import simulate_round
+from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.settings import ProtocolName
+
+Array = NDArray[Any]
+Arrays = Array | Mapping[str, Array]
+"""What one client contributes: an array of any shape, or named arrays such as a model's layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationResult:
+    """What the server learns, and who is in it."""
+
+    mean: Any
+    """The (weighted) average, shaped like the inputs."""
+    sum: Any
+    """The (weighted) sum, shaped like the inputs."""
+    weight: int
+    """The sum of the included clients' weights; their number, if there are no weights."""
+    included: tuple[int, ...]
+    """Positions of the included clients in `vectors`."""
+
+
+def aggregate(
+    vectors: Sequence[Arrays | None],
+    *,
+    privacy: int,
+    bound: float,
+    dropouts: int = 0,
+    survivors: int = 0,
+    weights: Sequence[int] | None = None,
+    protocol: str = ProtocolName.LIGHTSECAGG,
+    threat_model: str = ThreatModel.HONEST_BUT_CURIOUS,
+    share_mode: str = ShareMode.SEEDED,
+    modulus: int = DEFAULT_MODULUS,
+    neighbours: int = 0,
+    threshold: int = 0,
+    clip: bool = False,
+) -> AggregationResult:
+    """Aggregate the clients' arrays through a protocol, every message included.
+
+    * `vectors`: one float array, or dict of float arrays, per client, all alike; `None` for a
+      client that drops out after it has shared its mask and before it uploads.
+    * `privacy` T, `dropouts` D, `survivors` U: see `Parameters`.
+    * `bound`: the largest absolute value of an entry. It is public and fixed beforehand; larger
+      entries are refused, or clipped if you say `clip=True`.
+    * `weights`: a positive integer per client, such as its number of training samples. The server
+      learns their sum only.
+
+    Raises `InputRefused` for arrays that must not be masked, `ParameterError` for parameters that
+    cannot work, `Aborted` if too few clients are left.
+    """
+    given = {client: arrays for client, arrays in enumerate(vectors) if arrays is not None}
+    if not given:
+        raise ParameterError("there is nothing to aggregate: no client has a vector")
+    layout = _Layout(next(iter(given.values())))
+    scenario = Scenario(
+        protocol=_protocol(protocol),
+        parameters=Parameters(
+            clients=len(vectors),
+            privacy=privacy,
+            dropouts=dropouts,
+            survivors=survivors,
+            threat_model=cast(ThreatModel, threat_model),  # Parameters knows their names
+            share_mode=cast(ShareMode, share_mode),
+            modulus=modulus,
+        ),
+        dimension=layout.size,
+        bound=bound,
+        neighbours=neighbours,
+        threshold=threshold,
+    )
+    if scenario.is_insecure:
+        raise ParameterError(scenario.warnings()[0])
+    samples = _check_weights(weights, len(vectors))
+    quantizer = Quantizer(
+        PrimeField(modulus), bound, len(vectors), max(samples), weighted=weights is not None
+    )
+    updates = {
+        client: _update(layout, quantizer, client, arrays, samples[client], clip)
+        for client, arrays in given.items()
+    }
+    parameters = scenario.protocol_parameters()
+    cohort = Cohort(scenario.protocol, parameters, quantizer, layout.size, *scenario.graph())
+    check_memory(cohort.settings())
+    gone = [client for client, arrays in enumerate(vectors) if arrays is None]
+    faults = Faults(drops=dict.fromkeys(gone, (Phase.UPLOAD, Moment.BEFORE)))
+    report = simulate_round(cohort, updates.__getitem__, faults)
+    if report.aggregate is None:
+        raise Aborted(report.aborted)
+    if not report.exact:
+        raise RecoveryError("the recovered sum is not that of the included clients")
+    included = report.aggregate.included
+    values, weight = report.settings.average(report.aggregate.total)
+    if weights is None:
+        weight = len(included)
+        values = values / weight
+    return AggregationResult(
+        mean=layout.restore(values),
+        sum=layout.restore(values * weight),
+        weight=weight,
+        included=included,
+    )
+
+
+class _Layout:
+    """How arrays are laid out in one vector."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._is_mapping = isinstance(arrays, Mapping)
+        parts = self._parts(arrays)
+        for name, array in parts.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+                kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                raise InputRefused(
+                    f"{_name(name)} is {kind}; only numpy arrays of floats can be aggregated"
+                )
+        self._shapes = {name: array.shape for name, array in parts.items()}
+        self._dtypes = {name: array.dtype for name, array in parts.items()}
+        self._dtype = np.float64 if np.float64 in self._dtypes.values() else np.float32
+        self.size = sum(array.size for array in parts.values())
+
+    @staticmethod
+    def _parts(arrays: Arrays) -> dict[str, Array]:
+        return dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
+
+    def flatten(self, client: int, arrays: Arrays) -> NDArray[np.float32] | NDArray[np.float64]:
+        """One client's arrays as a vector; refuse other names, shapes or types."""
+        parts = self._parts(arrays)
+        same_kind = isinstance(arrays, Mapping) is self._is_mapping
+        if not same_kind or parts.keys() != self._shapes.keys():
+            raise InputRefused(f"client {client} has other arrays than the first client")
+        for name, array in parts.items():
+            found = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
+            if found != (self._shapes[name], self._dtypes[name]):
+                raise InputRefused(
+                    f"{_name(name)} of client {client} is {found[1]} of shape {found[0]}; the "
+                    f"first client's is {self._dtypes[name]} of shape {self._shapes[name]}"
+                )
+        flat = [np.asarray(parts[name], dtype=self._dtype).reshape(-1) for name in self._shapes]
+        return np.concatenate(flat)
+
+    def restore(self, values: NDArray[np.float64]) -> Arrays:
+        """Arrays like the inputs, from a vector."""
+        parts: dict[str, Array] = {}
+        start = 0
+        for name, shape in self._shapes.items():
+            end = start + int(np.prod(shape, dtype=np.int64))
+            parts[name] = values[start:end].reshape(shape).astype(self._dtypes[name])
+            start = end
+        return parts if self._is_mapping else parts[""]
+
+
+def _name(name: str) -> str:
+    return f"array {name!r}" if name else "the array"
+
+
+def _update(
+    layout: _Layout, quantizer: Quantizer, client: int, arrays: Arrays, samples: int, clip: bool
+) -> Update:
+    vector = layout.flatten(client, arrays)
+    if clip:
+        bound = vector.dtype.type(quantizer.bound)
+        vector = vector.clip(-bound, bound)
+    try:
+        quantizer.check(vector, samples)
+    except InputRefused as error:
+        raise InputRefused(f"client {client}: {error}") from error
+    return Update(vector, samples)
+
+
+def _check_weights(weights: Sequence[int] | None, clients: int) -> list[int]:
+    if weights is None:
+        return [1] * clients
+    if len(weights) != clients:
+        raise ParameterError(f"{len(weights)} weights were given for {clients} clients")
+    for client, weight in enumerate(weights):
+        if not isinstance(weight, (int, np.integer)) or weight < 1:
+            raise ParameterError(
+                f"the weight of client {client} is {weight!r}, but must be an integer of at least 1"
+            )
+    return [int(weight) for weight in weights]
+
+
+def _protocol(name: str) -> ProtocolName:
+    try:
+        return ProtocolName(name)
+    except ValueError:
+        choices = ", ".join(ProtocolName)
+        raise ParameterError(f"protocol {name!r} is unknown; choose one of {choices}") from None

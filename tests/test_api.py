@@ -1,0 +1,255 @@
+"""The public API: its names, its import cost, `aggregate`, and the documented driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lightsecagg
+from lightsecagg import aggregate
+from lightsecagg.errors import Aborted, InputRefused, ParameterError
+from lightsecagg.params import PAPER_MODULUS, ThreatModel
+from lightsecagg.protocol.settings import ProtocolName
+
+ROOT = Path(__file__).parent.parent
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def test_every_public_name_exists_and_is_typed() -> None:
+    for name in lightsecagg.__all__:
+        assert getattr(lightsecagg, name) is not None
+        assert name in dir(lightsecagg)
+    assert sorted(lightsecagg._HOME_OF) == sorted(set(lightsecagg.__all__) - {"__version__"})
+    with pytest.raises(AttributeError, match="no attribute 'agregate'"):
+        lightsecagg.agregate  # noqa: B018 - a name that does not exist
+
+
+def test_importing_the_package_loads_no_dependency_and_no_module_of_its_own() -> None:
+    code = (
+        "import sys, lightsecagg\n"
+        "roots = {'numpy', 'cryptography', 'msgspec', 'typer', 'rich'}\n"
+        "assert not {name for name in sys.modules if name.split('.')[0] in roots}\n"
+        "assert not {name for name in sys.modules if name.startswith('lightsecagg.')}\n"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("extra", ["torch", "grpc", "flwr", "pydantic", "sklearn", "matplotlib"])
+def test_the_api_needs_no_extra(extra: str) -> None:
+    code = (
+        "import sys, lightsecagg\n"
+        "[getattr(lightsecagg, name) for name in lightsecagg.__all__]\n"
+        f"assert {extra!r} not in sys.modules\n"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+# -- aggregate -----------------------------------------------------------------------------------
+
+
+def _vectors(clients: int, shape: tuple[int, ...] = (5,)) -> list[np.ndarray[Any, Any]]:
+    return list(np.random.default_rng(1).uniform(-1, 1, (clients, *shape)))
+
+
+@pytest.mark.parametrize("protocol", list(ProtocolName))
+def test_every_protocol_gives_sum_and_mean(protocol: str) -> None:
+    vectors = _vectors(6, (3, 4))
+    result = aggregate(vectors, protocol=protocol, privacy=2, dropouts=1, bound=1.0)
+    assert result.included == tuple(range(6))
+    assert result.weight == 6
+    assert result.mean.shape == (3, 4)
+    np.testing.assert_allclose(result.sum, np.sum(vectors, axis=0), atol=1e-7)
+    np.testing.assert_allclose(result.mean, np.mean(vectors, axis=0), atol=1e-7)
+
+
+def test_dicts_come_back_as_dicts_with_their_shapes_and_types() -> None:
+    updates = [
+        {
+            "layer.weight": np.full((2, 3), c / 10, dtype=np.float32),
+            "layer.bias": np.array(c / 8, dtype=np.float64),
+            "empty": np.zeros((0, 4), dtype=np.float16),
+        }
+        for c in range(5)
+    ]
+    result = aggregate(updates, privacy=1, bound=1.0)
+    assert list(result.mean) == ["layer.weight", "layer.bias", "empty"]
+    for name, array in updates[0].items():
+        assert result.mean[name].shape == array.shape
+        assert result.mean[name].dtype == array.dtype
+    np.testing.assert_allclose(result.mean["layer.weight"], 0.2, atol=1e-6)
+    np.testing.assert_allclose(result.sum["layer.bias"], 1.25, atol=1e-7)
+
+
+def test_weights_average_and_dropped_clients_are_left_out() -> None:
+    vectors = _vectors(6)
+    weights = [1, 20, 3, 7, 5, 2]
+    received = [None if client in (1, 4) else vector for client, vector in enumerate(vectors)]
+    result = aggregate(received, privacy=1, dropouts=2, weights=weights, bound=1.0)
+    assert result.included == (0, 2, 3, 5)
+    assert result.weight == 13
+    chosen = [vectors[c] for c in result.included]
+    expected = np.average(chosen, axis=0, weights=[weights[c] for c in result.included])
+    np.testing.assert_allclose(result.mean, expected, atol=1e-6)
+    np.testing.assert_allclose(result.sum, 13 * expected, atol=1e-5)
+
+
+@given(
+    st.integers(4, 8),
+    st.integers(1, 3),
+    st.floats(1e-3, 1e3),
+    st.sampled_from([lightsecagg.Parameters(2, 0, 0).modulus, PAPER_MODULUS]),
+    st.data(),
+)
+@settings(max_examples=15)
+def test_the_error_is_within_the_resolution(
+    clients: int, size: int, bound: float, modulus: int, data: st.DataObject
+) -> None:
+    entries = st.floats(-bound, bound)
+    rows = data.draw(
+        st.lists(
+            st.lists(entries, min_size=size, max_size=size), min_size=clients, max_size=clients
+        )
+    )
+    vectors = [np.array(row) for row in rows]
+    result = aggregate(vectors, privacy=1, bound=bound, modulus=modulus)
+    # Each rounding is off by less than a quantum, 1 / c_l, and c_l is the largest that is safe.
+    quantum = 2 * clients * bound / (modulus - 3) * 1.01
+    np.testing.assert_allclose(result.sum, np.sum(vectors, axis=0), atol=clients * quantum)
+
+
+def test_too_few_clients_abort() -> None:
+    received: list[Any] = [*_vectors(4), None, None]
+    with pytest.raises(Aborted, match="only 4 clients uploaded"):
+        aggregate(received, privacy=1, dropouts=1, bound=1.0)
+
+
+def test_malicious_server_mode_runs_the_agreement() -> None:
+    result = aggregate(
+        _vectors(6), privacy=1, dropouts=2, bound=1.0, threat_model=ThreatModel.MALICIOUS_SERVER
+    )
+    assert result.included == tuple(range(6))
+
+
+@pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])
+def test_S13_an_entry_beyond_the_bound_is_refused_with_its_client(value: float) -> None:
+    vectors = _vectors(5)
+    vectors[3][2] = value
+    with pytest.raises(InputRefused, match="client 3: entry 2"):
+        aggregate(vectors, privacy=1, bound=1.0)
+
+
+def test_clipping_is_for_those_who_ask_and_never_for_nan() -> None:
+    vectors = _vectors(5)
+    vectors[3][2] = 7.0
+    result = aggregate(vectors, privacy=1, bound=1.0, clip=True)
+    vectors[3][2] = 1.0
+    np.testing.assert_allclose(result.sum, np.sum(vectors, axis=0), atol=1e-7)
+    vectors[3][2] = np.nan
+    with pytest.raises(InputRefused, match="NaN"):
+        aggregate(vectors, privacy=1, bound=1.0, clip=True)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "error", "message"),
+    [
+        ([None, None], {}, ParameterError, "no client has a vector"),
+        ([np.arange(3)] * 4, {}, InputRefused, "only numpy arrays of floats"),
+        ([[1.0, 2.0]] * 4, {}, InputRefused, "the array is list"),
+        ([np.zeros(3)] * 3 + [np.zeros(4)], {}, InputRefused, r"client 3 is .* of shape \(4,\)"),
+        ([{"a": np.zeros(2)}] * 3 + [{"b": np.zeros(2)}], {}, InputRefused, "client 3 has other"),
+        ([{"a": np.zeros(2)}] * 3 + [np.zeros(2)], {}, InputRefused, "client 3 has other"),
+        ([np.zeros(3)] * 4, {"weights": [1, 2]}, ParameterError, "2 weights were given for 4"),
+        ([np.zeros(3)] * 4, {"weights": [1, 2, 0, 1]}, ParameterError, "client 2 is 0"),
+        ([np.zeros(3)] * 4, {"weights": [1, 2, 0.5, 1]}, ParameterError, "client 2 is 0.5"),
+        ([np.zeros(3)] * 4, {"protocol": "rot13"}, ParameterError, "choose one of lightsecagg"),
+        ([np.zeros(3)] * 4, {"privacy": 3}, ParameterError, "lower T or D"),
+        ([np.zeros(0)] * 4, {}, ParameterError, "dimension d = 0"),
+        (
+            [np.zeros(3)] * 20,
+            {"protocol": "secagg+", "privacy": 8, "neighbours": 4, "threshold": 2},
+            ParameterError,
+            "insecure parameters",
+        ),
+    ],
+)
+def test_what_cannot_be_aggregated_is_refused(
+    vectors: list[Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        aggregate(vectors, **{"privacy": 1, "bound": 1.0, **options})
+
+
+@pytest.mark.parametrize("option", [{"threat_model": "gentle"}, {"share_mode": "loud"}])
+def test_unknown_choices_are_refused_with_the_known_ones(option: dict[str, str]) -> None:
+    with pytest.raises(ParameterError, match="choose one of"):
+        aggregate(_vectors(4), privacy=1, bound=1.0, **option)  # type: ignore[arg-type]
+
+
+# -- bring your own transport --------------------------------------------------------------------
+
+
+def test_a_party_speaks_one_protocol() -> None:
+    identities = {client: lightsecagg.IdentityKey.generate() for client in range(4)}
+    allow_list = lightsecagg.AllowList({c: key.public for c, key in identities.items()})
+    both = (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
+    policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=both)
+    assert lightsecagg.client_party(0, identities[0], policy).client == 0
+    mixed = (ProtocolName.SECAGG, ProtocolName.PLAIN)
+    policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=mixed)
+    with pytest.raises(ParameterError, match="one protocol, but the policy names secagg, plain"):
+        lightsecagg.client_party(0, identities[0], policy)
+
+
+def test_the_socket_example_survives_a_dropout() -> None:
+    done = _python(str(ROOT / "examples" / "own_transport.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sum of clients (0, 1, 2, 4), largest error ")
+    assert float(done.stdout.split()[-1]) < 1e-6
+
+
+def test_the_aggregate_example_matches_the_average_in_the_clear() -> None:
+    done = _python(str(ROOT / "examples" / "aggregate.py"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "included: (0, 1, 2, 3, 5), patients: 1270"
+    secure, clear = (
+        np.array(line.split(":")[1].strip(" []").split(), dtype=float) for line in lines[1:]
+    )
+    np.testing.assert_allclose(secure, clear, atol=2e-4)
+
+
+def test_the_documented_driver_is_the_one_that_runs() -> None:
+    page = (ROOT / "docs" / "own-transport.md").read_text("utf-8")
+    example = (ROOT / "examples" / "own_transport.py").read_text("utf-8")
+    blocks = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    for block in blocks:
+        assert block in example
+    driver = "".join(blocks[:2])
+    assert len(driver.splitlines()) <= 40
+
+
+def test_the_code_on_the_simulation_page_runs() -> None:
+    page = (ROOT / "docs" / "simulation.md").read_text("utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    done = _python("-c", textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == 2
