@@ -84,7 +84,7 @@ main()
 # -- S21: nothing that can run code is ever used to read data ------------------------------------
 
 EXECUTING_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
-EXECUTING_CALLS = {"eval", "exec", "torch.load", "np.load", "numpy.load"}
+EXECUTING_CALLS = {"eval", "exec", "torch.load"}
 # Opens a published data set from a local file with an unpickler that resolves no name.
 EXCEPTIONS = {("training/datasets/cifar.py", "pickle")}
 
@@ -98,12 +98,12 @@ def executing_uses(source: str) -> set[str]:
             found |= {node.module.split(".")[0]} & EXECUTING_MODULES
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            safe = any(
-                keyword.arg == "allow_pickle" and ast.unparse(keyword.value) == "False"
-                for keyword in node.keywords
-            )
-            if name in EXECUTING_CALLS and not safe:
+            if name in EXECUTING_CALLS:
                 found.add(name)
+            # NumPy refuses pickled objects unless it is told otherwise.
+            for keyword in node.keywords:
+                if keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False":
+                    found.add("allow_pickle")
     return found
 
 
@@ -114,8 +114,9 @@ def executing_uses(source: str) -> set[str]:
         ("from yaml import load", {"yaml"}),
         ("x = eval('1')", {"eval"}),
         ("torch.load(f)", {"torch.load"}),
-        ("np.load(f)", {"np.load"}),
-        ("np.load(f, allow_pickle=True)", {"np.load"}),
+        ("np.load(f)", set()),
+        ("np.load(f, allow_pickle=True)", {"allow_pickle"}),
+        ("np.load(f, allow_pickle=trusted)", {"allow_pickle"}),
         ("np.load(f, allow_pickle=False)", set()),
         ("model.eval()", set()),
         ("json.load(f)", set()),
