@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from fractions import Fraction
 
 import flint
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.field import kernels
+from lightsecagg.field import kernels, ntt, reference
+from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
 
 MODULI = [
     *(3, 5, 7, 11, 257, 65537, 2**30 - 35, 2**31 - 1),
@@ -226,9 +228,6 @@ def test_threads_change_nothing(threads: int) -> None:
     left, right = elements(q, (5, 40), 3), elements(q, (40, 5_003), 4)
 
     def results() -> list[NDArray[np.uint32]]:
-        from lightsecagg.field import ntt
-        from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
-
         field = PrimeField(q)
         return [
             field.add(a, b),
@@ -248,6 +247,73 @@ def test_threads_change_nothing(threads: int) -> None:
             kernels.set_threads(1)
     for one, many in zip(alone, together, strict=True):
         assert np.array_equal(one, many)
+
+
+@pytest.fixture
+def plain_loops() -> Iterator[kernels.Loops]:
+    """The native loops as a machine without AVX2 runs them."""
+    if not kernels.native_available():
+        pytest.skip("the native library was not built")
+    from lightsecagg.field.native import loops
+
+    loops.allow_avx2(False)
+    try:
+        assert not loops.has_avx2()
+        yield loops
+    finally:
+        loops.allow_avx2(True)
+
+
+@pytest.mark.parametrize("q", MODULI)
+@pytest.mark.parametrize("size", [0, 1, 7, 33, 70, 4097])
+def test_without_avx2_the_loops_agree_with_the_reference(
+    plain_loops: kernels.Loops, q: int, size: int
+) -> None:
+    a, b = elements(q, size, 1), elements(q, size, 2)
+    left, right = elements(q, (5, 19), 3), elements(q, (19, size), 4)
+    x, words = np.linspace(-1, 1, size), elements(2**32 - 5, size, 5)
+    limit = max((q - 3) // 2, 0)
+
+    def results(loops: kernels.Loops) -> Iterator[object]:
+        totals = np.zeros(size, dtype=np.uint64)
+        loops.accumulate(totals, [a, b, a, b, a])
+        loops.weighted_accumulate(totals, [a, b, a], [1, 2, 3])
+        yield totals.tolist()
+        yield loops.reduce(totals, q).tolist()
+        yield loops.add(a, b, q).tolist()
+        yield loops.subtract(a, b, q).tolist()
+        yield loops.matmul(left, right, q).tolist()
+        for kind in (np.float32, np.float64):
+            vector, out = x.astype(kind), np.empty(size, dtype=kind)
+            yield loops.quantise_mask(vector, float(limit), limit, words, a, q).tolist()
+            loops.unmask_dequantise(a, b, 0.1, q, out)
+            yield out.tolist()
+            yield loops.find_beyond(vector, 0.5)
+        yield loops.find_out_of_range(words, q)
+        cut = words.copy()
+        yield loops.cut_and_find(cut, q).tolist()
+        yield cut.tolist()
+
+    assert list(results(plain_loops)) == list(results(reference))
+
+
+@pytest.mark.parametrize("q", [2**31 - 2**19 + 1, 2**32 - 2**20 + 1, 257])
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_without_avx2_the_transforms_agree_with_the_reference(
+    plain_loops: kernels.Loops, q: int, size: int
+) -> None:
+    field = PrimeField(q)
+    roots = ntt.points(field, size)
+    rows = elements(q, (max(size - 1, 1), 70), size)
+    some = np.arange(len(rows), dtype=np.int64)[::-1].copy()
+    factors = elements(q, len(rows), 7)
+
+    def results(loops: kernels.Loops) -> Iterator[object]:
+        yield loops.ntt_forward(rows, None, some, None, roots, q).tolist()
+        yield loops.ntt_forward(rows, factors, some[:1], factors[:1], roots, q).tolist()
+        yield loops.ntt_inverse(rows, some, factors, size, field.inverses(roots), q).tolist()
+
+    assert list(results(plain_loops)) == list(results(reference))
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

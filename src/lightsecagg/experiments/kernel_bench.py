@@ -199,10 +199,9 @@ def _code_tasks(case: Case, name: str, field: PrimeField) -> Iterator[Task]:
     N, U, T, L = case.clients, case.survivors, case.privacy, case.share_length
     code = MdsCode(field, U, T, ntt.points(field, N))
     rows = _uniform(field, U, L)
-    mask, noise = rows[: U - T], rows[U - T :]
 
     def encode() -> object:
-        return code.encode(mask, noise)
+        return code.encode_rows(rows)
 
     yield Task(
         "encode",

@@ -85,9 +85,15 @@ class MdsCode:
 
     def encode(self, mask: Elements, noise: Elements) -> Elements:
         """All N shares, as rows, of mask pieces (U - T, L) and noise (T, L)."""
-        self.field.check(mask, (self.pieces, mask.shape[-1]))
-        self.field.check(noise, (self.privacy, mask.shape[-1]))
-        rows = np.concatenate([mask, noise])
+        for part, count in ((mask, self.pieces), (noise, self.privacy)):
+            self.field.check_type(part)
+            if part.shape != (count, mask.shape[-1]):
+                raise FieldError(f"expected shape {(count, mask.shape[-1])}, got {part.shape}")
+        return self.encode_rows(np.concatenate([mask, noise]))
+
+    def encode_rows(self, rows: Elements) -> Elements:
+        """All N shares, as rows, of the U rows (U, L): mask pieces, and noise below them."""
+        self.field.check(rows, (self.survivors, rows.shape[-1]))
         if self._at_standard_points and ntt.evaluation_pays(self.field, self.clients):
             return ntt.evaluate(self.field, rows, self.clients)
         return self.field.matmul(np.ascontiguousarray(self._matrix.T), rows)

@@ -41,10 +41,12 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 using std::size_t;
 
+std::atomic<bool> avx2_allowed{true};  // tests switch it off to reach the plain loops
+
 bool has_avx2() {
 #if HAVE_AVX2
   static const bool supported = __builtin_cpu_supports("avx2");
-  return supported;
+  return supported && avx2_allowed;
 #else
   return false;
 #endif
@@ -226,9 +228,10 @@ INLINE void find_beyond64_loop(const double* x, size_t n, double bound, size_t* 
 COMPILED_TWICE(find_beyond64, (const double* x, size_t n, double bound, size_t* position),
                (x, n, bound, position))
 
+// Stores the first `capacity` positions but counts all.
 INLINE void cut_and_find_loop(u32* words, size_t n, u32 mask, u32 q, std::int64_t* positions,
-                              size_t* count) {
-  constexpr size_t block = 256;  // rejects are rare: most blocks are only cut and compared
+                              size_t capacity, size_t* count) {
+  constexpr size_t block = 128;  // rejects are rare: most blocks are only cut and compared
   *count = 0;
   for (size_t start = 0; start < n; start += block) {
     const size_t stop = std::min(start + block, n);
@@ -237,14 +240,18 @@ INLINE void cut_and_find_loop(u32* words, size_t n, u32 mask, u32 q, std::int64_
       words[i] &= mask;
       found |= words[i] >= q;
     }
-    if (found)
-      for (size_t i = start; i < stop; ++i)
-        if (words[i] >= q) positions[(*count)++] = static_cast<std::int64_t>(i);
+    if (!found) continue;
+    for (size_t i = start; i < stop; ++i) {
+      if (words[i] < q) continue;
+      if (*count < capacity) positions[*count] = static_cast<std::int64_t>(i);
+      ++*count;
+    }
   }
 }
 COMPILED_TWICE(cut_and_find,
-               (u32 * words, size_t n, u32 mask, u32 q, std::int64_t* positions, size_t* count),
-               (words, n, mask, q, positions, count))
+               (u32 * words, size_t n, u32 mask, u32 q, std::int64_t* positions, size_t capacity,
+                size_t* count),
+               (words, n, mask, q, positions, capacity, count))
 
 // -- quantisation -------------------------------------------------------------------------------
 
@@ -965,6 +972,8 @@ EXPORT void lightsecagg_set_threads(int count) { thread_limit = std::max(count, 
 
 EXPORT int lightsecagg_has_avx2() { return has_avx2(); }
 
+EXPORT void lightsecagg_allow_avx2(int allowed) { avx2_allowed = allowed != 0; }
+
 EXPORT void lightsecagg_add(const u32* a, const u32* b, u32* out, size_t n, u32 q) {
   in_parallel(n, GRAIN, [=](size_t i, size_t end) { add(a + i, b + i, out + i, end - i, q); });
 }
@@ -1029,9 +1038,9 @@ EXPORT size_t lightsecagg_find_out_of_range(const u32* x, size_t n, u32 q) {
 }
 
 EXPORT size_t lightsecagg_cut_and_find(u32* words, size_t n, u32 mask, u32 q,
-                                       std::int64_t* positions) {
+                                       std::int64_t* positions, size_t capacity) {
   size_t count;
-  cut_and_find(words, n, mask, q, positions, &count);
+  cut_and_find(words, n, mask, q, positions, capacity, &count);
   return count;
 }
 

@@ -25,6 +25,7 @@ _FILE = "kernels.dll" if sys.platform == "win32" else "kernels.so"
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_threads": (None, [c_int]),
     "has_avx2": (c_int, []),
+    "allow_avx2": (None, [c_int]),
     "add": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
     "subtract": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
     "accumulate": (None, [c_void_p, POINTER(c_void_p), c_size_t, c_size_t]),
@@ -42,7 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "unmask_dequantise32": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
     "unmask_dequantise64": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
     "find_out_of_range": (c_size_t, [c_void_p, c_size_t, c_uint32]),
-    "cut_and_find": (c_size_t, [c_void_p, c_size_t, c_uint32, c_uint32, c_void_p]),
+    "cut_and_find": (c_size_t, [c_void_p, c_size_t, c_uint32, c_uint32, c_void_p, c_size_t]),
     "find_beyond32": (c_size_t, [c_void_p, c_size_t, c_double]),
     "find_beyond64": (c_size_t, [c_void_p, c_size_t, c_double]),
     "ntt_forward": (
@@ -98,6 +99,11 @@ def _pointers(vectors: Sequence[Elements]) -> Any:
 def has_avx2() -> bool:
     """Whether the AVX2 versions of the loops run on this machine."""
     return bool(_call["has_avx2"]())
+
+
+def allow_avx2(allowed: bool) -> None:
+    """Switch AVX2 off or on again, to test and measure the plain loops; not for concurrent code."""
+    _call["allow_avx2"](allowed)
 
 
 def set_threads(count: int) -> None:
@@ -163,10 +169,17 @@ def find_out_of_range(values: Elements, q: int) -> int:
 
 
 def cut_and_find(words: Elements, q: int) -> Positions:
-    positions = np.empty(words.size, dtype=np.int64)
     mask = (1 << (q - 1).bit_length()) - 1
-    count = _call["cut_and_find"](_at(words), words.size, mask, q, _at(positions))
-    return positions[:count].copy()
+    # A large buffer costs more, in page faults, than the search. Searching again is harmless.
+    capacity = words.size // 512 + 64
+    while True:
+        positions = np.empty(capacity, dtype=np.int64)
+        count = _call["cut_and_find"](
+            _at(words), words.size, mask, q, _at(positions), positions.size
+        )
+        if count <= capacity:
+            return positions[:count]
+        capacity = count
 
 
 def find_beyond(x: Floats, bound: float) -> int:
