@@ -20,6 +20,7 @@ from lightsecagg.cli.output import exit_codes
 COMMANDS = {
     "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
+    "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
     "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),
     "server": ("lightsecagg.cli.server", "Run the rounds of a federation."),

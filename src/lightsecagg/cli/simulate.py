@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from lightsecagg.cli.output import EXIT_ABORTED, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
@@ -45,12 +48,41 @@ class Field(StrEnum):
     PAPER = "paper"
 
 
-@app.command()
+class Mode(StrEnum):
+    """How updates meet."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class _ByMode(TyperCommand):
+    """The asynchronous mode has options of its own: `simulate --mode async --help`."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **kw: Any
+    ) -> click.Context:
+        if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
+            return super().make_context(info_name, args, parent, **kw)
+        from lightsecagg.cli import simulate_async
+
+        command = typer.main.get_command(simulate_async.app)
+        return command.make_context(info_name, _without_mode(args), parent, **kw)
+
+
+def _without_mode(args: list[str]) -> list[str]:
+    pairs = zip(["", *args], args, strict=False)
+    return [arg for before, arg in pairs if before != "--mode" and not arg.startswith("--mode")]
+
+
+@app.command(cls=_ByMode)
 def simulate(
     clients: Annotated[int, typer.Option(help="N, the clients.")],
     privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
     dropouts: Annotated[int, typer.Option(help="D, how many may drop.")],
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.")],
+    mode: Annotated[
+        Mode, typer.Option(help="Rounds, or buffers: see simulate --mode async --help.")
+    ] = Mode.SYNC,
     protocol: Annotated[Choice, typer.Option(help="Which protocol.")] = Choice.LIGHTSECAGG,
     survivors: Annotated[
         int, typer.Option(help="LightSecAgg: U, the answers needed.", show_default="N - D")

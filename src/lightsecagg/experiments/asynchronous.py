@@ -30,20 +30,14 @@ from lightsecagg.drivers.simulation.asynchronous import (
     Flush,
     PlainFederation,
     ProtectedFederation,
+    Staleness,
+    phase_costs,
+    quantizer_of_scale,
     simulate_async,
 )
-from lightsecagg.drivers.simulation.metering import Meter
 from lightsecagg.drivers.simulation.schedule import UniformStaleness
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
-from lightsecagg.field.staleness import (
-    StalenessFunction,
-    StalenessTable,
-    constant,
-    hinge,
-    polynomial,
-)
+from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
 from lightsecagg.protocol.settings import Buffering
@@ -115,13 +109,6 @@ class Cell:
         """Of its file."""
         scale = "" if self.scheme == FEDBUFF else f"-c{self.scale_bits:02d}"
         return f"{self.scheme}-{self.staleness}{scale}-seed{self.seed}"
-
-
-STALENESS: dict[str, Callable[[], StalenessFunction]] = {
-    "constant": constant,
-    "poly": lambda: polynomial(1.0),
-    "hinge": lambda: hinge(1.0, 3),
-}
 
 
 class UncheckedFieldServer(FedBuffServer):
@@ -201,7 +188,7 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
 
 def _federation(setup: Setup, cell: Cell, dimension: int) -> Federation:
     rounding = np.random.default_rng((cell.seed, _ROUNDING))
-    function, scale = STALENESS[cell.staleness](), 2.0**cell.scale_bits
+    function, scale = Staleness(cell.staleness).function(), 2.0**cell.scale_bits
     table = StalenessTable.from_function(function, setup.staleness_scale, setup.max_staleness)
     if cell.scheme == FEDBUFF:
         plain = FedBuffServer(dimension, setup.buffer, function, setup.max_staleness)
@@ -226,27 +213,6 @@ def _federation(setup: Setup, cell: Cell, dimension: int) -> Federation:
         buffer_size=setup.buffer,
     )
     return ProtectedFederation(config, rounding)
-
-
-def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float) -> Quantizer:
-    """The quantizer with this c_l and the largest bound that cannot wrap around."""
-    field = PrimeField(modulus)
-    budget = Quantizer(field, 1.0, buffer, max_weight=max_weight).budget
-    return Quantizer(field, budget / scale, buffer, max_weight=max_weight, scale=scale)
-
-
-def phase_costs(meter: Meter) -> dict[str, dict[str, float]]:
-    """CPU seconds and bytes by phase: all clients together, and the server."""
-    return {
-        phase.value: {
-            "client_seconds": sum(load.seconds for load in loads.clients.values()),
-            "server_seconds": loads.server.seconds,
-            "upload_bytes": loads.server.received + loads.server.shares_received,
-            "download_bytes": loads.server.sent + loads.server.shares_sent,
-        }
-        for phase, loads in meter.phases.items()
-        if loads.clients or loads.server.seconds
-    }
 
 
 def convergence_cells(seeds: int, staleness: Iterable[str] = ("constant", "poly")) -> list[Cell]:

@@ -20,6 +20,7 @@ import gc
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +33,9 @@ from lightsecagg.drivers.simulation.metering import Meter
 from lightsecagg.drivers.simulation.recording import quantised
 from lightsecagg.drivers.simulation.schedule import Finished, Left, Returned, Schedule
 from lightsecagg.errors import Aborted, ParameterError, RemoteProtocolError
-from lightsecagg.field.prime import Elements
+from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessFunction, constant, hinge, polynomial
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Output, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
@@ -161,6 +163,9 @@ class Federation(Protocol):
     def publish(self, model: bytes) -> None:
         """The hash of the current model."""
 
+    def ready(self, client: int) -> bool:
+        """Whether this client may upload; not while too many of its updates wait."""
+
     def upload(self, client: int, vector: Vector, version: int, model: bytes) -> list[Flush]:
         """A client hands in its update; the buffers that this fills."""
 
@@ -172,6 +177,45 @@ class Federation(Protocol):
 
     def flush(self) -> list[Flush]:
         """The server will not wait any longer for a full buffer."""
+
+
+class Staleness(StrEnum):
+    """The functions s(tau) by name."""
+
+    CONSTANT = "constant"
+    POLY = "poly"
+    HINGE = "hinge"
+
+    def function(self, alpha: float = 1.0, knee: int = 3) -> StalenessFunction:
+        """s(tau): `alpha` is poly's exponent and hinge's slope, `knee` where hinge begins."""
+        match self:
+            case Staleness.CONSTANT:
+                return constant()
+            case Staleness.POLY:
+                return polynomial(alpha)
+            case Staleness.HINGE:
+                return hinge(alpha, knee)
+
+
+def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float) -> Quantizer:
+    """The quantizer with this c_l and the largest bound that cannot wrap around."""
+    field = PrimeField(modulus)
+    budget = Quantizer(field, 1.0, buffer, max_weight=max_weight).budget
+    return Quantizer(field, budget / scale, buffer, max_weight=max_weight, scale=scale)
+
+
+def phase_costs(meter: Meter) -> dict[str, dict[str, float]]:
+    """CPU seconds and bytes by phase: all clients together, and the server."""
+    return {
+        phase.value: {
+            "client_seconds": sum(load.seconds for load in loads.clients.values()),
+            "server_seconds": loads.server.seconds,
+            "upload_bytes": loads.server.received + loads.server.shares_received,
+            "download_bytes": loads.server.sent + loads.server.shares_sent,
+        }
+        for phase, loads in meter.phases.items()
+        if loads.clients or loads.server.seconds
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +326,10 @@ class ProtectedFederation:
     def publish(self, model: bytes) -> None:
         """See `Federation`."""
         self.server.publish(model)
+
+    def ready(self, client: int) -> bool:
+        """See `Federation`."""
+        return bool(self.clients[client].stock or self.clients[client].room)
 
     def upload(self, client: int, vector: Vector, version: int, model: bytes) -> list[Flush]:
         """See `Federation`."""
@@ -476,6 +524,10 @@ class PlainFederation:
     def publish(self, model: bytes) -> None:
         """Nobody checks."""
 
+    def ready(self, client: int) -> bool:
+        """Always."""
+        return True
+
     def upload(self, client: int, vector: Vector, version: int, model: bytes) -> list[Flush]:
         """See `Federation`."""
         with self.meter.client_cpu(Phase.UPLOAD, client):
@@ -509,6 +561,8 @@ class AsyncReport:
     uploads: int = 0
     too_stale: int = 0
     """Updates that were too stale when they were done, and not uploaded."""
+    held_back: int = 0
+    """Updates of clients too many of whose updates were waiting already."""
     departures: int = 0
     clock: float | None = None
     """Virtual seconds, if the schedule has a clock."""
@@ -573,6 +627,8 @@ def _run(
                 done = federation.rejoin(client)
             case Finished(client, version) if version < federation.time - max_staleness:
                 report.too_stale += 1
+            case Finished(client) if not federation.ready(client):
+                report.held_back += 1
             case Finished(client, version):
                 vector = workload.update(client, version, report.uploads)
                 report.uploads += 1

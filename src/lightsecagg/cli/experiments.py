@@ -1,0 +1,75 @@
+"""`lightsecagg experiments`: regenerate the paper's figures from measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightsecagg.cli.output import print_json
+from lightsecagg.errors import ParameterError
+
+app = typer.Typer(no_args_is_help=True, help="Regenerate the paper's tables and figures.")
+
+
+@app.callback()
+def _group() -> None:
+    """Regenerate the paper's tables and figures."""
+
+
+@app.command("async")
+def asynchronous(
+    out: Annotated[Path, typer.Option(help="Folder for JSON, PNG and Markdown.")] = Path(
+        "async-results"
+    ),
+    task: Annotated[str, typer.Option(help="mnist or cifar10 (LeNet-5), or digits.")] = "mnist",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data set is.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per curve.")] = 3,
+    sweep: Annotated[
+        str,
+        typer.Option(metavar="BITS", help="log2 of each c_l of the sweep, e.g. 0,8,16; none: ''."),
+    ] = "0,4,8,12,16,20,24,28,30,31",
+    rounds: Annotated[
+        int | None, typer.Option(help="Buffers per run. [default: the paper's 100]")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """FedBuff and asynchronous LightSecAgg on the same seeds, and a sweep over c_l.
+
+    Finished runs are kept in OUT/cells and not computed again.
+    """
+    from lightsecagg.experiments import asynchronous as experiment
+    from lightsecagg.training import use_one_thread
+
+    try:
+        bits = [int(part) for part in sweep.split(",") if part]
+    except ValueError as error:
+        raise ParameterError(f"--sweep {sweep!r} is not a list of whole numbers") from error
+    setup = experiment.QUICK if quick else replace(experiment.PAPER_MNIST, task=task)
+    if not quick and task == "digits":
+        setup = replace(setup, model=None)
+    if rounds is not None:
+        setup = replace(setup, rounds=rounds)
+    cells = experiment.convergence_cells(1 if quick else seeds) + experiment.sweep_cells(bits)
+    use_one_thread()
+
+    def progress(cell: experiment.Cell, needed: bool) -> None:
+        typer.echo(f"{cell.name}: {'running' if needed else 'done before'}", err=True)
+
+    documents = experiment.run_cells(setup, cells, out, data_dir, progress)
+    summary = experiment.summarise(documents)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(experiment.to_markdown(setup, summary), encoding="utf-8")
+    figures = experiment.plot(setup, documents, out)
+    if as_json:
+        print_json(summary)
+        return
+    typer.echo(experiment.to_markdown(setup, summary))
+    for path in figures:
+        typer.echo(f"wrote {path}")

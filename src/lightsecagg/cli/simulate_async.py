@@ -1,0 +1,311 @@
+"""`lightsecagg simulate --mode async`: buffers of stale updates, on random vectors or a task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from lightsecagg.cli.output import print_json
+from lightsecagg.drivers.simulation.asynchronous import (
+    AsyncConfig,
+    AsyncReport,
+    Federation,
+    Flush,
+    PlainFederation,
+    ProtectedFederation,
+    RandomVectors,
+    Staleness,
+    Workload,
+    phase_costs,
+    quantizer_of_scale,
+    simulate_async,
+)
+from lightsecagg.drivers.simulation.schedule import EventQueue, Fleet, Schedule, UniformStaleness
+from lightsecagg.errors import Aborted, ParameterError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.plain_async import FedBuffServer
+from lightsecagg.protocol.settings import Buffering
+
+app = typer.Typer()
+
+# Random streams that never meet; batches are seeded by the training engine.
+_SCHEDULE, _ROUNDING = 1, 2
+
+
+class Protocol(StrEnum):
+    """Protected, or the baseline."""
+
+    LIGHTSECAGG = "lightsecagg"
+    FEDBUFF = "fedbuff"
+
+
+class Field(StrEnum):
+    """The prime of the field."""
+
+    DEFAULT = "default"
+    PAPER = "paper"
+
+
+class Arrivals(StrEnum):
+    """Where staleness comes from."""
+
+    UNIFORM = "uniform"
+    """The paper's setting: staleness uniform on [0, tau_max]."""
+    QUEUE = "queue"
+    """Clients of different speed on a virtual clock."""
+
+
+@app.command()
+def simulate(
+    clients: Annotated[int, typer.Option(help="N, the clients.")],
+    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
+    dropouts: Annotated[int, typer.Option(help="D, how many may be away.")],
+    buffer: Annotated[int, typer.Option(help="K, the updates in a buffer; at least T + 2.")],
+    dim: Annotated[int, typer.Option(help="d, the length of random vectors; not with --task.")] = 0,
+    task: Annotated[
+        str | None, typer.Option(help="Train: a built-in task or package.module:Task.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the built-in task.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
+    flushes: Annotated[int, typer.Option(help="Buffers to recover.")] = 10,
+    protocol: Annotated[
+        Protocol, typer.Option(help="Protected, or FedBuff without any protection.")
+    ] = Protocol.LIGHTSECAGG,
+    survivors: Annotated[
+        int, typer.Option(help="U, the answers needed.", show_default="N - D")
+    ] = 0,
+    share_mode: Annotated[ShareMode, typer.Option(help="How shares are made.")] = ShareMode.SEEDED,
+    threat_model: Annotated[
+        ThreatModel, typer.Option(help="Whom the clients defend against.")
+    ] = ThreatModel.HONEST_BUT_CURIOUS,
+    field: Annotated[
+        Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")
+    ] = Field.DEFAULT,
+    staleness: Annotated[Staleness, typer.Option(help="s(tau).")] = Staleness.POLY,
+    staleness_alpha: Annotated[float, typer.Option(help="Exponent of poly, slope of hinge.")] = 1.0,
+    hinge_at: Annotated[int, typer.Option(help="Where hinge begins.")] = 3,
+    tau_max: Annotated[int, typer.Option(help="Updates staler than this are dropped.")] = 10,
+    local_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="c_l; updates may then be as large as cannot wrap around. "
+            "[default: the finest for --bound]"
+        ),
+    ] = None,
+    bound: Annotated[
+        float, typer.Option(help="Largest entry of an update, without --local-scale.")
+    ] = 1.0,
+    staleness_scale: Annotated[int, typer.Option(help="c_g.")] = 64,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Demand T + 2 owners per weight; see the docs.")
+    ] = False,
+    stock: Annotated[int, typer.Option(help="Masks that a client shares ahead of time.")] = 2,
+    arrivals: Annotated[
+        Arrivals, typer.Option(help="uniform: the paper's staleness; queue: a virtual clock.")
+    ] = Arrivals.UNIFORM,
+    compute: Annotated[float, typer.Option(help="queue: median seconds of training.")] = 10.0,
+    spread: Annotated[float, typer.Option(help="queue: how much clients differ (log).")] = 0.5,
+    bandwidth: Annotated[float, typer.Option(help="queue: a client's Mbit/s.")] = 20.0,
+    straggling: Annotated[
+        float, typer.Option(help="queue: how often training is 10x slow.")
+    ] = 0.05,
+    dropout: Annotated[float, typer.Option(help="queue: how often a client leaves.")] = 0.0,
+    absence: Annotated[float, typer.Option(help="queue: mean seconds until it is back.")] = 60.0,
+    concurrency: Annotated[
+        int, typer.Option(help="queue: clients at work at a time.", show_default="all")
+    ] = 0,
+    flush_after: Annotated[
+        float | None, typer.Option(help="queue: flush early after so many seconds.")
+    ] = None,
+    departures: Annotated[
+        float, typer.Option(help="How often a client vanishes while a buffer is in flight.")
+    ] = 0.0,
+    epochs: Annotated[int, typer.Option(help="Task: local epochs E.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Task: local batch size.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Task: local learning rate.")] = 0.05,
+    server_rate: Annotated[float, typer.Option(help="Task: eta_g.")] = 0.3,
+    seed: Annotated[int, typer.Option(help="Steers data, schedule, rounding; never a mask.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate buffered-asynchronous aggregation in one process, and check every sum."""
+    modulus = DEFAULT_MODULUS if field is Field.DEFAULT else PAPER_MODULUS
+    function = staleness.function(staleness_alpha, hinge_at)
+    table = StalenessTable.from_function(function, staleness_scale, tau_max)
+    if (task is None) == (dim < 1):
+        raise ParameterError("give either --dim, for random vectors, or --task")
+    if task is None:
+        workload: Workload = RandomVectors(dim, bound, seed)
+    else:
+        workload = _training(
+            task,
+            model,
+            data_dir,
+            clients,
+            epochs,
+            batch_size,
+            learning_rate,
+            server_rate,
+            tau_max,
+            seed,
+        )
+    federation: Federation
+    if protocol is Protocol.FEDBUFF:
+        server = FedBuffServer(workload.dimension, buffer, function, tau_max)
+        federation = PlainFederation(clients, server)
+    else:
+        config = AsyncConfig(
+            parameters=Parameters(
+                clients, privacy, dropouts, survivors, threat_model, share_mode, modulus
+            ),
+            buffering=Buffering(table, max_updates=buffer, strict=strict, stock=stock + 2),
+            quantizer=Quantizer(PrimeField(modulus), bound, buffer, max_weight=table.max_weight)
+            if local_scale is None
+            else quantizer_of_scale(modulus, buffer, table.max_weight, local_scale),
+            dimension=workload.dimension,
+            buffer_size=buffer,
+            stock=stock,
+            departures=departures,
+        )
+        federation = ProtectedFederation(config, np.random.default_rng((seed, _ROUNDING)))
+    generator = np.random.default_rng((seed, _SCHEDULE))
+    schedule: Schedule
+    if arrivals is Arrivals.UNIFORM:
+        schedule = UniformStaleness(clients, tau_max, generator)
+    else:
+        fleet = Fleet(compute, spread, bandwidth, straggling, dropout, absence, concurrency)
+        schedule = EventQueue(clients, 4 * workload.dimension, fleet, generator)
+    evaluations: list[dict[str, float]] = []
+
+    def note(flush: Flush) -> None:
+        if task is not None and flush.lost is None:
+            evaluations.append({"flush": flush.time, **workload.evaluate()})  # type: ignore[attr-defined]
+
+    report = simulate_async(
+        federation,
+        workload,
+        schedule,
+        flushes,
+        max_staleness=tau_max,
+        flush_after=flush_after,
+        on_flush=note,
+    )
+    document = _document(protocol, report, federation, workload, evaluations)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+    if report.exact is False:
+        raise Aborted("a recovered sum is not what it must be")
+
+
+def _training(
+    task: str,
+    model: str | None,
+    data_dir: Path | None,
+    clients: int,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    server_rate: float,
+    max_staleness: int,
+    seed: int,
+) -> Workload:
+    from lightsecagg.drivers.simulation.async_training import TrainingWorkload
+    from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig
+
+    return TrainingWorkload(
+        TaskConfig(task, clients, model, data_dir, seed=seed),
+        LocalConfig(epochs, batch_size, learning_rate=learning_rate),
+        ServerConfig(learning_rate=server_rate),
+        max_staleness=max_staleness,
+        seed=seed,
+    )
+
+
+def _document(
+    protocol: Protocol,
+    report: AsyncReport,
+    federation: Federation,
+    workload: Workload,
+    evaluations: list[dict[str, float]],
+) -> dict[str, Any]:
+    phases = phase_costs(federation.meter)
+    lost = [asdict(flush) for flush in report.flushes if flush.lost is not None]
+    document: dict[str, Any] = {
+        "mode": "async",
+        "protocol": protocol.value,
+        "dimension": workload.dimension,
+        "exact": report.exact,
+        "flushes": report.recovered,
+        "lost": [{"time": flush["time"], "reason": flush["lost"]} for flush in lost],
+        "uploads": report.uploads,
+        "too_stale": report.too_stale,
+        "held_back": report.held_back,
+        "departures": report.departures,
+        "virtual_seconds": report.clock,
+        "mean_staleness": fmean(tau for flush in report.flushes for tau in flush.staleness),
+        "buffers": [
+            {
+                "time": flush.time,
+                "owners": len(flush.owners),
+                "staleness": list(flush.staleness),
+                "responders": flush.responders,
+                "exact": flush.exact,
+            }
+            for flush in report.flushes
+            if flush.lost is None
+        ],
+        "phases": phases,
+        "bytes": sum(int(p["upload_bytes"] + p["download_bytes"]) for p in phases.values()),
+        "seconds": sum(p["client_seconds"] + p["server_seconds"] for p in phases.values()),
+    }
+    if evaluations:
+        document["evaluations"] = evaluations
+    return document
+
+
+def _show(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{document['protocol']}, {document['flushes']} buffers, d = "
+        f"{document['dimension']:,}",
+        caption="CPU seconds and bytes of the whole run; all clients together",
+    )
+    table.add_column("phase")
+    for column in ("clients", "server", "up", "down"):
+        table.add_column(column, justify="right")
+    for phase, cost in document["phases"].items():
+        table.add_row(
+            phase,
+            f"{cost['client_seconds']:.2f} s",
+            f"{cost['server_seconds']:.2f} s",
+            f"{cost['upload_bytes'] / 1e6:.2f} MB",
+            f"{cost['download_bytes'] / 1e6:.2f} MB",
+        )
+    console = Console()
+    console.print(table)
+    verdict = {
+        True: "[green]every recovered sum is exact, element for element[/green]",
+        False: "[red]A RECOVERED SUM IS WRONG[/red]",
+        None: "[yellow]unprotected: the server has seen every update[/yellow]",
+    }[document["exact"]]
+    console.print(
+        f"{document['uploads']} uploads, mean staleness {document['mean_staleness']:.2f}, "
+        f"{len(document['lost'])} buffers lost, {document['too_stale']} updates too stale; "
+        f"{verdict}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if document.get("evaluations"):
+        console.print(f"last evaluation: {document['evaluations'][-1]}", highlight=False)
