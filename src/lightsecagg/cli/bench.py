@@ -94,9 +94,9 @@ def _print_table(document: dict[str, Any]) -> None:
         f"N = {case['clients']}, U = {case['survivors']}, T = {case['privacy']}, "
         f"d = {case['dimension']:,}"
     )
-    table.add_column("kernel")
-    table.add_column("field")
-    for heading in ("ms", "reference ms", "ratio", "GB/s", "of a copy", "GMAC/s"):
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("field", no_wrap=True)
+    for heading in ("ms", "NumPy ms", "ratio", "GB/s", "of a copy", "GMAC/s"):
         table.add_column(heading, justify="right")
     for row in document["rows"]:
         speed = row.get("multiply_adds_per_second")
