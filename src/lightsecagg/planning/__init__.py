@@ -1,0 +1,12 @@
+"""What a federation will cost before it runs: bytes, seconds and memory, and the best U.
+
+plan(Federation(clients=200, privacy=100, dropouts=20, dimension=1_206_590))
+"""
+
+from __future__ import annotations
+
+from lightsecagg.planning.network import Network, Route
+from lightsecagg.planning.planner import Federation, Plan, plan
+from lightsecagg.planning.unit_costs import STATED, UnitCosts, calibrate
+
+__all__ = ["STATED", "Federation", "Network", "Plan", "Route", "UnitCosts", "calibrate", "plan"]

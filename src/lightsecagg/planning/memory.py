@@ -1,0 +1,51 @@
+"""The most memory that a party holds in each phase, as a count of the vectors that it holds then.
+
+Per client, LightSecAgg: its mask (d), the U x L matrix of expanded shares and the codeword while it
+encodes, its explicit shares in plain and sealed form, and the explicit shares that it holds for its
+peers until it has answered. Per client, SecAgg: a few copies of the vector. At the server: the
+bundles of shares that are not yet complete, at worst all of them; then every upload and its
+message; then the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightsecagg.planning.traffic import PHASES, PhaseTraffic, share_counts
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+PROGRAM = 80 * 10**6
+"""Interpreter and libraries."""
+
+
+@dataclass(slots=True)
+class PhaseMemory:
+    """Bytes."""
+
+    client: int = PROGRAM
+    server: int = PROGRAM
+
+
+def forecast_memory(
+    settings: Settings, traffic: dict[Phase, PhaseTraffic], alive: int
+) -> dict[Phase, PhaseMemory]:
+    """The peak of each phase; `traffic` is the round's forecast."""
+    phases = {phase: PhaseMemory() for phase in PHASES}
+    vector, shares = 4 * settings.length, share_counts(settings)
+    held = shares.explicit * shares.explicit_bytes
+    if settings.protocol is ProtocolName.LIGHTSECAGG:
+        U, N = settings.parameters.survivors, settings.parameters.clients
+        share = 4 * settings.share_length
+        # The rows that are expanded or drawn, the codeword, and plain and sealed shares.
+        phases[Phase.SHARE].client += vector + (U + N) * share + 2 * held + held
+        phases[Phase.UPLOAD].client += vector
+        phases[Phase.RECOVER].client += held + 2 * share
+        phases[Phase.RECOVER].server += 2 * alive * share + N * share
+    phases[Phase.SHARE].server += traffic[Phase.SHARE].shares
+    # Input, its copy, coins, quantised vector, message.
+    phases[Phase.UPLOAD].client += 5 * vector + held
+    # Every upload lies in its message; the sum is taken in 64 bits.
+    phases[Phase.UPLOAD].server += alive * vector + 2 * vector
+    phases[Phase.RECOVER].server += 4 * vector
+    return phases

@@ -1,0 +1,362 @@
+"""The planner: what a federation will cost with each protocol, which U to take, and what to mind.
+
+A larger U makes shares shorter (L = d / (U - T)) and, in seeded mode, leaves fewer of them to send
+(N - U), so that it is faster on every link; a smaller U leaves spare answers, with which lies are
+detected (one spare) or named (two per liar). The planner takes the fastest U of those that leave
+room for the liars one asks for: U <= N - D - 2 E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lightsecagg.errors import ParameterError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    Parameters,
+    ShareMode,
+    ThreatModel,
+    check_integer,
+)
+from lightsecagg.planning.memory import PhaseMemory, forecast_memory
+from lightsecagg.planning.network import Network, Route, round_seconds
+from lightsecagg.planning.traffic import PhaseTraffic, forecast_traffic, share_counts
+from lightsecagg.planning.unit_costs import STATED, UnitCosts, describe
+from lightsecagg.planning.work import PhaseWork, forecast_work
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+SEEDED, PAPER = "lightsecagg-seeded", "lightsecagg-paper"
+"""LightSecAgg in its two share modes, as the plan names them."""
+
+_LARGE_SHARES = 4.0
+"""Warn when a client's offline upload exceeds so many times its update."""
+_LARGE_MEMORY = 2 * 10**9
+_SIGMA = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """What a user knows before the first round."""
+
+    clients: int
+    """N"""
+    privacy: int
+    """T"""
+    dropouts: int
+    """D"""
+    dimension: int
+    """d"""
+    network: Network = field(default_factory=Network)
+    threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
+    training_seconds: float = 0.0
+    overlap: bool = True
+    liars: int = 0
+    """E: wrong answers that the server shall be able to name."""
+    survivors: int = 0
+    """U, if it is not the planner's to choose."""
+    modulus: int = DEFAULT_MODULUS
+
+    def __post_init__(self) -> None:
+        check_integer("dimension d", self.dimension, 1)
+        check_integer("liars E", self.liars, 0)
+        if not 0 <= self.training_seconds < float("inf"):
+            raise ParameterError(
+                f"training seconds = {self.training_seconds} must be a number, at least 0"
+            )
+        parameters = self.parameters()
+        if self.liars and parameters.survivors > self.clients - self.dropouts - 2 * self.liars:
+            raise ParameterError(
+                f"naming E = {self.liars} liars takes U <= N - D - 2E = "
+                f"{self.clients - self.dropouts - 2 * self.liars}, and U > T = {self.privacy}"
+            )
+
+    def parameters(self, survivors: int = 0, mode: ShareMode = ShareMode.SEEDED) -> Parameters:
+        """LightSecAgg's parameters, with the given U, the federation's own, or the largest."""
+        largest = self.clients - self.dropouts - 2 * self.liars
+        return Parameters(
+            clients=self.clients,
+            privacy=self.privacy,
+            dropouts=self.dropouts,
+            survivors=survivors or self.survivors or largest,
+            threat_model=self.threat_model,
+            share_mode=mode,
+            modulus=self.modulus,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """One phase of one protocol."""
+
+    traffic: PhaseTraffic
+    work: PhaseWork
+    memory: PhaseMemory
+    link_seconds: float
+    server_seconds: float
+    """CPU; without relaying, if shares travel directly."""
+    server_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """From the phase's first message to its end."""
+        return self.link_seconds + self.work.client + self.server_seconds
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "client_upload_bytes": self.traffic.client_upload,
+            "client_download_bytes": self.traffic.client_download,
+            "client_seconds": self.work.client,
+            "server_seconds": self.server_seconds,
+            "server_bytes": self.server_bytes,
+            "link_seconds": self.link_seconds,
+            "client_memory_bytes": self.memory.client,
+            "server_memory_bytes": self.memory.server,
+            "memory_bytes": max(self.memory.client, self.memory.server),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a round costs with one protocol."""
+
+    settings: Settings
+    phases: dict[Phase, PhaseCost]
+    round_seconds: float
+
+    @property
+    def client_upload(self) -> int:
+        """All that a client sends in a round."""
+        return sum(phase.traffic.client_upload for phase in self.phases.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The forecast for a federation."""
+
+    federation: Federation
+    recommended_survivors: int
+    reason: str
+    """Why this U."""
+    warnings: tuple[str, ...]
+    protocols: dict[str, Costs]
+    unit_costs: UnitCosts
+
+    def document(self) -> dict[str, Any]:
+        """What `lightsecagg plan --json` prints."""
+        federation, network = self.federation, self.federation.network
+        return {
+            "recommended_survivors": self.recommended_survivors,
+            "reason": self.reason,
+            "warnings": list(self.warnings),
+            "settings": {
+                "clients": federation.clients,
+                "privacy": federation.privacy,
+                "dropouts": federation.dropouts,
+                "dim": federation.dimension,
+                "threat_model": federation.threat_model.value,
+                "bandwidth_mbps": network.bandwidth,
+                "server_bandwidth_mbps": network.server_bandwidth,
+                "latency_ms": network.latency,
+                "topology": network.route.value,
+                "training_seconds": federation.training_seconds,
+                "overlap": federation.overlap,
+                "liars": federation.liars,
+            },
+            "protocols": {
+                name: {phase.value: cost.document() for phase, cost in costs.phases.items()}
+                for name, costs in self.protocols.items()
+            },
+            "round_seconds": {name: costs.round_seconds for name, costs in self.protocols.items()},
+            "unit_costs": describe(self.unit_costs),
+        }
+
+
+def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
+    """Forecast a round of every protocol, with the best U for LightSecAgg.
+
+    - `costs`: `calibrate()` for this machine; the stated ones otherwise.
+    """
+    survivors, reason = recommend_survivors(federation, costs)
+    protocols = {
+        SEEDED: _lightsecagg(federation, survivors, ShareMode.SEEDED, costs),
+        PAPER: _lightsecagg(federation, survivors, ShareMode.PAPER, costs),
+        ProtocolName.SECAGG.value: _cost(federation, secagg_settings(federation), costs),
+    }
+    if federation.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
+        sparse, plain = secagg_plus_settings(federation), plain_settings(federation)
+        protocols[ProtocolName.SECAGG_PLUS.value] = _cost(federation, sparse, costs)
+        protocols[ProtocolName.PLAIN.value] = _cost(federation, plain, costs)
+    warnings = tuple(_warnings(federation, survivors, protocols))
+    return Plan(federation, survivors, reason, warnings, protocols, costs)
+
+
+def recommend_survivors(federation: Federation, costs: UnitCosts = STATED) -> tuple[int, str]:
+    """The U with the shortest forecast round in seeded mode, and why."""
+    if federation.survivors:
+        return federation.survivors, "as given"
+    largest = federation.parameters().survivors
+    smallest = federation.privacy + 1
+    seconds = {
+        U: _lightsecagg(federation, U, ShareMode.SEEDED, costs).round_seconds
+        for U in _candidates(smallest, largest)
+    }
+    best = min(seconds, key=lambda U: (seconds[U], -U))
+    bound = "N - D" if not federation.liars else f"N - D - 2E, to name E = {federation.liars} liars"
+    if best == largest:
+        why = (
+            f"U = {best} = {bound}: shares have d / (U - T) elements and N - U of them are sent in "
+            "full, so the largest U is the fastest"
+        )
+    else:
+        why = (
+            f"U = {best} is the fastest; the largest possible, {bound} = {largest}, takes "
+            f"{seconds[largest]:.2f} s instead of {seconds[best]:.2f} s"
+        )
+    if not federation.liars:
+        why += "; there are no spare answers to catch a lie with (--liars)"
+    return best, why
+
+
+def _candidates(smallest: int, largest: int) -> list[int]:
+    """Every U if there are few, else a hundred of them; the largest always."""
+    step = max(1, (largest - smallest) // 100)
+    return sorted({*range(smallest, largest, step), largest})
+
+
+def lightsecagg_settings(federation: Federation, survivors: int, mode: ShareMode) -> Settings:
+    """A round of LightSecAgg."""
+    return _settings(federation, ProtocolName.LIGHTSECAGG, federation.parameters(survivors, mode))
+
+
+def secagg_settings(federation: Federation) -> Settings:
+    """A round of SecAgg with the smallest threshold: it tolerates most and rebuilds fastest."""
+    threshold = federation.privacy + 1
+    if federation.threat_model is ThreatModel.MALICIOUS_SERVER:
+        threshold = (federation.clients + federation.privacy) // 2 + 1
+    parameters = federation.parameters(federation.clients - federation.dropouts)
+    return _settings(federation, ProtocolName.SECAGG, replace(parameters, survivors=threshold))
+
+
+def secagg_plus_settings(federation: Federation) -> Settings:
+    """A round of SecAgg+ with the graph that the finder chooses."""
+    found = find_graph_parameters(federation.clients, federation.privacy, federation.dropouts)
+    parameters = federation.parameters(federation.clients - federation.dropouts)
+    return _settings(
+        federation, ProtocolName.SECAGG_PLUS, parameters, found.degree, found.threshold
+    )
+
+
+def plain_settings(federation: Federation) -> Settings:
+    """A round without any protection."""
+    parameters = federation.parameters(federation.clients - federation.dropouts)
+    return _settings(federation, ProtocolName.PLAIN, parameters)
+
+
+def _settings(
+    federation: Federation,
+    protocol: ProtocolName,
+    parameters: Parameters,
+    neighbours: int = 0,
+    threshold: int = 0,
+) -> Settings:
+    field_ = PrimeField(federation.modulus)
+    return Settings(
+        protocol=protocol,
+        parameters=parameters,
+        quantizer=Quantizer(field_, 1.0, federation.clients),
+        dimension=federation.dimension,
+        session=bytes(32),
+        round=1,
+        allow_list=bytes(32),
+        model=bytes(32),
+        neighbours=neighbours,
+        threshold=threshold,
+    )
+
+
+def _lightsecagg(
+    federation: Federation, survivors: int, mode: ShareMode, costs: UnitCosts
+) -> Costs:
+    return _cost(federation, lightsecagg_settings(federation, survivors, mode), costs)
+
+
+def _cost(federation: Federation, settings: Settings, costs: UnitCosts) -> Costs:
+    # The clients with the smallest ids drop: then the lists of survivors are longest.
+    return round_costs(federation, settings, range(federation.dropouts), costs)
+
+
+def round_costs(
+    federation: Federation, settings: Settings, dropped: Collection[int], costs: UnitCosts
+) -> Costs:
+    """The costs of one round in which the clients `dropped` vanish after sharing."""
+    network = federation.network
+    traffic = forecast_traffic(settings, dropped)
+    work = forecast_work(settings, len(dropped), costs)
+    memory = forecast_memory(settings, traffic, federation.clients - len(dropped))
+    relayed = network.route is Route.RELAY
+    phases = {
+        phase: PhaseCost(
+            traffic=traffic[phase],
+            work=work[phase],
+            memory=memory[phase],
+            link_seconds=network.seconds(traffic[phase]),
+            server_seconds=work[phase].server - (0 if relayed else work[phase].server_relaying),
+            server_bytes=traffic[phase].server_bytes(relayed),
+        )
+        for phase in traffic
+    }
+    seconds = {phase: cost.seconds for phase, cost in phases.items()}
+    total = round_seconds(seconds, federation.training_seconds, federation.overlap)
+    return Costs(settings, phases, total)
+
+
+def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs]) -> list[str]:
+    N, T, D = federation.clients, federation.privacy, federation.dropouts
+    said = []
+    if federation.threat_model is ThreatModel.MALICIOUS_SERVER:
+        said.append("secagg+ is left out: it has no malicious-server mode")
+    elif T + 2 * D >= N:
+        said.append(
+            f"malicious-server mode is infeasible for these T and D: it needs T + 2D < N, but "
+            f"{T} + {2 * D} >= {N}"
+        )
+    model = 4 * protocols[SEEDED].settings.length
+    for name in (SEEDED, PAPER):
+        shares = share_counts(protocols[name].settings)
+        if shares.bytes > _LARGE_SHARES * model:
+            said.append(
+                f"{name}: with U = {survivors} and T = {T} every explicit share has "
+                f"{shares.explicit_bytes / 1e6:.3g} MB, and a client sends "
+                f"{shares.bytes / 1e6:,.0f} MB of shares, {shares.bytes / model:.0f} times its "
+                "update; raise U or lower T"
+            )
+    if survivors == T + 1:
+        said.append("U = T + 1 makes every explicit share as long as the model")
+    for name, costs in protocols.items():
+        most = max(cost.memory.client for cost in costs.phases.values())
+        if most > _LARGE_MEMORY:
+            said.append(f"{name}: a client needs {most / 1e9:.1f} GB of memory")
+    if ProtocolName.SECAGG_PLUS.value in protocols:
+        said.append(_about_graph(N, T, D, protocols[ProtocolName.SECAGG_PLUS.value].settings))
+    return said
+
+
+def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:
+    k, t = settings.neighbours, settings.sharing_threshold
+    leak = leak_bound(N, T, D, k, t)
+    if k == N - 1:
+        return (
+            f"secagg+: no sparse graph is safe for N = {N}, T = {T}, D = {D}; it is SecAgg's "
+            f"complete graph, k = {k}, t = {t}"
+        )
+    return (
+        f"secagg+: with k = {k} and t = {t} somebody is left unprotected with a probability of up "
+        f"to {float(leak):.1g} (allowed: 2^-{_SIGMA}), and the sum is lost with less than 2^-30"
+    )

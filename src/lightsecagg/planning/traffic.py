@@ -1,0 +1,219 @@
+"""Every byte of a round, per party and phase, before it is run: exact, because sizes are fixed.
+
+Small messages are encoded for real, with keys and signatures of zeros; of vectors and sealed shares
+only the headers are. The assumption about who drops is the worst case for the baselines: `dropped`
+clients vanish after sharing and before their upload. With the ids 0, ..., N - 1 the forecast equals
+what the simulator measures to the byte. One exception: in SecAgg+ the random ring decides how many
+of a client's neighbours drop, which moves an answer by up to two bytes; the larger size is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.agreement import AGREEMENT_KEY_LENGTH
+from lightsecagg.crypto.identity import SIGNATURE_LENGTH
+from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.errors import ParameterError
+from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.messages import (
+    Advertise,
+    AggregatedShare,
+    Certificate,
+    MaskedUpload,
+    Member,
+    Message,
+    Opening,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingShares,
+)
+from lightsecagg.protocol.registry import PARTIES
+from lightsecagg.protocol.secagg_round import SECRET_SHARE_BYTES, SHARE_BYTES
+from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.wire import Codec
+
+PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.DONE)
+"""The phases in which something is sent."""
+
+
+@dataclass(slots=True)
+class PhaseTraffic:
+    """The bytes of one phase; shares are counted apart, because they may travel directly."""
+
+    client_sent: int = 0
+    """The most that a client sends, other than shares."""
+    client_received: int = 0
+    client_shares_sent: int = 0
+    client_shares_received: int = 0
+    server_sent: int = 0
+    """All that the server sends, other than shares."""
+    server_received: int = 0
+    shares: int = 0
+    """All the shares: they pass the server twice, in and out, if it relays them."""
+
+    @property
+    def client_upload(self) -> int:
+        """All that a client sends."""
+        return self.client_sent + self.client_shares_sent
+
+    @property
+    def client_download(self) -> int:
+        """All that a client receives."""
+        return self.client_received + self.client_shares_received
+
+    def server_bytes(self, relayed: bool = True) -> int:
+        """All that passes the server's link, in and out."""
+        return self.server_sent + self.server_received + (2 * self.shares if relayed else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCounts:
+    """Who sends what to whom in the offline phase, from the view of one client."""
+
+    peers: int
+    """Shares that a client sends, and receives."""
+    explicit: int
+    """How many of them are L elements long; the others are short."""
+    explicit_bytes: int
+    """One sealed explicit share on the wire."""
+    short_bytes: int
+    """One sealed seed, or SecAgg's pair of Shamir shares, on the wire."""
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.explicit * self.explicit_bytes + (self.peers - self.explicit) * self.short_bytes
+
+
+def share_counts(settings: Settings) -> ShareCounts:
+    """The shares that every client of a full roster sends and receives."""
+    N, U = settings.parameters.clients, settings.parameters.survivors
+    header = _header(settings)
+    if settings.protocol is ProtocolName.PLAIN:
+        return ShareCounts(0, 0, 0, 0)
+    if settings.protocol is not ProtocolName.LIGHTSECAGG:
+        return ShareCounts(settings.degree(N), 0, 0, header + sealed_length(SHARE_BYTES))
+    # In seeded mode the U clients after the owner get seeds; for U = N the owner is one of them.
+    explicit = N - 1
+    if settings.parameters.share_mode is ShareMode.SEEDED:
+        explicit = max(N - 1 - U, 0)
+    return ShareCounts(
+        peers=N - 1,
+        explicit=explicit,
+        explicit_bytes=header + sealed_length(4 * settings.share_length),
+        short_bytes=header + sealed_length(prg.SEED_LENGTH),
+    )
+
+
+def forecast_traffic(
+    settings: Settings, dropped: Collection[int] = ()
+) -> dict[Phase, PhaseTraffic]:
+    """The bytes of a round in which everybody shares and all but `dropped` upload and answer.
+
+    - `dropped` are ids of 0, ..., N - 1, at most D of them.
+    """
+    return _Forecast(settings, frozenset(dropped)).phases
+
+
+def _header(settings: Settings) -> int:
+    return len(Codec(settings.field).encode(SealedShare(0, 1, ShareKind.SEED, 0, b"")))
+
+
+class _Forecast:
+    def __init__(self, settings: Settings, dropped: frozenset[int]) -> None:
+        parameters = settings.parameters
+        self.settings = settings
+        self.dropped = dropped
+        self.clients = range(parameters.clients)
+        if not dropped <= set(self.clients) or len(dropped) > parameters.dropouts:
+            raise ParameterError(
+                f"dropped clients must be at most D = {parameters.dropouts} of "
+                f"0..{parameters.clients - 1}"
+            )
+        self.survivors = tuple(client for client in self.clients if client not in self.dropped)
+        self.codec = Codec(self.settings.field)
+        self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * PARTIES[self.settings.protocol][0].key_count
+        self.phases = {phase: PhaseTraffic() for phase in PHASES}
+        if self.settings.protocol is ProtocolName.PLAIN:
+            self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))
+        else:
+            self._offline()
+            self._down(Phase.UPLOAD, SharesClosed(tuple(self.clients)), len(self.survivors))
+            self._recovery()
+        self._up(Phase.UPLOAD, self._upload_bytes())
+
+    def _offline(self) -> None:
+        signature = bytes(SIGNATURE_LENGTH)
+        everybody = len(self.clients)
+        self._down(Phase.ADVERTISE, Opening(self.settings.to_bytes()), everybody)
+        self._up(Phase.ADVERTISE, self._size(Advertise(self.keys, signature)), everybody)
+        members = tuple(Member(client, self.keys, signature) for client in self.clients)
+        sparse = self.settings.protocol is ProtocolName.SECAGG_PLUS
+        self._down(Phase.SHARE, Roster(members, tuple(self.clients) if sparse else ()), everybody)
+        shares = share_counts(self.settings).bytes
+        phase = self.phases[Phase.SHARE]
+        phase.client_shares_sent = phase.client_shares_received = shares
+        phase.shares = everybody * shares
+
+    def _recovery(self) -> None:
+        count = len(self.survivors)
+        malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        self._down(Phase.AGREE if malicious else Phase.RECOVER, SurvivorSet(self.survivors), count)
+        if malicious:
+            signature = bytes(SIGNATURE_LENGTH)
+            self._up(Phase.AGREE, self._size(SurvivorSignature(signature)))
+            quorum = self.survivors[: self.settings.parameters.quorum]
+            certificate = Certificate(tuple((client, signature) for client in quorum))
+            self._down(Phase.RECOVER, certificate, count)
+        self._up(Phase.RECOVER, self._answer_bytes())
+
+    def _upload_bytes(self) -> int:
+        plain = self.settings.protocol is ProtocolName.PLAIN
+        held = b"" if plain else bytes(-(-len(self.clients) // 8))
+        return self._vector(MaskedUpload(held, _ELEMENT), self.settings.length)
+
+    def _answer_bytes(self) -> int:
+        if self.settings.protocol is ProtocolName.LIGHTSECAGG:
+            return self._vector(AggregatedShare(_ELEMENT), self.settings.share_length)
+        N, D = len(self.clients), len(self.dropped)
+        # A survivor holds the shares of its neighbours and its own; some neighbours dropped.
+        held = self.settings.degree(N) + 1
+        least, most = max(0, held - (N - D)), min(D, held - 1)
+        return max(
+            self._size(
+                UnmaskingShares(
+                    of_seeds=bytes((held - dead) * SECRET_SHARE_BYTES),
+                    of_keys=bytes(dead * SECRET_SHARE_BYTES),
+                )
+            )
+            for dead in range(least, most + 1)
+        )
+
+    def _down(self, phase: Phase, message: Message, recipients: int) -> None:
+        size = self._size(message)
+        self.phases[phase].client_received += size
+        self.phases[phase].server_sent += size * recipients
+
+    def _up(self, phase: Phase, size: int, senders: int | None = None) -> None:
+        self.phases[phase].client_sent += size
+        self.phases[phase].server_received += size * (
+            len(self.survivors) if senders is None else senders
+        )
+
+    def _size(self, message: Message) -> int:
+        return len(self.codec.encode(message))
+
+    def _vector(self, message: Message, length: int) -> int:
+        return self._size(message) + 4 * (length - 1)
+
+
+_ELEMENT = np.zeros(1, dtype=np.uint32)

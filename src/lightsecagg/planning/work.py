@@ -1,0 +1,160 @@
+"""How long the parties compute in each phase: counts of operations times their unit costs.
+
+The counts are those of the complexity analysis, Section 5.2, made exact for this implementation;
+the dominant ones are
+
+    LightSecAgg  client, share     N peers; U L elements from seeds; a codeword of L columns
+                 server, share     N (N - 1) shares to relay
+                 server, recover   one decoding of L columns, whoever dropped
+    SecAgg       client, upload    k + 1 masks of d elements
+                 server, recover   N - D self masks and D (N - D) pairwise masks of d elements
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+from lightsecagg.field import ntt
+from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.planning.traffic import PHASES, ShareCounts, share_counts
+from lightsecagg.planning.unit_costs import UnitCosts
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName, Settings
+
+
+@dataclass(slots=True)
+class PhaseWork:
+    """CPU seconds of one phase."""
+
+    client: float = 0.0
+    server: float = 0.0
+    server_relaying: float = 0.0
+    """The part of `server` that relaying shares takes."""
+
+
+def forecast_work(settings: Settings, dropped: int, costs: UnitCosts) -> dict[Phase, PhaseWork]:
+    """The work of a round in which everybody shares and all but `dropped` upload and answer."""
+    return _Work(settings, dropped, costs).phases
+
+
+class _Work:
+    def __init__(self, settings: Settings, dropped: int, costs: UnitCosts) -> None:
+        self.settings, self.costs = settings, costs
+        self.N = settings.parameters.clients
+        self.alive = self.N - dropped
+        self.dropped = dropped
+        self.d = settings.length
+        self.shares = share_counts(settings)
+        self.phases = {phase: PhaseWork() for phase in PHASES}
+        self._upload()
+        if settings.protocol is ProtocolName.PLAIN:
+            return
+        self._advertise()
+        self._agree()
+        if settings.protocol is ProtocolName.LIGHTSECAGG:
+            self.L = settings.share_length
+            self._share_codeword()
+            self._recover_at_once()
+        else:
+            self._share_secrets()
+            self._recover_masks()
+
+    def _advertise(self) -> None:
+        phase = self.phases[Phase.ADVERTISE]
+        phase.client = self.costs.advertise
+        phase.server = self.N * self.costs.verify
+
+    def _upload(self) -> None:
+        phase, costs = self.phases[Phase.UPLOAD], self.costs
+        phase.client = self.d * costs.quantised_element
+        phase.server = self.alive * (self.d * costs.summed_element + costs.survivor)
+
+    def _relay(self, shares: ShareCounts) -> None:
+        each = self.costs.relay + self.N * self.costs.relay_growth
+        long = shares.explicit * shares.explicit_bytes * self.costs.relayed_byte
+        phase = self.phases[Phase.SHARE]
+        phase.server = phase.server_relaying = self.N * (shares.peers * each + long)
+
+    def _agree(self) -> None:
+        if self.settings.parameters.threat_model is not ThreatModel.MALICIOUS_SERVER:
+            return
+        self.phases[Phase.AGREE].client = self.costs.advertise
+        self.phases[Phase.AGREE].server = self.alive * self.costs.verify
+        quorum = self.settings.parameters.quorum
+        self.phases[Phase.RECOVER].client += quorum * self.costs.verify
+
+    # -- LightSecAgg -------------------------------------------------------------------------
+
+    def _share_codeword(self) -> None:
+        costs, U = self.costs, self.settings.parameters.survivors
+        phase, shares = self.phases[Phase.SHARE], self.shares
+        self._relay(shares)
+        elements = U * self.L * costs.element
+        peers = shares.peers * costs.peer
+        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+            encoding = self._codeword(1.0)
+        else:
+            peers -= shares.peers * costs.seed
+            encoding = self._evaluation()
+        bytes_ = 2 * shares.explicit * shares.explicit_bytes * costs.sealed_byte
+        phase.client = peers + elements + encoding + bytes_
+
+    def _recover_at_once(self) -> None:
+        costs, phase = self.costs, self.phases[Phase.RECOVER]
+        seeded = 0.0
+        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+            seeded = self.alive * min(1.0, self.settings.parameters.survivors / self.N)
+        phase.client += seeded * (costs.seed + self.L * costs.element)
+        phase.client += self.alive * self.L * costs.summed_element
+        phase.server = (
+            self.alive * (self.L * costs.summed_element + costs.survivor)
+            + self._codeword(0.6)
+            + self.d * costs.summed_element
+        )
+        if self.alive > self.settings.parameters.survivors:  # spare answers are checked
+            columns = self.settings.code.check_columns
+            phase.server += self.alive * self.L * columns * 4 * costs.product
+
+    def _codeword(self, share: float) -> float:
+        """Completing a codeword (share 1) or decoding the mask alone, of L columns."""
+        costs, N = self.costs, self.N
+        U, pieces = self.settings.parameters.survivors, self.settings.parameters.pieces
+        if not ntt.interpolation_pays(self.settings.field, N):
+            rows = pieces + (N - U if share == 1.0 else 0)
+            return self.L * rows * U * costs.product
+        size = ntt.transform_size(N)
+        per_column = share * size * log2(size) * costs.butterfly + pieces**2 / 2 * costs.product
+        return self.L * per_column + N * N * 40 * costs.product
+
+    def _evaluation(self) -> float:
+        """All N shares from the mask and the noise."""
+        if not ntt.evaluation_pays(self.settings.field, self.N):
+            return self.L * self.N * self.settings.parameters.survivors * self.costs.product
+        size = ntt.transform_size(self.N)
+        return self.L * 0.5 * size * log2(max(size, 2)) * self.costs.butterfly
+
+    # -- SecAgg and SecAgg+ ------------------------------------------------------------------
+
+    def _share_secrets(self) -> None:
+        costs, k = self.costs, self.shares.peers
+        self._relay(self.shares)
+        exchanged = k * (costs.secagg_peer - costs.verify)
+        self.phases[Phase.SHARE].client = (self.N - 1) * costs.verify + exchanged
+        masks = (k + 1) * self.d * costs.masked_element
+        self.phases[Phase.UPLOAD].client += k * costs.agreement + masks
+
+    def _recover_masks(self) -> None:
+        costs = self.costs
+        neighbours = self.shares.peers * self.alive / max(self.N - 1, 1)
+        orphans = self.dropped * neighbours
+        masks = (self.alive + orphans) * (self.d * costs.masked_element + costs.seed)
+        rebuilding = self.N * (self.shares.peers + 1) * 16 * self.settings.sharing_threshold
+        phase = self.phases[Phase.RECOVER]
+        phase.client += costs.advertise
+        phase.server = (
+            masks
+            + orphans * costs.agreement
+            + rebuilding * costs.product
+            + self.alive * costs.survivor
+        )

@@ -1,0 +1,221 @@
+"""The planner: bytes to the byte, the best U, warnings, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lightsecagg.cli.plan import app
+from lightsecagg.drivers.simulation.faults import Faults, Moment
+from lightsecagg.drivers.simulation.links import Links, Topology
+from lightsecagg.drivers.simulation.metering import PhaseLoads
+from lightsecagg.drivers.simulation.scenario import Scenario
+from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
+from lightsecagg.errors import ParameterError
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
+from lightsecagg.planning import STATED, Federation, Network, Route, plan, unit_costs
+from lightsecagg.planning.planner import PAPER, SEEDED, recommend_survivors, round_costs
+from lightsecagg.planning.traffic import PhaseTraffic, forecast_traffic
+from lightsecagg.planning.unit_costs import calibrate, describe
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName
+
+LIGHTSECAGG, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
+ARGUMENTS = ["--clients=20", "--privacy=8", "--dropouts=3", "--dim=5000", "--stated"]
+
+
+def simulate(scenario: Scenario, dropped: tuple[int, ...]) -> RoundReport:
+    """A round in which these clients vanish after sharing."""
+    cohort = scenario.cohort()
+    faults = Faults(drops=dict.fromkeys(dropped, (Phase.UPLOAD, Moment.BEFORE)))
+    report = simulate_round(cohort, lambda client: scenario.input(0, client), faults)
+    assert report.exact
+    return report
+
+
+def measured(loads: PhaseLoads) -> PhaseTraffic:
+    clients, server = loads.clients.values(), loads.server
+    return PhaseTraffic(
+        client_sent=max((c.sent for c in clients), default=0),
+        client_received=max((c.received for c in clients), default=0),
+        client_shares_sent=max((c.shares_sent for c in clients), default=0),
+        client_shares_received=max((c.shares_received for c in clients), default=0),
+        server_sent=server.sent,
+        server_received=server.received,
+        shares=server.shares_received,
+    )
+
+
+def random_scenarios() -> list[tuple[Scenario, tuple[int, ...]]]:
+    """Ten configurations: protocol, mode, threat model, sizes and dropouts drawn at random."""
+    generator = np.random.default_rng(7)
+    found: list[tuple[Scenario, tuple[int, ...]]] = []
+    while len(found) < 10:
+        N = int(generator.integers(5, 24))
+        T = int(generator.integers(0, N - 2))
+        D = int(generator.integers(0, N - T - 1))
+        malicious = bool(generator.integers(2)) and T + 2 * D < N
+        protocol = [LIGHTSECAGG, LIGHTSECAGG, SECAGG][int(generator.integers(3))]
+        least = (N + T) // 2 + 1 if malicious else T + 1
+        scenario = Scenario(
+            protocol=protocol,
+            parameters=Parameters(
+                N,
+                T,
+                D,
+                int(generator.integers(T + 1, N - D + 1)),
+                ThreatModel.MALICIOUS_SERVER if malicious else ThreatModel.HONEST_BUT_CURIOUS,
+                list(ShareMode)[int(generator.integers(2))],
+            ),
+            dimension=int(generator.integers(1, 3000)),
+            threshold=least if protocol is SECAGG else 0,
+        )
+        dropped = tuple(sorted(generator.permutation(N)[: generator.integers(D + 1)].tolist()))
+        found.append((scenario, dropped))
+    return found
+
+
+@pytest.mark.parametrize(("scenario", "dropped"), random_scenarios())
+def test_bytes_are_exact(scenario: Scenario, dropped: tuple[int, ...]) -> None:
+    report = simulate(scenario, dropped)
+    forecast = forecast_traffic(report.settings, dropped)
+    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+
+
+def test_bytes_of_ids_beyond_one_byte_are_exact() -> None:
+    scenario = Scenario(LIGHTSECAGG, Parameters(140, 2, 4), dimension=50)
+    report = simulate(scenario, (3, 130))
+    forecast = forecast_traffic(report.settings, (3, 130))
+    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+
+
+def test_bytes_of_plain_summation_are_exact() -> None:
+    scenario = Scenario(PLAIN, Parameters(9, 2, 3), dimension=321)
+    report = simulate(scenario, (1, 5))
+    forecast = forecast_traffic(report.settings, (1, 5))
+    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+
+
+def test_bytes_of_secagg_plus_are_exact_but_for_the_headers_of_answers() -> None:
+    parameters = Parameters(40, 3, 10, survivors=12)
+    scenario = Scenario(SECAGG_PLUS, parameters, dimension=100, neighbours=20, threshold=12)
+    report = simulate(scenario, tuple(range(10)))
+    forecast = forecast_traffic(report.settings, range(10))
+    for phase, loads in report.meter.phases.items():
+        found = measured(loads)
+        if phase is Phase.RECOVER:
+            assert 0 <= forecast[phase].client_sent - found.client_sent <= 2
+            assert 0 <= forecast[phase].server_received - found.server_received <= 2 * 30
+            found = replace(
+                found,
+                client_sent=forecast[phase].client_sent,
+                server_received=forecast[phase].server_received,
+            )
+        assert forecast[phase] == found
+
+
+@pytest.mark.parametrize("topology", list(Topology))
+def test_link_seconds_are_those_of_the_simulator(topology: Topology) -> None:
+    scenario = Scenario(LIGHTSECAGG, Parameters(12, 4, 2, 7), dimension=5000)
+    report = simulate(scenario, (2,))
+    network = Network(20.0, 150.0, 7.0, Route(topology.value))
+    links = Links(20.0, 150.0, 7.0, topology)
+    forecast = forecast_traffic(report.settings, (2,))
+    for phase, loads in report.meter.phases.items():
+        assert network.seconds(forecast[phase]) == pytest.approx(links.phase(loads).link)
+
+
+def test_recommends_the_largest_survivors_and_leaves_room_for_liars() -> None:
+    federation = Federation(200, 100, 20, 1_206_590)
+    assert recommend_survivors(federation)[0] == 180
+    survivors, reason = recommend_survivors(replace(federation, liars=5))
+    assert survivors == 170
+    assert "liars" in reason
+
+
+def test_the_recommendation_is_the_fastest_of_the_forecasts() -> None:
+    federation = Federation(30, 10, 6, 20_000, Network(98.0))
+    best = plan(federation)
+    rounds = {
+        U: plan(replace(federation, survivors=U)).protocols[SEEDED].round_seconds
+        for U in range(11, 25)
+    }
+    assert rounds[best.recommended_survivors] == min(rounds.values())
+
+
+def test_seeded_shares_are_shorter_and_recovery_of_secagg_is_longer() -> None:
+    made = plan(Federation(200, 100, 20, 1_206_590))
+    seeded, paper = made.protocols[SEEDED], made.protocols[PAPER]
+    assert seeded.client_upload < 1.35 * made.protocols["plain"].client_upload
+    assert paper.client_upload > 2.5 * seeded.client_upload
+    recovery = {name: costs.phases[Phase.RECOVER] for name, costs in made.protocols.items()}
+    assert recovery["secagg"].server_seconds > 13.2 * recovery[SEEDED].server_seconds
+
+
+def test_warns_of_shares_as_long_as_the_model() -> None:
+    warnings = plan(Federation(100, 50, 10, 1_200_000, survivors=51)).warnings
+    assert any("U = T + 1" in warning for warning in warnings)
+    assert any("475 MB" in warning for warning in warnings)  # 99 shares of 4.8 MB
+
+
+def test_warns_that_malicious_mode_is_infeasible_and_of_the_graph() -> None:
+    warnings = plan(Federation(100, 50, 25, 1000)).warnings
+    assert any("malicious-server mode is infeasible" in warning for warning in warnings)
+    assert any("no sparse graph" in w or "unprotected with a probability" in w for w in warnings)
+
+
+def test_malicious_plans_leave_out_what_has_no_such_mode() -> None:
+    federation = Federation(60, 20, 10, 1000, threat_model=ThreatModel.MALICIOUS_SERVER)
+    made = plan(federation)
+    assert set(made.protocols) == {SEEDED, PAPER, "secagg"}
+    assert made.protocols[SEEDED].phases[Phase.AGREE].server_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clients": 10, "privacy": 5, "dropouts": 5, "dimension": 10},
+        {"clients": 10, "privacy": 5, "dropouts": 2, "dimension": 0},
+        {"clients": 10, "privacy": 5, "dropouts": 2, "dimension": 10, "liars": 2},
+        {"clients": 10, "privacy": 5, "dropouts": 2, "dimension": 10, "survivors": 5},
+        {"clients": 10, "privacy": 5, "dropouts": 2, "dimension": 9, "training_seconds": -1.0},
+    ],
+)
+def test_refuses_what_cannot_work(wrong: dict[str, int]) -> None:
+    with pytest.raises(ParameterError):
+        Federation(**wrong)  # type: ignore[arg-type]
+
+
+def test_refuses_more_dropped_clients_than_the_parameters_tolerate() -> None:
+    federation = Federation(10, 4, 2, 50)
+    settings = plan(federation).protocols[SEEDED].settings
+    with pytest.raises(ParameterError, match="at most D = 2"):
+        round_costs(federation, settings, range(3), STATED)
+
+
+def test_calibration_measures_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_costs, "_TRIES", 1)
+    costs = describe(calibrate())
+    always = set(costs) - {"relay_growth", "sealed_byte", "relayed_byte", "element", "butterfly"}
+    assert all(costs[name] for name in always)
+
+
+def test_command_prints_the_documented_json() -> None:
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["recommended_survivors"] == 17
+    costs = document["protocols"][SEEDED]["share"]
+    keys = {"client_upload_bytes", "client_seconds", "server_seconds", "server_bytes"}
+    assert keys | {"memory_bytes"} <= set(costs)
+
+
+def test_command_prints_a_table() -> None:
+    result = CliRunner().invoke(app, ARGUMENTS, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "recommended" in result.stdout
+    assert "secagg+" in result.stdout
