@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from lightsecagg.protocol.interface import (
@@ -243,8 +244,5 @@ class Histories(RuleBasedStateMachine):
         assert len(self.results) == 1
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=settings.default.max_examples, stateful_step_count=30, deadline=None
-)
-TestHistories.__doc__ = "R34"
+def test_R34_random_histories_end_in_exact_sums_or_aborts() -> None:
+    run_state_machine_as_test(Histories, settings=settings(stateful_step_count=30))
