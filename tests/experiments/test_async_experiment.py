@@ -1,0 +1,157 @@
+"""The asynchronous experiment: comparable runs, both error sources, cells that are kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from lightsecagg.cli.main import app
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.asynchronous import (
+    FEDBUFF,
+    LIGHTSECAGG,
+    QUICK,
+    UNMASKED,
+    Cell,
+    UncheckedFieldServer,
+    convergence_cells,
+    plot,
+    run_cells,
+    summarise,
+    sweep_cells,
+    to_markdown,
+)
+from lightsecagg.field.staleness import StalenessTable, polynomial
+from lightsecagg.params import PAPER_MODULUS
+from lightsecagg.protocol.plain_async import BufferMean, FedBuffServer, PlainUpload
+
+SMALL = replace(QUICK, clients=8, privacy=1, survivors=6, buffer=3, rounds=4, evaluate_every=2)
+TABLE = StalenessTable.from_function(polynomial(1.0), 64, 5)
+
+
+def one_buffer(server: FedBuffServer, size: float) -> BufferMean:
+    generator = np.random.default_rng(0)
+    server.time = 2
+    results: list[BufferMean] = []
+    for owner in range(4):
+        vector = generator.uniform(-size, size, 500).astype(np.float32)
+        results += server.receive(owner, PlainUpload(owner % 3, vector))
+    return results[0]
+
+
+def unchecked(bits: int) -> UncheckedFieldServer:
+    return UncheckedFieldServer(500, 4, TABLE, PAPER_MODULUS, 2.0**bits, np.random.default_rng(1))
+
+
+def test_the_sweep_s_arithmetic_rounds_below_and_wraps_above() -> None:
+    exact = one_buffer(FedBuffServer(500, 4, TABLE.weight, 5), 0.3)
+    errors = {
+        bits: float(np.abs(one_buffer(unchecked(bits), 0.3).mean - exact.mean).max())
+        for bits in (0, 8, 16, 24, 31)
+    }
+    assert errors[24] < errors[16] < errors[8] < errors[0]
+    assert errors[16] < 2**-16
+    assert errors[8] < 2**-8
+    assert errors[31] > 0.005  # q / (2^31 * sum of weights): whole turns around the field
+    assert errors[31] > 100 * errors[24]
+
+
+def test_rounding_is_unbiased() -> None:
+    server = UncheckedFieldServer(20_000, 1, TABLE, PAPER_MODULUS, 1.0, np.random.default_rng(1))
+    (result,) = server.receive(0, PlainUpload(0, np.full(20_000, -0.3, dtype=np.float32)))
+    assert set(np.unique(result.mean)) == {-1.0, 0.0}
+    assert abs(result.mean.mean() + 0.3) < 0.02
+
+
+def test_protected_runs_follow_fedbuff_and_cells_are_kept(tmp_path: Path) -> None:
+    cells = convergence_cells(1) + sweep_cells([0, 31])
+    calls: list[tuple[str, bool]] = []
+    documents = run_cells(SMALL, cells, tmp_path, progress=lambda c, n: calls.append((c.name, n)))
+    assert all(needed for _, needed in calls)
+    for document in documents:
+        assert document["flushes"] == 4
+        assert sorted(document["accuracy"], key=int) == ["1", "2", "3", "4"]
+    for document in documents[:4]:
+        scheme = document["cell"]["scheme"]
+        assert document["exact"] is (True if scheme == LIGHTSECAGG else None)
+    for plain, protected in (documents[:2], documents[2:4]):
+        assert plain["cell"]["scheme"] == FEDBUFF
+        assert abs(plain["final_accuracy"] - protected["final_accuracy"]) < 0.01
+    calls.clear()
+    assert run_cells(SMALL, cells, tmp_path, progress=lambda c, n: calls.append((c.name, n))) == (
+        documents
+    )
+    assert not any(needed for _, needed in calls)
+    summary = summarise(documents)
+    assert [row["staleness"] for row in summary["convergence"]] == ["constant", "poly"]
+    assert list(summary["sweep"]) == [0, 16, 31]
+    assert summary["exact"] is True
+    assert summary["cost"]["client_protocol_seconds"] > 0
+    assert "| 2^31 |" in to_markdown(SMALL, summary)
+    with pytest.raises(ConfigurationError, match="another setup"):
+        run_cells(replace(SMALL, rounds=5), cells[:1], tmp_path)
+    path = tmp_path / "cells" / f"{cells[0].name}.json"
+    path.write_text("{")
+    with pytest.raises(ConfigurationError, match="not a finished cell"):
+        run_cells(SMALL, cells[:1], tmp_path)
+
+
+def made_up(cell: Cell, accuracy: float) -> dict[str, Any]:
+    return {
+        "cell": {
+            "scheme": cell.scheme,
+            "staleness": cell.staleness,
+            "seed": cell.seed,
+            "scale_bits": cell.scale_bits,
+        },
+        "accuracy": {"1": accuracy / 2, "2": accuracy},
+        "final_accuracy": accuracy,
+        "exact": cell.scheme == LIGHTSECAGG,
+        "parameters": 10,
+        "uploads": 5,
+        "training_seconds": 1.0,
+        "phases": {},
+    }
+
+
+def test_the_summary_compares_seed_by_seed() -> None:
+    documents = [
+        made_up(Cell(FEDBUFF, "poly", 0), 0.5),
+        made_up(Cell(FEDBUFF, "poly", 1), 0.9),
+        made_up(Cell(LIGHTSECAGG, "poly", 0), 0.49),
+        made_up(Cell(LIGHTSECAGG, "hinge", 0), 0.1),
+    ]
+    (row,) = summarise(documents)["convergence"]
+    assert row["seeds"] == [0]
+    assert row["difference_points"] == pytest.approx(-1.0)
+    assert summarise(documents)["sweep"] == {}
+
+
+def test_figures_show_what_there_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    curves = [made_up(Cell(FEDBUFF, "poly", 0), 0.5)]
+    assert [path.name for path in plot(SMALL, curves, tmp_path)] == ["accuracy.png"]
+    swept = [made_up(Cell(UNMASKED, "poly", 0, 4), 0.5)]
+    assert [path.name for path in plot(SMALL, swept, tmp_path)] == ["sweep.png"]
+
+
+def test_the_quick_command_writes_everything(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = f"experiments async --quick --rounds 2 --sweep 16 --out {tmp_path} --json"
+    result = CliRunner().invoke(app, arguments.split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["exact"] is True
+    assert len(summary["convergence"]) == 2
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"cells", "summary.json", "README.md", "accuracy.png", "sweep.png"}
+    assert len(list((tmp_path / "cells").iterdir())) == 5
