@@ -229,6 +229,23 @@ def test_R33_a_client_that_vanishes_is_noticed_and_may_return(run: Run) -> None:
     run(scenario)
 
 
+def test_R35_closing_does_not_wait_for_messages_that_nobody_reads(run: Run) -> None:
+    async def scenario() -> None:
+        server, events = await started(replace(LIMITS, queue=2, close_timeout=300))
+        client = server.client(0)
+        await client.connect()
+        for _ in range(5):
+            await server.send(0, b"unread")
+        await client.send(b"last words")
+        await client.close()
+        assert await anext(events) == Connected(0)
+        assert await anext(events) == Received(0, b"last words")
+        assert await anext(events) == Disconnected(0, "closed by the peer")
+        await server.close()
+
+    run(scenario)
+
+
 def test_misuse_is_named(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()
