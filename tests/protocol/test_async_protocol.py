@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +32,7 @@ from lightsecagg.protocol.messages import (
     BufferAnswer,
     BufferRefusal,
     BufferSignature,
+    Opening,
     SharesClosed,
     Tag,
     UploadDropped,
@@ -381,6 +385,37 @@ def test_S06_an_epoch_is_opened_once() -> None:
     opening = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4).start()[0]
     with pytest.raises(RemoteProtocolError, match="already seen round 1"):
         again.receive(SERVER, opening.message)  # type: ignore[union-attr]
+
+
+def test_S06_a_party_is_not_copied() -> None:
+    party = AsyncFederation().open().clients[0]
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(LocalProtocolError, match="not copied or pickled"):
+            duplicate(party)
+
+
+def test_S06_a_forked_party_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = AsyncFederation().open()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(MaskAlreadyUsed, match="fork"):
+        fed.upload(0)
+    with pytest.raises(MaskAlreadyUsed, match="fork"):
+        fed.clients[0].restock()
+    with pytest.raises(MaskAlreadyUsed, match="fork"):
+        fed.tell(0, UploadDropped(0))
+
+
+def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
+    fed = AsyncFederation().open()
+    party = fed.clients[0]
+    newer = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, party.ledger)
+    newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
+    with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
+        fed.upload(0)
+    with pytest.raises(RemoteProtocolError, match="the epoch is over"):
+        fed.tell(0, UploadDropped(0))
+    assert not party._kept
+    assert not party._stock
 
 
 def test_S06_no_mask_no_upload() -> None:

@@ -20,7 +20,9 @@ summed without its owner: a driver that keeps the ledger on disk stores it befor
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from lightsecagg.crypto.agreement import AgreementKey, PairwiseSecret
 from lightsecagg.crypto.entropy import Entropy, system_entropy
@@ -30,6 +32,7 @@ from lightsecagg.errors import (
     DecodeError,
     InputRefused,
     LocalProtocolError,
+    MaskAlreadyUsed,
     ParameterError,
     RemoteProtocolError,
 )
@@ -134,6 +137,7 @@ class AsyncLightSecAggClient:
         self.ledger = Ledger(entropy) if ledger is None else ledger
         self.refused_shares: dict[int, str] = {}
         """Owners whose latest share did not open, and why."""
+        self._process = os.getpid()
         self._identity = identity
         self._policy = policy
         self._buffering: Buffering = policy.buffering
@@ -173,6 +177,8 @@ class AsyncLightSecAggClient:
         """Take a message; see `ClientParty.receive`."""
         if sender != SERVER:
             raise RemoteProtocolError(f"client {self.client} only listens to the server")
+        self._check_process()
+        self._check_newest_epoch()
         if self._closed is not None:
             if isinstance(message, AbortRound):
                 return []
@@ -253,6 +259,12 @@ class AsyncLightSecAggClient:
         self._key = None
         self._stock, self._kept, self._consent = {}, {}, None
 
+    def __reduce__(self) -> NoReturn:
+        raise LocalProtocolError(
+            "a party is not copied or pickled: two copies could use the same mask, which would "
+            "reveal a client's model; a client without its memory joins the next epoch"
+        )
+
     def __repr__(self) -> str:
         return f"AsyncLightSecAggClient(client={self.client}, time={self._time})"
 
@@ -301,7 +313,21 @@ class AsyncLightSecAggClient:
         self._round = accept_roster(self._settings, allow_list, message, self.client, keys)
         return [NeedInput()]
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise MaskAlreadyUsed(
+                "this party was copied by a fork: the copy and the original could use the same "
+                "mask, which would reveal a client's model; join the next epoch instead"
+            )
+
+    def _check_newest_epoch(self) -> None:
+        """Go on no more once a newer epoch was opened with the same ledger (S06, S07)."""
+        if self._settings is not None and self._settings.round != self.ledger.last_round:
+            self.abort(f"this client has opened epoch {self.ledger.last_round}")
+
     def _registered(self) -> Round:
+        self._check_process()
+        self._check_newest_epoch()
         if self._closed is not None:
             raise LocalProtocolError(f"the epoch is over for client {self.client}: {self._closed}")
         if self._round is None:
