@@ -2,12 +2,11 @@
 //
 // Nothing here knows the protocol: these are loops over arrays. Callers have checked types, shapes
 // and elements. Each loop is written once in plain C++ and compiled twice, for the baseline and for
-// AVX2; two are also written with AVX2 intrinsics, where that pays: the tile of the matrix product
-// and the butterflies of the transform. The choice is made at run time.
+// AVX2; three are also written with AVX2 intrinsics, where that pays: the tile of the matrix product,
+// the butterflies of the transform and the quantisation. The choice is made at run time.
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -255,46 +254,78 @@ COMPILED_TWICE(cut_and_find,
 
 // -- quantisation -------------------------------------------------------------------------------
 
-// |y| < 2^31. Where no instruction rounds down, truncating and correcting needs no library call.
-template <bool ROUNDS>
-INLINE double round_down(double y) {
-  if (ROUNDS) return std::floor(y);
-  const double truncated = static_cast<double>(static_cast<i32>(y));
-  return truncated - (y < truncated ? 1.0 : 0.0);
-}
-
-template <bool ROUNDS, class T>
-INLINE void quantise_mask_loop(const T* x, double scale, double limit, const u32* uniforms,
-                               const u32* mask, u32* out, size_t n, u32 q) {
+template <class T>
+void quantise_mask_plain(const T* x, double scale, double limit, const u32* uniforms,
+                         const u32* mask, u32* out, size_t n, u32 q) {
   for (size_t i = 0; i < n; ++i) {
     double y = static_cast<double>(x[i]) * scale;
     y = y < limit ? y : limit;
     y = y > -limit ? y : -limit;
-    const double down = round_down<ROUNDS>(y);
-    // The word as a double, by way of the signed conversion that vector units have.
-    const i32 biased = static_cast<i32>(uniforms[i] ^ 0x80000000u);
-    const double word = static_cast<double>(biased) + 2147483648.0;
-    const double rounded = down + ((y - down) * 4294967296.0 > word ? 1.0 : 0.0);
+    // |y| < 2^31: truncating and correcting is a floor that needs no library call.
+    double rounded = static_cast<double>(static_cast<i32>(y));
+    rounded -= y < rounded ? 1.0 : 0.0;
+    rounded += (y - rounded) * 4294967296.0 > static_cast<double>(uniforms[i]) ? 1.0 : 0.0;
     const i32 integer = static_cast<i32>(rounded);
     const u32 element = static_cast<u32>(integer) + (integer < 0 ? q : 0);
     out[i] = add_one(element, mask[i], q);
   }
 }
 
+#if HAVE_AVX2
+
+AVX2 INLINE __m256d load_four(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+AVX2 INLINE __m256d load_four(const double* x) { return _mm256_loadu_pd(x); }
+
+// Four rounded integers in the lower halves of the lanes. Adding a power of two shifts an integer to
+// the low bits of a double and back again, in one operation where a conversion takes several.
+AVX2 INLINE __m256i quantised(__m256d x, const u32* uniforms, __m256d scale, __m256d limit) {
+  const __m256d least = _mm256_xor_pd(limit, _mm256_set1_pd(-0.0));
+  const __m256d y = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(x, scale), limit), least);
+  const __m256d down = _mm256_floor_pd(y);
+  const __m256d fraction = _mm256_mul_pd(_mm256_sub_pd(y, down), _mm256_set1_pd(4294967296.0));
+  const __m256d two_52 = _mm256_set1_pd(4503599627370496.0);
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(uniforms));
+  const __m256d shifted = _mm256_or_pd(_mm256_castsi256_pd(_mm256_cvtepu32_epi64(words)), two_52);
+  const __m256d above = _mm256_cmp_pd(fraction, _mm256_sub_pd(shifted, two_52), _CMP_GT_OQ);
+  const __m256d rounded = _mm256_add_pd(down, _mm256_and_pd(above, _mm256_set1_pd(1.0)));
+  return _mm256_castpd_si256(_mm256_add_pd(rounded, _mm256_set1_pd(6755399441055744.0)));
+}
+
 template <class T>
 AVX2 void quantise_mask_avx2(const T* x, double scale, double limit, const u32* uniforms,
                              const u32* mask, u32* out, size_t n, u32 q) {
-  quantise_mask_loop<true>(x, scale, limit, uniforms, mask, out, n, q);
+  const __m256d s = _mm256_set1_pd(scale), l = _mm256_set1_pd(limit);
+  const __m256i modulus = _mm256_set1_epi32(static_cast<i32>(q));
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256i first = quantised(load_four(x + i), uniforms + i, s, l);
+    const __m256i second = quantised(load_four(x + i + 4), uniforms + i + 4, s, l);
+    const __m256 lower =
+        _mm256_shuffle_ps(_mm256_castsi256_ps(first), _mm256_castsi256_ps(second), 0x88);
+    const __m256i integer = _mm256_permute4x64_epi64(_mm256_castps_si256(lower), 0xD8);
+    const __m256i negative = _mm256_srai_epi32(integer, 31);
+    const __m256i a = _mm256_add_epi32(integer, _mm256_and_si256(negative, modulus));
+    // add_one on eight lanes.
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask + i));
+    const __m256i c = _mm256_sub_epi32(modulus, b);
+    const __m256i fits = _mm256_cmpeq_epi32(_mm256_max_epu32(a, c), a);
+    const __m256i sum = _mm256_add_epi32(_mm256_sub_epi32(a, c), _mm256_andnot_si256(fits, modulus));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), sum);
+  }
+  quantise_mask_plain(x + i, scale, limit, uniforms + i, mask + i, out + i, n - i, q);
 }
+
+#endif
 
 template <class T>
 void quantise_mask(const T* x, double scale, double limit, const u32* uniforms, const u32* mask,
                    u32* out, size_t n, u32 q) {
   in_parallel(n, GRAIN, [=](size_t i, size_t end) {
-    if (HAVE_AVX2 && has_avx2())
-      quantise_mask_avx2(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
-    else
-      quantise_mask_loop<false>(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
+#if HAVE_AVX2
+    if (has_avx2())
+      return quantise_mask_avx2(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
+#endif
+    quantise_mask_plain(x + i, scale, limit, uniforms + i, mask + i, out + i, end - i, q);
   });
 }
 
