@@ -97,7 +97,9 @@ def test_R33_a_message_that_is_cut_in_the_middle_is_never_delivered(run: Run, se
             await client.send(bytes(4 * PAYLOAD))
             seen = await gone(events)
             assert seen[:2] == [Connected(0), Received(0, b"whole")]
-            assert seen[2:] == [Disconnected(0, "the stream ended inside a message")]
+            # Which of the two the server sees first, the end of the data or of the call, is chance.
+            inside, lost = "the stream ended inside a message", "the connection was lost"
+            assert seen[2:] in ([Disconnected(0, inside)], [Disconnected(0, lost)])
             with pytest.raises(PeerGone, match="the connection was lost"):
                 await client.receive()
             assert server.stats.clients[0].messages_in == 1
