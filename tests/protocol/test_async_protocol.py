@@ -465,6 +465,16 @@ def test_stock_is_capped_by_what_peers_keep() -> None:
     assert fed.clients[0].room == 1  # an upload that waits still needs its shares
 
 
+def test_peers_keep_a_bounded_number_of_an_owner_s_shares() -> None:
+    """An owner that shares more than it may costs its peers no memory: old shares go first."""
+    fed = AsyncFederation(stock=2).open()
+    for _ in range(3):
+        fed.clients[0]._stock.clear()  # an owner that does not count
+        fed.from_client(0, fed.clients[0].restock())
+        fed.settle()
+    assert sorted(fed.clients[1]._kept[0]) == [3, 4]
+
+
 def test_S22_nothing_secret_is_printed() -> None:
     fed = AsyncFederation().open()
     fill(fed, (0, 1, 2, 3))
