@@ -43,7 +43,7 @@ def main() -> None:
     set_up_logging("info")
     overrides = [
         f"rounds.number={rounds}",
-        "rounds.settle=0.3",
+        "rounds.settle=8.0",
         "rounds.grace=3.0",
         "rounds.wait_for_clients=20.0",
         "rounds.retries=0",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,16 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
 from lightsecagg.drivers.federation.envelope import UploadStored, unpack
-from lightsecagg.drivers.federation.programs import _credentials, _trust
-from lightsecagg.drivers.federation.provisioning import Provisioned, load_identity, provision
-from lightsecagg.drivers.transport.grpc import GrpcClient
+from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.programs import build_client
+from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.protocol.interface import Update
 
 CLIENTS, DIMENSION = 6, 23
@@ -73,12 +71,8 @@ class Setting:
     def _client(self, client: int) -> WatchedClient:
         overrides = ["client.overlap=thread", "client.reconnect=60.0"]
         config = load_config(ClientConfig, self.made.clients[client], overrides)
-        allow_list, session = _trust(config.federation)
-        communicator = GrpcClient(config.server.address, client, _credentials(config.tls))
-        identity = load_identity(config.client.identity)
-        made = WatchedClient(
-            config.client, session, identity, allow_list, communicator, self.jobs[client]
-        )
+        made = build_client(config, WatchedClient, job=self.jobs[client])
+        assert isinstance(made, WatchedClient)
         made.acknowledged = set()
         return made
 
@@ -91,11 +85,12 @@ class Setting:
 
     def announced(self) -> dict[int, tuple[int, ...]]:
         """Round -> U1, as it stands on disk."""
-        with sqlite3.connect(self.state / "journal.sqlite") as database:
-            rows = database.execute(
-                "SELECT number, survivors FROM rounds WHERE survivors IS NOT NULL"
-            ).fetchall()
-        return {number: msgspec.msgpack.decode(blob, type=tuple[int, ...]) for number, blob in rows}
+        journal = Journal(self.state, self.made.session.hex())
+        try:
+            sets = {number: journal.announced(number) for number in range(1, journal.next_round())}
+        finally:
+            journal.close()
+        return {number: survivors for number, survivors in sets.items() if survivors is not None}
 
     def close(self) -> None:
         for process in self.servers:

@@ -3,114 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from small_federation import Federation
 
-from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import (
-    AggregationTable,
-    ClientTable,
-    RoundsTable,
-    VectorsTable,
-)
-from lightsecagg.drivers.federation.jobs import VectorServer
-from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import RoundRecord
-from lightsecagg.drivers.federation.server import FederationServer
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.interface import Update
-from lightsecagg.protocol.settings import AllowList, ProtocolName
-
-SESSION = bytes(range(32))
-DIMENSION = 37
-
-
-class FreshVectors:
-    """A client's job: another vector in every round, so that none is spent twice."""
-
-    dimension = DIMENSION
-
-    def __init__(self, client: int, fail_in: int | None = None) -> None:
-        self.client, self.fail_in = client, fail_in
-        self.given: dict[int, np.ndarray[Any, Any]] = {}
-
-    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
-        if round_number == self.fail_in:
-            raise Aborted("the job failed")
-        rng = np.random.default_rng([self.client, round_number])
-        self.given[round_number] = rng.uniform(-1, 1, DIMENSION)
-        return Update(self.given[round_number])
-
-
-class Federation:
-    """A server and its clients in one event loop."""
-
-    def __init__(self, folder: Path, clients: int = 8, **aggregation: Any) -> None:
-        self.identities = {i: IdentityKey.generate() for i in range(clients)}
-        self.allow_list = AllowList({i: key.public for i, key in self.identities.items()})
-        self.aggregation = AggregationTable(
-            **({"clients": clients, "privacy": 2, "dropouts": 2} | aggregation)
-        )
-        self.transport = MemoryServer(range(clients))
-        self.job = VectorServer(VectorsTable(dimension=DIMENSION))
-        self.folder = folder
-        self.jobs = {i: FreshVectors(i) for i in range(clients)}
-
-    def server(self, **rounds: Any) -> FederationServer:
-        defaults = {"number": 1, "settle": 0.05, "grace": 0.2, "wait_for_clients": 5, "retries": 0}
-        table = RoundsTable(**(defaults | {"upload": 5, "agree": 2, "recover": 2} | rounds))
-        return FederationServer(
-            self.aggregation,
-            table,
-            SESSION,
-            self.allow_list,
-            self.transport,
-            self.job,
-            Journal(self.folder, SESSION.hex()),
-        )
-
-    def client(self, i: int, **table: Any) -> FederationClient:
-        defaults: dict[str, Any] = {
-            "id": i,
-            "identity": Path("unused"),
-            "overlap": "thread",
-            "reconnect": 3,
-            "protocols": (self.aggregation.protocol,),
-            "threat_model": self.aggregation.threat_model,
-        }
-        return FederationClient(
-            ClientTable(**(defaults | table)),
-            SESSION,
-            self.identities[i],
-            self.allow_list,
-            self.transport.client(i),
-            self.jobs[i],
-        )
-
-    async def run(self, *, clients: list[int] | None = None, **rounds: Any) -> list[RoundRecord]:
-        present = list(self.jobs) if clients is None else clients
-        tasks = [asyncio.create_task(self.client(i).run()) for i in present]
-        try:
-            return await asyncio.wait_for(self.server(**rounds).run(), 30)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def expected(self, record: RoundRecord) -> np.ndarray[Any, Any]:
-        return np.sum([self.jobs[i].given[record.round] for i in record.included], axis=0)
-
-    def check(self, record: RoundRecord) -> None:
-        assert record.aborted is None
-        assert self.job.result is not None
-        tolerance = record.quantisation_step * len(record.included)
-        np.testing.assert_allclose(self.job.result, self.expected(record), atol=tolerance)
+from lightsecagg.protocol.settings import ProtocolName
 
 
 @pytest.mark.parametrize(
@@ -119,6 +20,8 @@ class Federation:
         (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
         (ProtocolName.LIGHTSECAGG, ThreatModel.HONEST_BUT_CURIOUS),
         (ProtocolName.SECAGG, ThreatModel.MALICIOUS_SERVER),
+        (ProtocolName.SECAGG, ThreatModel.HONEST_BUT_CURIOUS),
+        (ProtocolName.SECAGG_PLUS, ThreatModel.HONEST_BUT_CURIOUS),
         (ProtocolName.PLAIN, ThreatModel.HONEST_BUT_CURIOUS),
     ],
 )
@@ -139,11 +42,13 @@ def test_clients_that_never_connect_are_not_waited_for(tmp_path: Path) -> None:
     federation.check(record)
 
 
-def test_a_client_whose_training_fails_sits_the_round_out(tmp_path: Path) -> None:
+def test_a_client_whose_training_fails_withdraws_and_joins_the_next_round(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     federation.jobs[3].fail_in = 1
-    records = asyncio.run(federation.run(number=2, upload=1.0))
+    # Nobody waits for it: the deadline is far longer than the test may take.
+    records = asyncio.run(federation.run(number=2, upload=600.0))
     assert 3 not in records[0].included
+    assert records[0].dropped in ({"share": [3]}, {"upload": [3]})
     assert 3 in records[1].included
     federation.check(records[-1])
 
@@ -152,3 +57,35 @@ def test_R35_too_few_clients_end_in_an_explained_abort(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     with pytest.raises(Aborted, match=r"only 3 clients connected within 0\.3 s, 6 are needed"):
         asyncio.run(federation.run(clients=[0, 1, 2], wait_for_clients=0.3))
+
+
+def test_clients_hear_why_the_server_gave_up(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+
+    async def scenario() -> list[BaseException | None]:
+        clients = [federation.client(i) for i in range(3)]
+        async with federation.connected(clients) as tasks:
+            with pytest.raises(Aborted):
+                await federation.server(wait_for_clients=0.3).run()
+            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+    for error in asyncio.run(scenario()):
+        assert isinstance(error, Aborted)
+        assert "the server said goodbye: only 3 clients connected" in str(error)
+
+
+def test_R37_settings_below_a_clients_policy_are_explained_on_both_sides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(tmp_path)
+    federation.client_tables[5] = {"privacy": 3}
+    with caplog.at_level(logging.INFO, "lightsecagg"):
+        records = asyncio.run(federation.run(number=2, advertise=600.0))
+    reason = "the server proposed privacy T = 2, this client demands 3"
+    assert all(record.included == [0, 1, 2, 3, 4, 6, 7] for record in records)
+    assert all(record.dropped == {"advertise": [5]} for record in records)
+    said = [item.getMessage() for item in caplog.records if reason in item.getMessage()]
+    # Once per round on each side, and no more.
+    assert sum(line.startswith("client 5, round") for line in said) == 2
+    assert sum("client 5 dropped in phase advertise: it withdraws" in line for line in said) == 2
+    assert len(said) == 4

@@ -4,16 +4,25 @@ While training runs in a child process or thread, the party, which alone holds t
 encodes and shares its mask: that is the overlap of the offline phase with training. A client is
 crash-only: its secrets live in memory, so a restarted client is a dropout of the current round and
 joins the next; it can never answer twice. A client that merely lost its connection comes back with
-its party alive and sends again what was not acknowledged.
+its party alive and, when the server asks again, sends again what was not acknowledged.
+
+Whatever the server sends, `run` ends only by a goodbye, by giving up a server that cannot be
+reached or says nothing, or by cancellation (S29, R35). A client that cannot take part in a round,
+because its policy forbids it or its training failed, says so and waits for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import random
+import re
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor
+import traceback
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +37,7 @@ from lightsecagg.drivers.federation.envelope import (
     RoundModel,
     RoundOver,
     UploadStored,
+    Withdraw,
     pack_control,
     pack_protocol,
     unpack,
@@ -37,10 +47,10 @@ from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
 from lightsecagg.errors import (
     Aborted,
+    ConfigurationError,
     DecodeError,
     LightSecAggError,
     PeerGone,
-    ProtocolError,
     TransportError,
 )
 from lightsecagg.field.prime import PrimeField
@@ -51,13 +61,19 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     Opening,
+    Roster,
+    SharesClosed,
     SurvivorSet,
     UnmaskingShares,
 )
 from lightsecagg.protocol.registry import PARTIES
-from lightsecagg.protocol.round_client import RoundClient, Signed
+from lightsecagg.protocol.round_client import Answered, RoundClient, Signed, Uploaded
 from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
+_STEADY = 10.0
+"""Seconds after which a stream counts as a success although the server said nothing."""
 
 
 @dataclass(slots=True)
@@ -105,10 +121,20 @@ class FederationClient:
             dimension=job.dimension,
             max_attempts=table.max_attempts,
         )
+        if table.id not in allow_list:
+            raise ConfigurationError(f"[client] id {table.id} is not on the allow-list")
+        if allow_list[table.id] != identity.public:
+            raise ConfigurationError(
+                f"[client] identity is not the key that the allow-list names for client {table.id}"
+            )
         self._executor = executor
         self._own_executor = False
+        self._busy: asyncio.Future[Update] | None = None
         self._round: _Round | None = None
         self._finished: Goodbye | None = None
+        self._failing_since: float | None = None
+        self._pause = _FIRST_PAUSE
+        self._complaint = ""
         self.rounds = 0
         """Rounds in which this client's update was included."""
 
@@ -116,17 +142,23 @@ class FederationClient:
 
     async def run(self) -> None:
         """Until goodbye; reconnects with back-off, and gives up after `reconnect` seconds."""
-        needs_pool = self._table.overlap == "process" and isinstance(self._job, TrainingClient)
-        if needs_pool and self._executor is None:
-            self._executor, self._own_executor = _training_pool(), True
+        if self._table.trace is not None:
+            log.warning(
+                "client %d writes its plain updates to %s: for demonstrations only",
+                self._table.id,
+                self._table.trace,
+            )
         try:
             while self._finished is None:
                 await self._connect()
+                opened = time.monotonic()
                 try:
                     await self._listen()
                 except PeerGone as error:
+                    if time.monotonic() - opened > _STEADY:
+                        self._failing_since = None
                     if self._finished is None:
-                        log.info("client %d: connection lost: %s", self._table.id, error)
+                        self._note_failure(error)
         finally:
             self._abandon("the client stopped")
             if self._own_executor and self._executor is not None:
@@ -136,22 +168,38 @@ class FederationClient:
             raise Aborted(f"the server said goodbye: {self._finished.reason}")
 
     async def _connect(self) -> None:
-        deadline = time.monotonic() + self._table.reconnect
-        pause = 0.1
         while True:
+            if self._failing_since is not None:
+                # Spread out, lest all clients return to a restarted server at once.
+                await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))  # noqa: S311
             try:
                 await self._communicator.connect()
                 number = -1 if self._round is None else self._round.number
                 await self._communicator.send(pack_control(Hello(VERSION, number)))
-                if self._round is not None and self._round.unacknowledged is not None:
-                    await self._communicator.send(self._round.unacknowledged)
                 return
             except TransportError as error:
-                if time.monotonic() + pause > deadline:
-                    raise
-                log.debug("client %d: %s; trying again", self._table.id, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 5.0)
+                self._note_failure(error)
+
+    def _note_failure(self, error: TransportError) -> None:
+        """Back off; give up once nothing has worked for `reconnect` seconds."""
+        now = time.monotonic()
+        reason = str(error).removeprefix(f"client {self._table.id} cannot connect: ")
+        if self._failing_since is None:
+            self._failing_since, self._pause, self._complaint = now, _FIRST_PAUSE, ""
+        elif now - self._failing_since > self._table.reconnect:
+            raise TransportError(
+                f"client {self._table.id} gives up after {self._table.reconnect:g} s: {reason}"
+            ) from error
+        else:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if reason != self._complaint:
+            self._complaint = reason
+            log.warning(
+                "client %d: %s; trying again for %g s",
+                self._table.id,
+                reason,
+                self._table.reconnect,
+            )
 
     async def _listen(self) -> None:
         """Messages and the end of training, whichever comes first."""
@@ -162,15 +210,24 @@ class FederationClient:
                 training = self._awaited_training()
                 if training is not None:
                     waiting.add(training)
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    waiting, timeout=self._table.patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise Aborted(
+                        f"the server said nothing for {self._table.patience:g} s; "
+                        "[client] patience is how long this client waits"
+                    )
                 if training is not None and training in done:
                     await self._hand_over(training)
                 if receiving in done:
                     data = receiving.result()
+                    self._failing_since = None
                     receiving = asyncio.create_task(self._communicator.receive())
                     await self._take(data)
         finally:
             receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
 
     def _awaited_training(self) -> asyncio.Task[Update] | None:
         round_ = self._round
@@ -197,8 +254,8 @@ class FederationClient:
             case (number, body):
                 if self._round is not None and self._round.number == number:
                     await self._on_protocol(self._round, body)
-            case Hello():
-                log.warning("client %d: the server greeted like a client", self._table.id)
+            case Hello() | Withdraw():
+                log.warning("client %d: the server speaks like a client", self._table.id)
 
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
@@ -210,27 +267,52 @@ class FederationClient:
             await asyncio.wait({round_.training})
 
     async def _train(self, message: RoundModel, round_: _Round) -> Update:
+        if self._busy is not None and not self._busy.done():
+            # The training of a round that went on without this client cannot be interrupted.
+            await asyncio.wait({self._busy})
         start = time.time()
         loop = asyncio.get_running_loop()
-        executor = self._executor if self._table.overlap == "process" else None
-        update = await loop.run_in_executor(
-            executor, self._job.compute, message.model, message.round, message.bound
+        self._busy = loop.run_in_executor(
+            self._pool(), self._job.compute, message.model, message.round, message.bound
         )
+        # When the round is abandoned nobody asks for the result, nor for the error.
+        self._busy.add_done_callback(lambda done: done.cancelled() or done.exception())
+        update = await asyncio.shield(self._busy)
         round_.spans.append({"phase": "training", "start": start, "end": time.time()})
         return update
 
+    def _pool(self) -> Executor | None:
+        """Where training runs: a child process, or (None) a thread."""
+        if self._table.overlap != "process" or not isinstance(self._job, TrainingClient):
+            return None
+        if self._executor is None:
+            self._executor, self._own_executor = _training_pool(), True
+        return self._executor
+
     async def _on_protocol(self, round_: _Round, body: memoryview) -> None:
+        unacknowledged = round_.unacknowledged
+        message: Message | None = None
         try:
             message = self._decode(round_, body)
             if round_.party is None:
                 return
             start, party = time.time(), round_.party
             outputs = await asyncio.to_thread(party.receive, SERVER, message)
-        except (DecodeError, ProtocolError) as error:
+        except LightSecAggError as error:
             log.warning("client %d, round %d: %s", self._table.id, round_.number, error)
+            if round_.party is None or isinstance(message, Opening | Roster):
+                await self._withdraw(round_, str(error))
             return
         self._note(round_, message, start)
         await self._release(round_, outputs)
+        if unacknowledged is not None and isinstance(message, Opening | SharesClosed):
+            # The server asks again: the upload was lost with the connection.
+            await self._communicator.send(unacknowledged)
+
+    async def _withdraw(self, round_: _Round, reason: str) -> None:
+        """Sit this round out, and tell the server, which would wait until its deadline."""
+        await self._communicator.send(pack_control(Withdraw(round_.number, reason[:500])))
+        self._abandon(reason)
 
     def _decode(self, round_: _Round, body: memoryview) -> Message:
         """Decode; an opening also makes the party that speaks its protocol."""
@@ -264,11 +346,19 @@ class FederationClient:
             start = time.time()
             outputs = await asyncio.to_thread(round_.party.set_input, update)
             round_.spans.append({"phase": "upload", "start": start, "end": time.time()})
-        except LightSecAggError as error:
-            log.error("client %d sits round %d out: %s", self._table.id, round_.number, error)
-            self._abandon(str(error))
+        except Exception as error:
+            self._log_failure(round_, error)
+            if isinstance(error, BrokenExecutor) and self._own_executor:
+                self._executor = None  # its process is dead; the next round gets another
+            await self._withdraw(round_, "its update is not available")
             return
         await self._release(round_, outputs)
+
+    def _log_failure(self, round_: _Round, error: Exception) -> None:
+        """Our own messages are free of secrets; those of foreign code may quote the data (S22)."""
+        known = isinstance(error, LightSecAggError)
+        what = str(error) if known else f"training failed with {_where(error)}"
+        log.error("client %d sits round %d out: %s", self._table.id, round_.number, what)
 
     def _clipped(self, update: Update, bound: float) -> Update:
         """As configured; how many entries were clipped stays here, it tells about the data."""
@@ -307,7 +397,8 @@ class FederationClient:
         if round_ is None or round_.number != number:
             return
         if aborted is None and round_.party is not None:
-            self.rounds += 1
+            state = round_.party.state
+            self.rounds += isinstance(state, Uploaded | Signed | Answered)
         self._trace_spans(round_)
         self._abandon("the round is over")
 
@@ -334,14 +425,31 @@ class FederationClient:
 
     def _trace_spans(self, round_: _Round) -> None:
         if self._table.trace is not None:
-            path = self._table.trace / f"spans-{round_.number}-{self._table.id}.json"
-            path.write_text(json.dumps(round_.spans), encoding="utf-8")
+            self._trace(f"spans-{round_.number}-{self._table.id}.json", json.dumps(round_.spans))
 
     def _trace_update(self, round_: _Round, update: Update) -> None:
         """The plain update, in the clear: only where the configuration asks for it."""
         if self._table.trace is not None:
-            path: Path = self._table.trace / f"update-{round_.number}-{self._table.id}.npz"
-            np.savez(path, vector=update.vector, samples=update.samples)
+            file = BytesIO()
+            np.savez(file, vector=update.vector, samples=update.samples)
+            self._trace(f"update-{round_.number}-{self._table.id}.npz", file.getvalue())
+
+    def _trace(self, name: str, content: str | bytes) -> None:
+        assert self._table.trace is not None  # noqa: S101 - asked for
+        data = content.encode() if isinstance(content, str) else content
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._table.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(self._table.trace / name, flags, 0o600), "wb") as file:
+            file.write(data)
+
+
+def _where(error: BaseException) -> str:
+    """The type of a foreign exception and the line that raised it, without its message."""
+    # A child process sends its traceback as text, in the cause.
+    text = "".join([*traceback.format_tb(error.__traceback__), str(error.__cause__ or "")])
+    places = re.findall(r'File "([^"]+)", line (\d+)', text)
+    name = type(error).__name__
+    return f"{name} at {Path(places[-1][0]).name}:{places[-1][1]}" if places else name
 
 
 def _training_pool() -> ProcessPoolExecutor:

@@ -160,6 +160,8 @@ class ClientTable(Table):
     """Where training runs while masks are encoded and shared; `off`: before it."""
     reconnect: float = Field(default=120.0, gt=0)
     """Seconds of failed reconnection after which the client gives up."""
+    patience: float = Field(default=86_400.0, gt=0)
+    """Seconds of silence of a connected server after which the client gives up."""
     trace: Path | None = None
     """Demo only: write timings, and the plain update (!), into this folder."""
 

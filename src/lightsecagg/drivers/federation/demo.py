@@ -68,6 +68,8 @@ class DemoConfig:
     task: Mapping[str, Any] = field(default_factory=lambda: {"task": "digits"})
     local: Mapping[str, Any] = field(default_factory=dict)
     bound: float = 4.0
+    overlap: str = "thread"
+    """Where clients train while they share masks; `process` doubles the processes."""
     seed: int = 0
     """Steers data, training and who is killed when; never a mask."""
     timeout: float = 600.0
@@ -172,7 +174,9 @@ class _Processes:
             deaths,
             self._trace.parent,
         )
-        process = self._context.Process(target=_client_main, args=arguments, daemon=True)
+        # A daemon may have no children, and in `process` mode a client trains in one.
+        daemon = self._config.overlap != "process"
+        process = self._context.Process(target=_client_main, args=arguments, daemon=daemon)
         process.start()
         self.clients[client] = process
 
@@ -234,7 +238,7 @@ class _Processes:
             f'client.protocols=["{config.protocol}"]',
             f'client.threat_model="{config.threat_model}"',
             f"client.privacy={config.privacy}",
-            'client.overlap="thread"',
+            f'client.overlap="{config.overlap}"',
             f'client.trace="{self._trace}"',
             *self._shared(),
         ]

@@ -9,6 +9,7 @@ The round number lets both sides drop what belongs to a round that is over.
 from __future__ import annotations
 
 import struct
+from typing import Annotated
 
 import msgspec
 
@@ -28,6 +29,14 @@ class Hello(Control, frozen=True):
     version: int
     round: int
     """The round whose party is still alive here; -1 for none."""
+
+
+class Withdraw(Control, frozen=True):
+    """C -> S: this client sits the round out; nobody need wait for it."""
+
+    round: int
+    reason: Annotated[str, msgspec.Meta(max_length=500)]
+    """For the server's log. Never about the update: the server must not learn of it."""
 
 
 class RoundModel(Control, frozen=True):
@@ -63,7 +72,8 @@ class Goodbye(Control, frozen=True):
     finished: bool
 
 
-AnyControl = Hello | RoundModel | UploadStored | RoundOver | Goodbye
+FromClient = Hello | Withdraw
+AnyControl = FromClient | RoundModel | UploadStored | RoundOver | Goodbye
 _decoder = msgspec.msgpack.Decoder(AnyControl)
 
 

@@ -8,12 +8,13 @@ Durable before they are acknowledged or announced, in this order:
 * the global model, when a round is done.
 
 After a crash `pending` tells what was promised. A round without an upload is simply dropped; one
-with uploads is resumed. Files carry a checksum: a truncated or altered one is an error, never a
-partial sum (R36).
+with uploads is resumed. Everything carries a checksum that also names what it belongs to: a
+truncated, altered or misplaced piece is a `JournalError`, never a partial sum (R36).
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import sqlite3
@@ -37,11 +38,20 @@ CREATE TABLE IF NOT EXISTS rounds (
     survivors BLOB, outcome TEXT
 );
 CREATE TABLE IF NOT EXISTS uploads (
-    number INTEGER NOT NULL, client INTEGER NOT NULL, held BLOB NOT NULL, checksum BLOB NOT NULL,
+    number INTEGER NOT NULL, client INTEGER NOT NULL, content BLOB NOT NULL,
     PRIMARY KEY (number, client)
 );
 """
 _VERSION = b"1"
+_CHECKSUM = 32
+
+
+class _Upload(msgspec.Struct, frozen=True, array_like=True):
+    """A row of `uploads`."""
+
+    held: bytes
+    checksum: bytes
+    """Of the file that holds the vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +71,47 @@ class Journal:
     """The durable memory of one server; one process at a time."""
 
     def __init__(self, folder: Path, session: str) -> None:
+        self._folder = folder
         self._uploads = folder / "uploads"
         self._models = folder / "models"
         try:
             for path in (folder, self._uploads, self._models):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            # SQLite gives the files beside the database the permissions of the database.
+            os.close(os.open(folder / "journal.sqlite", os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise ConfigurationError(f"cannot keep a journal in {folder}: {error}") from error
+        try:
+            self._take_lock()
+            self._open_database()
+            self._check_owner(session)
+            self._sweep()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_lock(self) -> None:
+        """Two servers on one journal would both resume its round and announce different U1."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"another server uses the state folder {self._folder}; stop it, or set "
+                "[server] state to another folder"
+            ) from error
+
+    def _open_database(self) -> None:
+        with self._reporting("open"):
             self._db = sqlite3.connect(
-                folder / "journal.sqlite", isolation_level=None, check_same_thread=False
+                self._folder / "journal.sqlite", isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise JournalError(f"the journal in {self._folder} is damaged: {verdict}")
             self._db.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"cannot keep a journal in {folder}: {error}") from error
-        self._check_owner(session)
 
     def _check_owner(self, session: str) -> None:
         for key, expected in (("version", _VERSION), ("session", session.encode())):
@@ -86,77 +123,128 @@ class Journal:
                     f"the journal's {key} is not this federation's; use another state folder"
                 )
 
+    def _sweep(self) -> None:
+        """Remove files that a crash left behind and no row names."""
+        with self._reporting("read"):
+            rows = self._db.execute("SELECT number, client FROM uploads").fetchall()
+            known = {self._upload_path(number, client) for number, client in rows}
+            for path in (*self._uploads.iterdir(), *self._models.glob("*.tmp")):
+                if path not in known:
+                    path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Release the files."""
-        self._db.close()
+        if hasattr(self, "_db"):
+            self._db.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def _reporting(self, action: str) -> Iterator[None]:
+        """Disk full, damaged database and the like, as our own error."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(
+                f"cannot {action} the journal in {self._folder}: {error}; nothing was announced "
+                "or acknowledged that is not stored"
+            ) from error
 
     # -- rounds ------------------------------------------------------------------------------
 
     def next_round(self) -> int:
         """A round number that was never used."""
-        (latest,) = self._db.execute("SELECT coalesce(max(number), 0) FROM rounds").fetchone()
+        with self._reporting("read"):
+            (latest,) = self._db.execute("SELECT coalesce(max(number), 0) FROM rounds").fetchone()
         return int(latest) + 1
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
-        self._db.execute(
-            "INSERT INTO rounds (number, settings) VALUES (?, ?)",
-            (settings.round, settings.to_bytes()),
-        )
+        content = _seal(f"{settings.round}/settings", settings.to_bytes())
+        with self._reporting("write"):
+            self._db.execute(
+                "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
+            )
 
     def close_sharing(self, number: int, roster: Roster, owners: tuple[int, ...]) -> None:
         """Sharing is closed with these owners."""
-        self._db.execute(
-            "UPDATE rounds SET roster = ?, owners = ? WHERE number = ?",
-            (msgspec.msgpack.encode(roster), msgspec.msgpack.encode(owners), number),
-        )
+        sealed_roster = _seal(f"{number}/roster", msgspec.msgpack.encode(roster))
+        sealed_owners = _seal(f"{number}/owners", msgspec.msgpack.encode(owners))
+        with self._reporting("write"):
+            self._db.execute(
+                "UPDATE rounds SET roster = ?, owners = ? WHERE number = ?",
+                (sealed_roster, sealed_owners, number),
+            )
 
     def store_upload(self, number: int, client: int, held: bytes, vector: Elements) -> None:
         """A masked upload; on disk when this returns."""
         data = vector.tobytes()
-        _write_synced(self._upload_path(number, client), data)
-        self._db.execute(
-            "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?)",
-            (number, client, held, hashlib.sha256(data).digest()),
-        )
+        row = _Upload(held, hashlib.sha256(data).digest())
+        content = _seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
+        with self._reporting("write"):
+            _write_synced(self._upload_path(number, client), data)
+            self._db.execute(
+                "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
+            )
+
+    def discard_upload(self, number: int, client: int) -> None:
+        """Forget an upload that the party refused; it was never acknowledged."""
+        with self._reporting("write"):
+            self._db.execute(
+                "DELETE FROM uploads WHERE number = ? AND client = ?", (number, client)
+            )
+            self._upload_path(number, client).unlink(missing_ok=True)
 
     def announce(self, number: int, survivors: tuple[int, ...]) -> None:
         """U1, before anybody hears of it."""
-        self._db.execute(
-            "UPDATE rounds SET survivors = ? WHERE number = ?",
-            (msgspec.msgpack.encode(survivors), number),
-        )
+        content = _seal(f"{number}/survivors", msgspec.msgpack.encode(survivors))
+        with self._reporting("write"):
+            self._db.execute("UPDATE rounds SET survivors = ? WHERE number = ?", (content, number))
+
+    def announced(self, number: int) -> tuple[int, ...] | None:
+        """U1 of a round, if it was announced."""
+        with self._reporting("read"):
+            row = self._db.execute(
+                "SELECT survivors FROM rounds WHERE number = ?", (number,)
+            ).fetchone()
+        if row is None or row[0] is None:
+            return None
+        return _ids(_unseal(f"{number}/survivors", row[0]))
 
     def complete(self, number: int, completed: int, model: bytes) -> None:
         """The round is done and this is the model after it: both or neither.
 
         Were they two steps, a crash between them would apply the same update twice.
         """
-        _write_synced(self._models / f"{completed}.npz", model)
-        with self._transaction():
-            self._set_meta("completed", str(completed).encode())
-            self._set_meta("model", hashlib.sha256(model).digest())
-            self._end(number, "done")
-        self._delete_uploads(number)
-        for path in self._models.glob("*.npz"):
-            if path.stem.isdigit() and int(path.stem) < completed - 1:
-                path.unlink(missing_ok=True)
+        with self._reporting("write"):
+            _write_synced(self._models / f"{completed}.npz", model)
+            with self._transaction():
+                self._set_meta("completed", str(completed).encode())
+                self._set_meta("model", hashlib.sha256(model).digest())
+                self._end(number, "done")
+            self._delete_uploads(number)
+            for path in self._models.glob("*.npz"):
+                if path.stem.isdigit() and int(path.stem) < completed - 1:
+                    path.unlink(missing_ok=True)
 
     def abandon(self, number: int, reason: str) -> None:
         """The round is over without a result."""
-        with self._transaction():
-            self._end(number, reason)
-        self._delete_uploads(number)
+        with self._reporting("write"):
+            with self._transaction():
+                self._end(number, reason)
+            self._delete_uploads(number)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _end(self, number: int, outcome: str) -> None:
         self._db.execute("UPDATE rounds SET outcome = ? WHERE number = ?", (outcome, number))
@@ -168,54 +256,61 @@ class Journal:
 
     def unfinished(self) -> list[int]:
         """Rounds that a crash cut short."""
-        rows = self._db.execute("SELECT number FROM rounds WHERE outcome IS NULL").fetchall()
+        with self._reporting("read"):
+            rows = self._db.execute("SELECT number FROM rounds WHERE outcome IS NULL").fetchall()
         return [int(number) for (number,) in rows]
 
     def pending(self, number: int) -> PendingRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""
-        row = self._db.execute(
-            "SELECT settings, roster, owners, survivors FROM rounds WHERE number = ?", (number,)
-        ).fetchone()
-        settings, roster, owners, survivors = row
-        uploads = self._db.execute(
-            "SELECT client, held, checksum FROM uploads WHERE number = ?", (number,)
-        ).fetchall()
-        if roster is None or not uploads:
+        with self._reporting("read"):
+            settings, roster, owners = self._db.execute(
+                "SELECT settings, roster, owners FROM rounds WHERE number = ?", (number,)
+            ).fetchone()
+            clients = self._db.execute(
+                "SELECT client FROM uploads WHERE number = ?", (number,)
+            ).fetchall()
+        if roster is None or not clients:
             return None
-        for client, _, checksum in uploads:
-            self._verify(number, client, checksum)
+        held = {}
+        for (client,) in clients:
+            self.load_upload(number, client)  # verified before anything is made of it
+            held[client] = self._upload_row(number, client).held
         try:
             return PendingRound(
-                settings=Settings.from_bytes(settings),
-                roster=msgspec.msgpack.decode(roster, type=Roster),
-                owners=msgspec.msgpack.decode(owners, type=tuple[int, ...]),
-                held={client: held for client, held, _ in uploads},
-                survivors=(
-                    None
-                    if survivors is None
-                    else msgspec.msgpack.decode(survivors, type=tuple[int, ...])
-                ),
+                settings=Settings.from_bytes(_unseal(f"{number}/settings", settings)),
+                roster=msgspec.msgpack.decode(_unseal(f"{number}/roster", roster), type=Roster),
+                owners=_ids(_unseal(f"{number}/owners", owners)),
+                held=held,
+                survivors=self.announced(number),
             )
         except (msgspec.MsgspecError, LightSecAggError) as error:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
 
     def load_upload(self, number: int, client: int) -> Elements:
-        """A stored upload."""
-        return np.fromfile(self._upload_path(number, client), dtype=np.uint32)
-
-    def uploads(self, number: int) -> DiskUploads:
-        """The mapping for `RoundServer`: keys in memory, vectors on disk."""
-        return DiskUploads(self, number)
-
-    def _verify(self, number: int, client: int, checksum: bytes) -> None:
+        """A stored upload, exactly as it was stored."""
+        row = self._upload_row(number, client)
         try:
             data = self._upload_path(number, client).read_bytes()
         except OSError as error:
             raise JournalError(
                 f"the stored upload of client {client} in round {number} is gone: {error}"
             ) from error
-        if hashlib.sha256(data).digest() != checksum:
+        if hashlib.sha256(data).digest() != row.checksum:
             raise JournalError(f"the stored upload of client {client} in round {number} is damaged")
+        return np.frombuffer(data, dtype=np.uint32)
+
+    def uploads(self, number: int) -> DiskUploads:
+        """The mapping for `RoundServer`: keys in memory, vectors on disk."""
+        return DiskUploads(self, number)
+
+    def _upload_row(self, number: int, client: int) -> _Upload:
+        with self._reporting("read"):
+            row = self._db.execute(
+                "SELECT content FROM uploads WHERE number = ? AND client = ?", (number, client)
+            ).fetchone()
+        if row is None:
+            raise JournalError(f"no upload of client {client} in round {number} is stored")
+        return msgspec.msgpack.decode(_unseal(f"{number}/upload/{client}", row[0]), type=_Upload)
 
     def _upload_path(self, number: int, client: int) -> Path:
         return self._uploads / f"{number}-{client}.u32"
@@ -231,17 +326,19 @@ class Journal:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise JournalError(f"the checkpoint {path.name} is gone: {error}") from error
+            raise JournalError(f"the checkpoint {path} is gone: {error}") from error
         if hashlib.sha256(data).digest() != self._meta("model"):
-            raise JournalError(f"the checkpoint {path.name} is damaged")
+            raise JournalError(f"the checkpoint {path} is damaged; restore it from a backup")
         return int(completed), data
 
     def _meta(self, key: str) -> bytes | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else bytes(row[0])
+        with self._reporting("read"):
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else _unseal(f"meta/{key}", row[0])
 
     def _set_meta(self, key: str, value: bytes) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        sealed = _seal(f"meta/{key}", value)
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
 
 
 class DiskUploads(MutableMapping[int, Elements]):
@@ -269,14 +366,35 @@ class DiskUploads(MutableMapping[int, Elements]):
         return len(self._clients)
 
 
+def _seal(place: str, content: bytes) -> bytes:
+    """Content with a checksum that binds it to its place in the journal."""
+    return hashlib.sha256(place.encode() + b"\0" + content).digest() + content
+
+
+def _unseal(place: str, sealed: bytes) -> bytes:
+    content = bytes(sealed[_CHECKSUM:])
+    if _seal(place, content) != sealed:
+        raise JournalError(f"the journal's entry {place} is damaged")
+    return content
+
+
+def _ids(content: bytes) -> tuple[int, ...]:
+    return msgspec.msgpack.decode(content, type=tuple[int, ...])
+
+
 def _write_synced(path: Path, data: bytes) -> None:
     """Write a file so that it is whole or absent, whatever happens."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -20,7 +20,8 @@ from lightsecagg.drivers.federation.jobs import ClientJob, make_client_job, make
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
-from lightsecagg.drivers.federation.server import FederationServer, Progress, make_parameters
+from lightsecagg.drivers.federation.server import FederationServer, make_settings
+from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.protocol.settings import AllowList
@@ -31,13 +32,13 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
     from lightsecagg.drivers.transport.grpc import GrpcServer
 
     allow_list, session = _trust(config.federation)
-    make_parameters(config.aggregation)
     if config.aggregation.clients > len(allow_list):
         raise ConfigurationError(
             f"[aggregation] clients N = {config.aggregation.clients} exceeds the "
             f"{len(allow_list)} identities of the allow-list"
         )
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
+    settings = make_settings(config.aggregation, job, session, allow_list)
     communicator = GrpcServer(
         config.server.address,
         frozenset(allow_list.clients),
@@ -50,9 +51,8 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
         metrics.serve(config.server.metrics_port)
         log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
     return FederationServer(
-        config.aggregation,
+        settings,
         config.rounds,
-        session,
         allow_list,
         communicator,
         job,

@@ -1,0 +1,267 @@
+"""One round on its way: the party, its deadlines, what must be durable, and the record.
+
+greeting with this round's number     the request of the current phase is repeated
+greeting with another number          the client was restarted: a dropout of this round
+disconnection                         a dropout after `grace`; at once while shares are under
+                                      way, which cannot be repeated
+withdrawal                            a dropout at once
+a message that is refused             the client is cut and out of this round
+a deadline                            the party goes on with what there is, or aborts
+a journal that cannot be written      an upload is not acknowledged; anything else: abort
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from lightsecagg.drivers.federation.budgets import phase_budget
+from lightsecagg.drivers.federation.config import RoundsTable
+from lightsecagg.drivers.federation.envelope import (
+    RoundOver,
+    UploadStored,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+)
+from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.observer import PhaseRecord, RoundRecord, log
+from lightsecagg.drivers.federation.peers import Greeted, Misbehaved, PeerEvent, Peers, Spoke
+from lightsecagg.drivers.transport.communicator import Disconnected, ServerCommunicator
+from lightsecagg.errors import JournalError, LightSecAggError
+from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.messages import MaskedUpload, Message
+from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.wire import Codec
+
+Progress = Callable[[str, int, int], None]
+"""Told (phase, messages in, messages expected) while a round runs."""
+
+_COMEBACK = 10.0
+"""Seconds in which clients find a server that was restarted; they try every few seconds."""
+_TICK = 0.05
+
+
+class ServerRound:
+    """Drives one party over `peers`; `drive` returns when the round is over."""
+
+    def __init__(
+        self,
+        party: RoundServer,
+        members: Iterable[int],
+        table: RoundsTable,
+        peers: Peers,
+        communicator: ServerCommunicator,
+        journal: Journal,
+        progress: Progress,
+        stored: Iterable[int] | None = None,
+    ) -> None:
+        """`stored` names the uploads that a resumed round has on disk; None for a new round."""
+        settings = party.settings
+        self.number, self.party, self.members = settings.round, party, list(members)
+        self.aggregate: Aggregate | None = None
+        self.record = RoundRecord(self.number, str(settings.protocol), list(self.members))
+        self.record.quantisation_step = 1.0 / settings.quantizer.scale
+        self.record.resumed = stored is not None
+        self._table, self._peers, self._communicator = table, peers, communicator
+        self._journal, self._progress = journal, progress
+        self._codec = Codec(settings.field)
+        self._stored = set(stored or ())
+        self._lost: set[int] = set()
+        self._refusals: Counter[str] = Counter()
+        self._phase: Phase | None = None
+        self._deadline = self._next_tick = 0.0
+        self._bytes = (0, 0)
+        self._phase_began = time.monotonic()
+        self._announced = False
+        self._sharing_closed = party.roster is not None
+        self._failed = False
+
+    async def drive(self, outputs: list[Output]) -> RoundRecord:
+        """Until the party is done; every wait has a deadline (R35)."""
+        self._step(lambda: outputs)
+        while not self._is_over():
+            now = time.monotonic()
+            if now >= self._deadline:
+                log.info("round %d: the deadline of phase %s fired", self.number, self._phase)
+                self._step(self.party.proceed)
+                continue
+            event = await self._peers.next(min(self._deadline - now, 0.25))
+            if event is not None:
+                await self._handle(event)
+            self._tick()
+        self._track_phase()
+        self._refusals.update(self._peers.refusals)
+        self._peers.refusals.clear()
+        self.record.refusals = dict(self._refusals)
+        self.record.late = dict(self.party.late_messages)
+        return self.record
+
+    def _is_over(self) -> bool:
+        return self._failed or self.party.phase is Phase.DONE
+
+    # -- events ------------------------------------------------------------------------------
+
+    async def _handle(self, event: PeerEvent) -> None:
+        match event:
+            case Greeted(client, number):
+                self._on_greeting(client, number)
+            case Disconnected(client):
+                if self.party.phase in (Phase.ADVERTISE, Phase.SHARE):
+                    self._drop(client, "disconnected")
+            case Misbehaved(client, reason):
+                self._drop(client, reason)
+            case Spoke(client, Withdraw(number, reason)):
+                if number == self.number:
+                    self._drop(client, f"it withdraws: {reason!r}")
+            case Spoke(client, (number, body)):
+                if number != self.number:
+                    self.party.late_messages["other round"] += 1
+                else:
+                    await self._receive(client, body)
+
+    def _on_greeting(self, client: int, number: int) -> None:
+        if number not in (-1, self.number):
+            self._peers.post(client, pack_control(RoundOver(number, "that round is over")))
+        if number != self.number:
+            self._drop(client, "restarted, its secrets of this round are gone")
+        elif client not in self.members or client in self._lost:
+            # It still waits for a round that goes on without it.
+            reason = "the round goes on without this client"
+            self._peers.post(client, pack_control(RoundOver(number, reason)))
+        else:
+            self._step(lambda: self.party.request_for(client))
+
+    async def _receive(self, client: int, body: memoryview) -> None:
+        if client in self._lost:
+            self.party.late_messages["after a dropout"] += 1
+            return
+        try:
+            message = self._codec.decode(body)
+            if isinstance(message, MaskedUpload):
+                await self._take_upload(client, message)
+            else:
+                self._step(lambda: self.party.receive(client, message))
+        except LightSecAggError as error:
+            self._peers.cut(client, error)
+            self._drop(client, str(error))
+
+    async def _take_upload(self, client: int, message: MaskedUpload) -> None:
+        """Durable before it is counted, and counted before it is acknowledged."""
+        new = self.party.phase is Phase.UPLOAD and client in self.party.pending
+        if new and message.vector.shape == (self.party.settings.length,):
+            try:
+                await asyncio.to_thread(
+                    self._journal.store_upload, self.number, client, message.held, message.vector
+                )
+            except JournalError as error:
+                self._refusals["JournalError"] += 1
+                log.error("round %d: the upload of client %d: %s", self.number, client, error)
+                self._drop(client, "its upload could not be stored")
+                reason = "the server could not store the upload"
+                self._peers.post(client, pack_control(RoundOver(self.number, reason)))
+                return
+        try:
+            self._step(lambda: self.party.receive(client, message))
+        except LightSecAggError:
+            if new:
+                self._journal.discard_upload(self.number, client)
+            raise
+        if new:
+            self._stored.add(client)
+        if client in self._stored:
+            self._peers.post(client, pack_control(UploadStored(self.number)))
+
+    # -- dropouts ----------------------------------------------------------------------------
+
+    def _drop(self, client: int, why: str) -> None:
+        """Wait for it, and listen to it, no more in this round; what it has delivered stays."""
+        if client not in self.members or client in self._lost or self._is_over():
+            return
+        phase = str(self.party.phase)
+        self._lost.add(client)
+        self.record.dropped.setdefault(phase, []).append(client)
+        log.info("round %d: client %d dropped in phase %s: %s", self.number, client, phase, why)
+        self._step(lambda: self.party.drop(client))
+
+    def _tick(self) -> None:
+        """What need not be done at every message."""
+        now = time.monotonic()
+        if now < self._next_tick or self._is_over():
+            return
+        self._next_tick = now + _TICK
+        pending = self.party.pending
+        self._progress(str(self.party.phase), len(self.members) - len(pending), len(self.members))
+        for client in sorted(pending):
+            if now >= self._end_of_patience(client):
+                self._drop(client, "did not come back")
+
+    def _end_of_patience(self, client: int) -> float:
+        if not self._peers.known(client):
+            extra = _COMEBACK if self.record.resumed else 0.0
+            return self._phase_began + max(self._table.grace, extra)
+        gone_since = self._peers.gone_since(client)
+        return float("inf") if gone_since is None else gone_since + self._table.grace
+
+    # -- outputs -----------------------------------------------------------------------------
+
+    def _step(self, call: Callable[[], list[Output]]) -> None:
+        """One step of the party; a damaged or full journal ends the round, nothing half-done."""
+        try:
+            self._release(call())
+        except JournalError as error:
+            log.error("round %d: %s", self.number, error)
+            self._failed, self.aggregate = True, None
+            self.record.aborted = str(error)
+        self._track_phase()
+
+    def _release(self, outputs: list[Output]) -> None:
+        """Make durable what these outputs announce, then let them go."""
+        if not self._sharing_closed and self.party.phase not in (Phase.ADVERTISE, Phase.SHARE):
+            if self.party.roster is not None:
+                self._journal.close_sharing(self.number, self.party.roster, self.party.owners)
+            self._sharing_closed = True
+        if self.party.survivors and not self._announced:
+            self._journal.announce(self.number, self.party.survivors)
+            self._announced = True
+        encoded: dict[int, bytes] = {}
+        for output in outputs:
+            match output:
+                case Send(client, message):
+                    self._peers.post(client, self._encode(message, encoded))
+                case Aggregate():
+                    self.aggregate = output
+                    self.record.included = list(output.included)
+                    self.record.responders = list(output.responders)
+                    self.record.suspects = list(output.suspects)
+                case RoundAborted(reason):
+                    self.record.aborted = reason
+
+    def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:
+        """The same message to many clients is encoded once."""
+        key = id(message)
+        if key not in cache:
+            cache[key] = pack_protocol(self.number, self._codec.encode(message))
+        return cache[key]
+
+    def _track_phase(self) -> None:
+        phase = Phase.DONE if self._is_over() else self.party.phase
+        if phase is self._phase:
+            return
+        now, traffic = time.time(), self._communicator.stats.total
+        if self._phase is not None and self._phase is not Phase.DONE:
+            entry = self.record.phases[str(self._phase)]
+            entry.end = now
+            entry.bytes_in = traffic.bytes_in - self._bytes[0]
+            entry.bytes_out = traffic.bytes_out - self._bytes[1]
+        self._phase, self._bytes = phase, (traffic.bytes_in, traffic.bytes_out)
+        self._phase_began = time.monotonic()
+        if phase is Phase.DONE:
+            return
+        self.record.phases[str(phase)] = PhaseRecord(now)
+        self._deadline = self._phase_began + getattr(self._table, str(phase))
+        budget = phase_budget(self.party.settings, phase)
+        for client in self.members:
+            self._communicator.set_budget(client, budget)
