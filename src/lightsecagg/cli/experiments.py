@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lightsecagg.cli import laboratory
 from lightsecagg.cli.output import print_json
 from lightsecagg.errors import ParameterError
 
@@ -73,3 +74,6 @@ def asynchronous(
     typer.echo(experiment.to_markdown(setup, summary))
     for path in figures:
         typer.echo(f"wrote {path}")
+
+
+laboratory.register(app)

@@ -1,0 +1,1 @@
+"""The laboratory: the paper's tables and figures from our own measurements."""

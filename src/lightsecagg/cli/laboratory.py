@@ -1,0 +1,102 @@
+"""The measured tables and figures, as sub-commands of `lightsecagg experiments`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightsecagg.cli.output import print_json, warn
+
+if TYPE_CHECKING:
+    from lightsecagg.experiments.cells import Progress
+
+# name -> the line that `lightsecagg experiments --help` shows
+EXPERIMENTS = {
+    "table2": "Gain over SecAgg and SecAgg+ for the four tasks.",
+    "table3": "Gain at 98, 320 and 802 Mbit/s.",
+    "table4": "Breakdown of a round by phase, for three dropout rates.",
+    "figure5": "Timing diagram of a round.",
+    "figure6": "Total time against N: the CNN.",
+    "figure8": "Total time against N: logistic regression.",
+    "figure9": "Total time against N: MobileNetV3.",
+    "figure10": "Total time against N: EfficientNet-B0.",
+    "impact-of-u": "Round time against U, and how good the planner's U is.",
+    "overhead": "Round time and bytes relative to unprotected FedAvg.",
+}
+
+# What --quick runs when everything is asked for: each table and one figure of each kind.
+ALL = "all"
+
+Out = Annotated[Path, typer.Option(help="Folder for reports and cells.")]
+Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, one epoch: minutes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add one command per experiment, and one for all of them."""
+    for name, summary in EXPERIMENTS.items():
+        app.command(name, help=f"{summary} Finished cells are kept in OUT/cells.")(_command(name))
+    app.command(ALL, help="All of the measured tables and figures.")(_command(ALL))
+
+
+def _command(name: str) -> Callable[..., None]:
+    def command(out: Out = Path("results"), quick: Quick = False, as_json: AsJson = False) -> None:
+        _run(list(EXPERIMENTS) if name == ALL else [name], out, quick, as_json)
+
+    return command
+
+
+def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
+    from lightsecagg.experiments.catalogue import experiment
+    from lightsecagg.experiments.cells import measure_cells
+    from lightsecagg.experiments.report import write_report
+    from lightsecagg.experiments.setups import FULL, QUICK
+    from lightsecagg.field import kernels
+
+    if kernels.backend() != "native":
+        warn("the native kernels are not in use: these figures are those of the NumPy fallback")
+    profile = QUICK if quick else FULL
+    documents = {}
+    for name in names:
+        chosen = experiment(name)
+        cells = chosen.cells(profile)
+        with progress_bar(name, len({cell.key for cell in cells})) as progress:
+            results = measure_cells(cells, out / "cells", progress)
+        report = chosen.report(profile, results)
+        command = f"lightsecagg experiments {name}" + (" --quick" if quick else "")
+        paths = write_report(report, results, command, out)
+        documents[name] = report.figures
+        if not as_json:
+            typer.echo((out / f"{report.name}.md").read_text("utf-8"))
+            typer.echo("wrote " + ", ".join(map(str, paths)), err=True)
+    if as_json:
+        print_json(documents[names[0]] if len(names) == 1 else documents)
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator[Progress]:
+    """A bar on stderr that counts cells."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=total)
+        seen: set[str] = set()
+
+        def advance(cell: object, needed: bool) -> None:
+            key = cell.key  # type: ignore[attr-defined]
+            bar.update(task, completed=len(seen - {key}), description=f"{name}: {key}")
+            seen.add(key)
+
+        yield advance

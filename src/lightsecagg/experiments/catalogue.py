@@ -1,0 +1,48 @@
+"""The experiments by name; each is a list of cells and a report made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from lightsecagg.errors import ParameterError
+from lightsecagg.experiments import running_times
+from lightsecagg.experiments.cells import Cell, Results
+from lightsecagg.experiments.report import Report
+from lightsecagg.experiments.setups import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A table or figure."""
+
+    cells: Callable[[Profile], list[Cell]]
+    """What must be measured."""
+    report: Callable[[Profile, Results], Report]
+    """What it comes to."""
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "table2": Experiment(running_times.table2_cells, running_times.table2_report),
+    "table3": Experiment(running_times.table3_cells, running_times.table3_report),
+    "table4": Experiment(running_times.table4_cells, running_times.table4_report),
+    "figure5": Experiment(running_times.figure5_cells, running_times.figure5_report),
+    "overhead": Experiment(running_times.overhead_cells, running_times.overhead_report),
+    "impact-of-u": Experiment(running_times.impact_cells, running_times.impact_report),
+    **{
+        name: Experiment(
+            partial(running_times.growth_cells, name), partial(running_times.growth_report, name)
+        )
+        for name in running_times.FIGURES
+    },
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise ParameterError(
+            f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}"
+        )
+    return EXPERIMENTS[name]

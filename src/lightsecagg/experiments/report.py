@@ -1,0 +1,182 @@
+"""A report as Markdown, as one self-contained HTML page, and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.cells import Results
+from lightsecagg.experiments.machine import describe_machine, is_busy
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under a caption."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture; `draw` gets a matplotlib figure of `size` inches."""
+
+    name: str
+    caption: str
+    draw: Any
+    size: tuple[float, float] = (9.0, 4.2)
+
+
+@dataclass(slots=True)
+class Report:
+    """What an experiment has to say."""
+
+    name: str
+    title: str
+    paragraphs: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    """The numbers behind tables and plots."""
+
+
+def write_report(report: Report, results: Results, command: str, out: Path) -> list[Path]:
+    """Write NAME.md, NAME.html, NAME.json and the pictures; returns their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    machine = describe_machine()
+    notes = [*report.paragraphs, *_provenance(results, command, machine)]
+    pictures = {plot.name: _draw(plot, out / f"{plot.name}.png") for plot in report.plots}
+    document = {
+        "name": report.name,
+        "title": report.title,
+        "command": command,
+        "machine": machine,
+        "figures": report.figures,
+        "cells": results,
+    }
+    texts = {
+        "md": _markdown(report, notes),
+        "html": _html(report, notes, pictures),
+        "json": json.dumps(document, indent=1) + "\n",
+    }
+    paths = [*pictures.values()]
+    for suffix, text in texts.items():
+        path = out / f"{report.name}.{suffix}"
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def _provenance(results: Results, command: str, machine: dict[str, Any]) -> list[str]:
+    said = [
+        f"Measured with `{command}` on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['system']}, Python {machine['python']}, {machine['kernels']} kernels, "
+        f"lightsecagg {machine['lightsecagg']}; report written {machine['date']}."
+    ]
+    measured = [cell["machine"] for cell in results.values() if "machine" in cell]
+    if measured:
+        dates = sorted(each["date"] for each in measured)
+        loads = [each["load_average"][0] for each in measured]
+        said.append(
+            f"The {len(measured)} cells were measured from {dates[0]} to {dates[-1]} at load "
+            f"averages of {min(loads)} to {max(loads)}."
+        )
+        busy = sum(is_busy(each["load_average"], each["cores"]) for each in measured)
+        if busy:
+            said.append(
+                f"**{busy} of {len(measured)} cells were measured while other work competed for "
+                "the cores. CPU seconds are counted, not elapsed time, but shared caches and "
+                "memory make them longer; ratios are more trustworthy than absolute values.**"
+            )
+    return said
+
+
+def _markdown(report: Report, notes: list[str]) -> str:
+    parts = [f"# {report.title}"]
+    for table in report.tables:
+        parts += [f"**{table.caption}**", _markdown_table(table)]
+    parts += [f"![{plot.caption}]({plot.name}.png)\n\n{plot.caption}" for plot in report.plots]
+    return "\n\n".join([*parts, *notes]) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    lines = ["| " + " | ".join(table.header) + " |"]
+    lines.append(
+        "|" + "|".join("---" if i == 0 else "---:" for i in range(len(table.header))) + "|"
+    )
+    lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join(lines)
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { border: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
+th { background: #f3f3f3; } img { max-width: 100%; } figure { margin: 1.5rem 0; }
+"""
+
+
+def _html(report: Report, notes: list[str], pictures: dict[str, Path]) -> str:
+    body = [f"<h1>{html.escape(report.title)}</h1>"]
+    body += [_html_table(table) for table in report.tables]
+    for plot in report.plots:
+        data = base64.b64encode(pictures[plot.name].read_bytes()).decode("ascii")
+        caption = html.escape(plot.caption)
+        body.append(
+            f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+    body += [f"<p>{_inline(note)}</p>" for note in notes]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{html.escape(report.title)}</title><style>{_STYLE}</style></head><body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _inline(text: str) -> str:
+    """The two marks that notes use: code and emphasis."""
+    escaped = html.escape(text)
+    for mark, tag in (("**", "strong"), ("`", "code")):
+        pieces = escaped.split(mark)
+        escaped = "".join(
+            f"<{tag}>{piece}</{tag}>" if index % 2 else piece for index, piece in enumerate(pieces)
+        )
+    return escaped
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f"<table><caption>{html.escape(table.caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+    )
+
+
+def _draw(plot: Plot, path: Path) -> Path:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "plots need matplotlib: pip install 'lightsecagg[report]'"
+        ) from error
+    figure = Figure(figsize=plot.size, layout="constrained")
+    FigureCanvasAgg(figure)
+    plot.draw(figure)
+    figure.savefig(path, dpi=120)
+    return path
