@@ -161,6 +161,20 @@ def test_quantise_mask(backend: str, q: int, kind: type, size: int, seed: int) -
         assert result == (rounded(y, word) + m) % q
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_quantise_mask_of_a_large_model(kind: type, offset: int) -> None:
+    """Long enough for the path past the caches, from aligned and unaligned addresses."""
+    if not kernels.native_available():
+        pytest.skip("the native library was not built")
+    q, size = 2**31 - 2**19 + 1, 2**18 + 13
+    x = np.sin(np.arange(size + offset)).astype(kind)[offset:]
+    words, mask = elements(2**32 - 5, size, 1), elements(q, size, 2)
+    with kernels.using("native"):
+        native = kernels.active().quantise_mask(x, 1e6, 10**6, words, mask, q)
+    assert np.array_equal(native, reference.quantise_mask(x, 1e6, 10**6, words, mask, q))
+
+
 def test_quantise_clamps_at_the_limit(backend: str) -> None:
     q, limit = 11, 4
     x = np.array([4.0, 4.5, 1e30, -4.0, -4.5, -1e30])

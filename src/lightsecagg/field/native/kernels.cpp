@@ -296,7 +296,10 @@ AVX2 void quantise_mask_avx2(const T* x, double scale, double limit, const u32* 
                              const u32* mask, u32* out, size_t n, u32 q) {
   const __m256d s = _mm256_set1_pd(scale), l = _mm256_set1_pd(limit);
   const __m256i modulus = _mm256_set1_epi32(static_cast<i32>(q));
-  size_t i = 0;
+  // A result that no cache can hold is written past the caches, which takes aligned addresses.
+  const bool stream = n >= 4 * GRAIN;
+  size_t i = stream ? (32 - reinterpret_cast<std::uintptr_t>(out) % 32) % 32 / sizeof(u32) : 0;
+  quantise_mask_plain(x, scale, limit, uniforms, mask, out, i, q);
   for (; i + 8 <= n; i += 8) {
     const __m256i first = quantised(load_four(x + i), uniforms + i, s, l);
     const __m256i second = quantised(load_four(x + i + 4), uniforms + i + 4, s, l);
@@ -310,8 +313,10 @@ AVX2 void quantise_mask_avx2(const T* x, double scale, double limit, const u32* 
     const __m256i c = _mm256_sub_epi32(modulus, b);
     const __m256i fits = _mm256_cmpeq_epi32(_mm256_max_epu32(a, c), a);
     const __m256i sum = _mm256_add_epi32(_mm256_sub_epi32(a, c), _mm256_andnot_si256(fits, modulus));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), sum);
+    stream ? _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i), sum)
+           : _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), sum);
   }
+  if (stream) _mm_sfence();
   quantise_mask_plain(x + i, scale, limit, uniforms + i, mask + i, out + i, n - i, q);
 }
 

@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int, c_size_t, c_uint32, c_void_p
-from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.field import native
 from lightsecagg.field.reference import Elements, Floats, Positions, Totals
 
 _ABI = 1
@@ -62,10 +62,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def _open() -> ctypes.CDLL:
     # LIGHTSECAGG_NATIVE names a library built by hand. In an editable install the library does
-    # not lie beside this file, but importlib.resources knows where it is.
+    # not lie beside this file but in another directory of the package (importlib.resources would
+    # find it too, but takes longer to import than everything else here).
     path = os.environ.get("LIGHTSECAGG_NATIVE")
     if path is None:
-        path = str(resources.files("lightsecagg.field.native").joinpath(_FILE))
+        places = [os.path.join(place, _FILE) for place in native.__path__]
+        path = next(filter(os.path.exists, places), places[0])
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
