@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from lightsecagg.drivers.federation.demo import DemoConfig, DemoResult
 
 app = typer.Typer(add_completion=False)
+
+
+class Overlap(StrEnum):
+    """`client.overlap` of the configuration."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+    OFF = "off"
 
 
 @app.command()
@@ -43,6 +52,12 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Local learning rate.")] = 0.1,
     bound: Annotated[float, typer.Option(help="Largest entry of an update.")] = 4.0,
+    overlap: Annotated[
+        Overlap, typer.Option(help="Where clients train while they share their masks.")
+    ] = Overlap.THREAD,
+    samples: Annotated[
+        int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 600.0,
@@ -70,10 +85,12 @@ def run(
         task={
             "task": task,
             **({} if model is None else {"model": model}),
+            **({} if samples is None else {"samples_per_client": samples}),
             **({} if data_dir is None else {"data_dir": str(data_dir.resolve())}),
         },
         local={"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate},
         bound=bound,
+        overlap=overlap,
         seed=seed,
         timeout=timeout,
     )
