@@ -10,6 +10,7 @@ import pytest
 
 from lightsecagg.cli.main import main
 from lightsecagg.drivers.simulation import memory
+from lightsecagg.field import kernels
 
 PHASES = ["advertise", "share", "upload", "agree", "recover"]
 COSTS = {
@@ -62,6 +63,7 @@ def test_the_document_of_one_round(terminal: Terminal, protocol: str) -> None:
     assert document["phases"]["upload"]["client_upload_bytes"] > 400
     assert document["parameters"]["clients"] == 8
     assert document["parameters"]["drop"] == ["upload:before=2"]
+    assert document["parameters"]["kernels"] == kernels.backend()
     spans = document["timeline"]
     assert all(set(span) == {"party", "phase", "start", "end"} for span in spans)
     assert document["round_seconds"] == max(span["end"] for span in spans)

@@ -16,6 +16,7 @@ from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import PhaseLoads
 from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, simulate_round
 from lightsecagg.errors import ParameterError
+from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
@@ -257,6 +258,7 @@ def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
         "overlap": scenario.overlap,
         "seed": scenario.seed,
         "sample_clients": scenario.sample_clients,
+        "kernels": kernels.backend(),
     }
 
 
