@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 # name -> the line that `lightsecagg experiments --help` shows
 EXPERIMENTS = {
+    "table1": "Counted elements and operations as N doubles, and their growth.",
     "table2": "Gain over SecAgg and SecAgg+ for the four tasks.",
     "table3": "Gain at 98, 320 and 802 Mbit/s.",
     "table4": "Breakdown of a round by phase, for three dropout rates.",
+    "table5": "Table 1 in detail, with storage.",
+    "table6": "Randomness and storage against the scheme of Zhao and Sun (a closed form).",
     "figure5": "Timing diagram of a round.",
     "figure6": "Total time against N: the CNN.",
     "figure8": "Total time against N: logistic regression.",
@@ -26,6 +29,8 @@ EXPERIMENTS = {
     "figure10": "Total time against N: EfficientNet-B0.",
     "impact-of-u": "Round time against U, and how good the planner's U is.",
     "overhead": "Round time and bytes relative to unprotected FedAvg.",
+    "transport": "PyTorch RPC against gRPC: 200 messages of 120 KiB.",
+    "peers": "Our kernels beside plain NumPy and, if installed, Flower's SecAgg+ library.",
 }
 
 # What --quick runs when everything is asked for: each table and one figure of each kind.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.experiments import running_times
+from lightsecagg.experiments import complexity, peers, running_times, transport
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report
 from lightsecagg.experiments.setups import Profile
@@ -24,12 +24,17 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "table1": Experiment(complexity.count_cells, complexity.table1_report),
     "table2": Experiment(running_times.table2_cells, running_times.table2_report),
     "table3": Experiment(running_times.table3_cells, running_times.table3_report),
     "table4": Experiment(running_times.table4_cells, running_times.table4_report),
+    "table5": Experiment(complexity.count_cells, complexity.table5_report),
+    "table6": Experiment(complexity.table6_cells, complexity.table6_report),
     "figure5": Experiment(running_times.figure5_cells, running_times.figure5_report),
     "overhead": Experiment(running_times.overhead_cells, running_times.overhead_report),
     "impact-of-u": Experiment(running_times.impact_cells, running_times.impact_report),
+    "transport": Experiment(transport.transport_cells, transport.transport_report),
+    "peers": Experiment(peers.peers_cells, peers.peers_report),
     **{
         name: Experiment(
             partial(running_times.growth_cells, name), partial(running_times.growth_report, name)

@@ -92,8 +92,9 @@ def _provenance(results: Results, command: str, machine: dict[str, Any]) -> list
         if busy:
             said.append(
                 f"**{busy} of {len(measured)} cells were measured while other work competed for "
-                "the cores. CPU seconds are counted, not elapsed time, but shared caches and "
-                "memory make them longer; ratios are more trustworthy than absolute values.**"
+                "the cores. What is counted is CPU seconds (elapsed time in `transport` only), but "
+                "shared caches and memory make them longer too; ratios are more trustworthy than "
+                "absolute values.**"
             )
     return said
 

@@ -23,7 +23,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode
-from lightsecagg.planning.rehearsal import rehearse
+from lightsecagg.planning.rehearsal import Rehearsal, rehearse
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
 
@@ -111,18 +111,12 @@ def calibrate() -> UnitCosts:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    client: dict[Phase, float]
-    server: dict[Phase, float]
-
-
 def _rehearsal(
     clients: int,
     protocol: ProtocolName = ProtocolName.LIGHTSECAGG,
     mode: ShareMode = ShareMode.SEEDED,
     dimension: int = 64,
-) -> _Times:
+) -> Rehearsal:
     """The fastest of a few rounds, phase by phase."""
     identities, allow_list = _federation(clients)
     privacy = clients // 2 - 1
@@ -139,9 +133,9 @@ def _rehearsal(
         model=bytes(32),
     )
     runs = [rehearse(settings, identities, allow_list) for _ in range(_TRIES)]
-    return _Times(
-        client={phase: min(client[phase] for client, _ in runs) for phase in Phase},
-        server={phase: min(server[phase] for _, server in runs) for phase in Phase},
+    return Rehearsal(
+        client={phase: min(run.client[phase] for run in runs) for phase in Phase},
+        server={phase: min(run.server[phase] for run in runs) for phase in Phase},
     )
 
 

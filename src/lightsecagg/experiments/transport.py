@@ -1,0 +1,227 @@
+"""PyTorch RPC against gRPC in the pattern of the offline phase: 200 messages of 120 KiB.
+
+The paper chose PyTorch RPC because "its tensor-aware communication API can reduce the latency" when
+every client sends N coded segments. Two processes on loopback; each way is timed from the first
+message to the last acknowledgement, the fastest of a few runs:
+
+* gRPC, one stream: raw chunks on one bidirectional stream, as this package's transport does
+* gRPC, unary calls: one call per message, one after the other
+* PyTorch RPC: one call per message with a tensor argument, all under way at once, over TCP
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.cells import Cell, Document, Results
+from lightsecagg.experiments.report import Report, Table
+from lightsecagg.experiments.setups import Profile
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.queues import Queue
+
+_METHODS = {
+    "grpc-stream": "gRPC, one stream of raw chunks",
+    "grpc-unary": "gRPC, one unary call per message",
+    "torch-rpc": "PyTorch RPC, one call per message",
+}
+_WAIT = 120.0
+"""Seconds after which a peer that does not answer is given up."""
+# Loopback only, and only raw bytes and tensors of our own: this is a laboratory.
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCell(Cell):
+    """Seconds for all messages, by one way of sending them."""
+
+    method: str
+    messages: int = 200
+    size: int = 120 * 1024
+    tries: int = 5
+
+    @property
+    def key(self) -> str:
+        return f"transport-{self.method}-{self.messages}x{self.size}-r{self.tries}"
+
+    def measure(self) -> Document:
+        seconds = _SENDERS[self.method](self)
+        return {"cell": asdict(self), "seconds": min(seconds), "all_seconds": seconds}
+
+
+def transport_cells(profile: Profile) -> list[Cell]:
+    """Three ways."""
+    return [TransportCell(method) for method in _METHODS]
+
+
+def transport_report(profile: Profile, results: Results) -> Report:
+    """How long 200 shares take."""
+    report = Report("transport", "PyTorch RPC against gRPC: 200 messages of 120 KiB on loopback")
+    rows = []
+    for method, title in _METHODS.items():
+        cell = TransportCell(method)
+        seconds = results[cell.key]["seconds"]
+        rate = cell.messages * cell.size / seconds
+        report.figures[method] = {"seconds": seconds, "bytes_per_second": rate}
+        rows.append([title, f"{seconds * 1e3:.0f} ms", f"{rate / 1e6:,.0f} MB/s"])
+    report.tables.append(
+        Table("From the first message to the last acknowledgement", ["way", "time", "rate"], rows)
+    )
+    report.paragraphs = [
+        "Two processes on one machine, loopback, elapsed time, the fastest of five runs after one "
+        "that warms up; no TLS on any of them. Each message is one coded segment of about 30,000 "
+        "elements. PyTorch RPC executes pickled calls and does not authenticate its peer, so this "
+        "package measures it here and uses it nowhere."
+    ]
+    return report
+
+
+def _timed(cell: TransportCell, send_all: Callable[[], None]) -> list[float]:
+    send_all()
+    seconds = []
+    for _ in range(cell.tries):
+        started = time.perf_counter()
+        send_all()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+# -- gRPC ----------------------------------------------------------------------------------------
+
+
+def _grpc() -> Any:
+    try:
+        import grpc
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("this needs gRPC: pip install 'lightsecagg[grpc]'") from error
+    return grpc
+
+
+def _serve_grpc(pipe: Connection) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    grpc = _grpc()
+
+    def stream(chunks: Iterator[bytes], context: object) -> bytes:
+        return str(sum(len(chunk) for chunk in chunks)).encode("ascii")
+
+    def unary(message: bytes, context: object) -> bytes:
+        return b"ok"
+
+    handlers = {
+        "Stream": grpc.stream_unary_rpc_method_handler(stream),
+        "Unary": grpc.unary_unary_rpc_method_handler(unary),
+    }
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("lab", handlers),))
+    pipe.send(server.add_insecure_port(f"{_HOST}:0"))
+    server.start()
+    pipe.recv()
+    server.stop(None)
+
+
+def _over_grpc(cell: TransportCell) -> list[float]:
+    grpc = _grpc()
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_serve_grpc, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        if not pipe.poll(_WAIT):
+            raise ConfigurationError("the gRPC peer did not start")
+        payload = bytes(cell.size)
+        with grpc.insecure_channel(f"{_HOST}:{pipe.recv()}") as channel:
+            stream, unary = channel.stream_unary("/lab/Stream"), channel.unary_unary("/lab/Unary")
+
+            def send_stream() -> None:
+                total = stream(iter([payload] * cell.messages), timeout=_WAIT)
+                if int(total) != cell.messages * cell.size:
+                    raise ConfigurationError("messages were lost on loopback")
+
+            def send_unary() -> None:
+                for _ in range(cell.messages):
+                    unary(payload, timeout=_WAIT)
+
+            seconds = _timed(cell, send_stream if cell.method == "grpc-stream" else send_unary)
+        pipe.send(None)
+        return seconds
+    finally:
+        _end(process)
+
+
+# -- PyTorch RPC ---------------------------------------------------------------------------------
+
+
+def _accept(tensor: Any) -> int:
+    return int(tensor.numel())
+
+
+def _torch_peer(rank: int, port: int, cell: TransportCell, queue: Queue[list[float]]) -> None:
+    import torch
+    from torch.distributed import rpc
+
+    torch.set_num_threads(1)
+    os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://{_HOST}:{port}",
+        rpc_timeout=_WAIT,
+        # Between machines neither shared memory nor infiniband is there: TCP, as in the paper.
+        _transports=["uv"],
+        _channels=["basic"],
+    )
+    rpc.init_rpc(  # type: ignore[no-untyped-call]
+        f"party{rank}", rank=rank, world_size=2, rpc_backend_options=options
+    )
+    if rank == 0:
+        payload = torch.zeros(cell.size, dtype=torch.uint8)
+
+        def send_all() -> None:
+            futures = [
+                rpc.rpc_async("party1", _accept, args=(payload,)) for _ in range(cell.messages)
+            ]
+            for future in futures:
+                future.wait()
+
+        queue.put(_timed(cell, send_all))
+    rpc.shutdown()
+
+
+def _over_torch(cell: TransportCell) -> list[float]:
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[list[float]] = context.Queue()
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port = probe.getsockname()[1]
+    peers = [
+        context.Process(target=_torch_peer, args=(rank, port, cell, queue), daemon=True)
+        for rank in (0, 1)
+    ]
+    for peer in peers:
+        peer.start()
+    try:
+        return queue.get(timeout=_WAIT)
+    finally:
+        for peer in peers:
+            _end(peer)
+
+
+def _end(process: Any) -> None:
+    process.join(5)
+    if process.is_alive():
+        process.terminate()
+        process.join()
+
+
+_SENDERS: dict[str, Callable[[TransportCell], list[float]]] = {
+    "grpc-stream": _over_grpc,
+    "grpc-unary": _over_grpc,
+    "torch-rpc": _over_torch,
+}

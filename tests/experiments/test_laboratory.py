@@ -1,0 +1,301 @@
+"""The laboratory: cells are kept and not measured again, reports say what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lightsecagg.cli.experiments import app
+from lightsecagg.cli.laboratory import EXPERIMENTS as LISTED
+from lightsecagg.drivers.simulation.links import Links, Topology
+from lightsecagg.drivers.simulation.scenario import Outcome, run
+from lightsecagg.errors import ParameterError
+from lightsecagg.experiments import complexity, paper_values, peers, running_times
+from lightsecagg.experiments.catalogue import EXPERIMENTS, experiment
+from lightsecagg.experiments.cells import (
+    Cell,
+    Document,
+    Results,
+    RoundCell,
+    TrainingCell,
+    measure_cells,
+)
+from lightsecagg.experiments.operation_counts import counting
+from lightsecagg.experiments.report import Plot, Report, Table, write_report
+from lightsecagg.experiments.setups import (
+    FULL,
+    QUICK,
+    SECURE,
+    TASKS,
+    Profile,
+    dropouts,
+    planned_survivors,
+    privacy,
+)
+from lightsecagg.experiments.timing import client_upload, round_times
+from lightsecagg.field import kernels
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.params import DEFAULT_MODULUS
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.settings import ProtocolName
+
+LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
+TINY = Profile("quick", (8, 12), sample=2, repeats=1, epochs=1)
+
+
+def silent(cell: Cell, needed: bool) -> None:
+    """No progress bar."""
+
+
+@dataclass(frozen=True)
+class FakeCell(Cell):
+    """Counts how often it is measured."""
+
+    name: str
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    def measure(self) -> Document:
+        self.log.append(self.name)
+        if self.name == "interrupted" and len(self.log) == 2:
+            raise KeyboardInterrupt
+        return {"value": len(self.log)}
+
+
+def test_finished_cells_are_not_measured_again_after_an_interruption(tmp_path: Path) -> None:
+    log: list[str] = []
+    cells = [FakeCell("one", log), FakeCell("interrupted", log), FakeCell("three", log)]
+    with pytest.raises(KeyboardInterrupt):
+        measure_cells(cells, tmp_path, silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+    results = measure_cells(cells, tmp_path, silent)
+    assert log == ["one", "interrupted", "interrupted", "three"]
+    assert [results[key]["value"] for key in ("one", "interrupted", "three")] == [1, 3, 4]
+    assert results["one"]["machine"]["kernels"] == kernels.backend()
+
+
+def test_a_cell_is_the_simulators_round(tmp_path: Path) -> None:
+    cell = RoundCell(LIGHT, clients=9, privacy=3, dropouts=2, dimension=400, survivors=6)
+    document = measure_cells([cell], tmp_path, silent)[cell.key]
+    outcome: Outcome = next(run(cell.scenario()))
+    for phase, loads in outcome.report.meter.phases.items():
+        found = document["phases"][phase.value]
+        assert found["server_received"] == loads.server.received
+        assert found["server_shares_received"] == loads.server.shares_received
+        assert found["client_sent"] == max((c.sent for c in loads.clients.values()), default=0)
+
+
+@pytest.mark.parametrize("topology", list(Topology))
+def test_link_times_of_a_cell_are_those_of_the_simulator(topology: Topology) -> None:
+    cell = RoundCell(SECAGG, clients=8, privacy=2, dropouts=2, dimension=300)
+    document = cell.measure()
+    links = Links(5.0, 60.0, 3.0, topology)
+    times = round_times(document, links, training=1.5)
+    outcome = next(run(replace(cell.scenario(), links=links)))
+    for phase, parts in outcome.times.items():
+        assert times.phases[phase].link == pytest.approx(parts.link, rel=0.02)
+    assert times.total(overlap=True) <= times.total(overlap=False)
+    assert times.total(overlap=False) == pytest.approx(1.5 + times.aggregation)
+
+
+def test_every_cell_of_the_profiles_can_be_built() -> None:
+    for profile in (FULL, QUICK):
+        for name, found in EXPERIMENTS.items():
+            for cell in found.cells(profile):
+                assert "/" not in cell.key, name
+                if isinstance(cell, RoundCell):
+                    assert cell.scenario().protocol_parameters().clients == cell.clients
+
+
+def test_dropouts_at_fifty_per_cent_are_the_most_that_the_checks_allow() -> None:
+    assert [dropouts(200, rate) for rate in (0.1, 0.3, 0.5)] == [20, 60, 98]
+    assert 200 - dropouts(200, 0.5) == privacy(200) + 2
+
+
+@pytest.fixture(scope="module")
+def tiny_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All cells of the running-time experiments, on small vectors and a made-up training time."""
+    cells: list[Cell] = []
+    for found in EXPERIMENTS.values():
+        cells += found.cells(TINY)
+    results: Results = {}
+    for cell in cells:
+        if isinstance(cell, RoundCell) and cell.key not in results:
+            small = replace(cell, dimension=64)
+            results[cell.key] = small.measure()
+        if isinstance(cell, TrainingCell):
+            results[cell.key] = {"seconds": 2.0}
+    return results
+
+
+@pytest.mark.parametrize(
+    "name", ["table2", "table3", "table4", "figure5", "figure6", "impact-of-u", "overhead"]
+)
+def test_reports_are_written_whole(name: str, tiny_results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = experiment(name).report(TINY, tiny_results)
+    write_report(report, {}, f"lightsecagg experiments {name}", tmp_path)
+    markdown = (tmp_path / f"{name}.md").read_text("utf-8")
+    page = (tmp_path / f"{name}.html").read_text("utf-8")
+    document = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+    assert document["figures"]
+    assert document["machine"]["processor"]
+    assert "Method." in markdown
+    for plot in report.plots:
+        assert (tmp_path / f"{plot.name}.png").stat().st_size > 5000
+        assert "data:image/png;base64," in page
+    assert "http" not in page  # self-contained
+
+
+def test_table2_states_the_papers_gains(tiny_results: Results) -> None:
+    report = running_times.table2_report(TINY, tiny_results)
+    cnn = next(row for row in report.tables[0].rows if "CNN" in row[0])
+    assert "(11.3×, 3.7×)" in cnn[2]
+    assert "(12.7×, 4.1×)" in cnn[3]
+    assert "(13.2×, 4.2×)" in cnn[4]
+
+
+def test_the_papers_table2_follows_from_its_table4_at_thirty_per_cent() -> None:
+    table = paper_values.TABLE4
+    totals = {name: rows["total"][1] for name, rows in table.items()}
+    beside = {name: rows["overlapped"][1] for name, rows in table.items()}
+    stated = paper_values.TABLE2["femnist"]
+    for other, gain in (("secagg", 0), ("secagg+", 1)):
+        assert totals[other] / totals["lightsecagg"] == pytest.approx(
+            stated["non-overlapped"][gain], abs=0.06
+        )
+        assert beside[other] / beside["lightsecagg"] == pytest.approx(
+            stated["overlapped"][gain], abs=0.06
+        )
+        without = (totals[other] - 22.8) / (totals["lightsecagg"] - 22.8)
+        assert without == pytest.approx(stated["aggregation"][gain], abs=0.06)
+
+
+def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> None:
+    report = running_times.overhead_report(TINY, tiny_results)
+    cells = {
+        protocol: tiny_results[
+            TINY.round(protocol, 12, running_times.OVERHEAD_RATE, TASKS["femnist"].dimension).key
+        ]
+        for protocol in (LIGHT, PLAIN)
+    }
+    ratio = client_upload(cells[LIGHT]) / client_upload(cells[PLAIN])
+    assert report.figures["lightsecagg/relay"]["upload_ratio"] == pytest.approx(ratio)
+    assert report.figures["plain/relay"]["time_ratio"] == 1.0
+
+
+def test_the_sweep_of_u_contains_the_planners(tiny_results: Results) -> None:
+    for profile in (FULL, QUICK):
+        planned = planned_survivors(profile.largest, 0.1, TASKS["femnist"].dimension)
+        sweep = running_times.sweep_of_survivors(profile)
+        assert planned in sweep
+        assert min(sweep) > privacy(profile.largest)
+    assert running_times.impact_report(TINY, tiny_results).figures["planned_over_best"]
+
+
+def test_operations_are_counted_exactly() -> None:
+    prime = PrimeField(DEFAULT_MODULUS)
+    a = np.ones((3, 4), dtype=np.uint32)
+    b = np.ones((4, 5), dtype=np.uint32)
+    before = kernels.active()
+    with counting() as counter:
+        prime.matmul(a, b)
+        assert counter.operations == 2 * 3 * 4 * 5
+        prime.add(a, a)
+        assert counter.operations == 2 * 3 * 4 * 5 + 12
+    assert kernels.active() is before
+
+
+def test_recovery_of_secagg_grows_with_the_square_and_ours_does_not() -> None:
+    sizes = (8, 16, 32)
+    counts = {
+        protocol: [
+            complexity.CountCell(protocol, N, dimension=2000).measure()["reconstruction (S)"]
+            for N in sizes
+        ]
+        for protocol in (LIGHT, SECAGG)
+    }
+    slopes = {
+        protocol: float(np.polyfit(np.log(sizes), np.log(found), 1)[0])
+        for protocol, found in counts.items()
+    }
+    assert slopes[SECAGG] > 1.6
+    assert slopes[LIGHT] < 1.1
+
+
+def test_growth_tables_give_an_exponent_per_row() -> None:
+    results = {
+        cell.key: dict.fromkeys(complexity._TABLE5, 7.0 * cell.clients**2)
+        for cell in complexity.count_cells(QUICK)
+        if isinstance(cell, complexity.CountCell)
+    }
+    for report in (
+        complexity.table1_report(QUICK, results),
+        complexity.table5_report(QUICK, results),
+    ):
+        assert len(report.tables) == len(SECURE)
+        for table in report.tables:
+            assert all(row[-2:] == ["2.00", "2.00"] for row in table.rows)
+
+
+def test_table6_is_the_papers_closed_form() -> None:
+    # N = 3, T = 1, U = 2: subsets of two and of three clients.
+    assert complexity.zhao_sun(3, 1, 2) == (3 * 1 + 1 * (3 + 1), 1 + (3 * 2 + 1 * 3) // 3)
+    assert complexity.lightsecagg_storage(3, 1, 2) == (6, 4)
+    assert "e51" in complexity.table6_report(QUICK, {}).tables[0].rows[-1][3]
+
+
+def test_peers_measure_every_step() -> None:
+    cell = peers.PeersCell(8, 500)
+    results = {cell.key: cell.measure()}
+    seconds = results[cell.key]["seconds"]
+    assert set(seconds["ours"]) == {"prg", "add", "encode", "shamir"}
+    assert "numpy" in seconds
+
+
+def test_reports_escape_what_they_print(tmp_path: Path) -> None:
+    report = Report("x", "a < b", ["**bold** & `code`"], [Table("c", ["<"], [["&"]])])
+    write_report(report, {}, "command", tmp_path)
+    page = (tmp_path / "x.html").read_text("utf-8")
+    assert "a &lt; b" in page
+    assert "<strong>bold</strong> &amp; <code>code</code>" in page
+
+
+def test_reports_say_that_the_machine_was_busy(tmp_path: Path) -> None:
+    machine = {"date": "2026-01-01", "load_average": [9.0, 1, 1], "cores": 2}
+    write_report(Report("x", "t"), {"cell": {"machine": machine}}, "command", tmp_path)
+    assert "other work competed" in (tmp_path / "x.md").read_text("utf-8")
+
+
+def test_plots_are_drawn_by_the_report(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = Report("x", "t")
+    report.plots.append(Plot("x", "c", lambda figure: figure.add_subplot().plot([1, 2], [3, 4])))
+    write_report(report, {}, "command", tmp_path)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_lists_what_the_catalogue_holds() -> None:
+    assert set(LISTED) == set(EXPERIMENTS)
+    with pytest.raises(ParameterError, match="there is no experiment"):
+        experiment("table9")
+
+
+def test_the_command_prints_json_and_keeps_its_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["table6", "--quick", "--json", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["10"]["lightsecagg"] == [70, 12]
+    assert (tmp_path / "table6.md").exists()
+
+
+def test_phases_of_a_cell_are_the_protocols(tiny_results: Results) -> None:
+    document = next(iter(tiny_results[k] for k in tiny_results if k.startswith("lightsecagg")))
+    assert set(document["phases"]) == {phase.value for phase in Phase if phase is not Phase.DONE}
