@@ -26,7 +26,11 @@ def client(
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Train (or contribute a vector) in every round until the server says goodbye."""
+    """Train (or contribute a vector) in every round until the server says goodbye.
+
+    Exit codes: 0 the federation has finished, 1 the server cannot be reached or refuses this
+    client, 2 configuration, 3 the server gave up or speaks another version.
+    """
     from lightsecagg.drivers.federation.config import ClientConfig, load_config
     from lightsecagg.drivers.federation.observer import set_up_logging
 

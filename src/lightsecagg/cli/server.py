@@ -21,6 +21,12 @@ def server(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the effective configuration and exit.")
     ] = False,
+    abandon_round: Annotated[
+        bool,
+        typer.Option(
+            "--abandon-round", help="Give up the round that a crash left, instead of resuming it."
+        ),
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report of all rounds as JSON at the end.")
@@ -28,7 +34,8 @@ def server(
 ) -> None:
     """Serve a federation until its rounds are done; resumes where a crash left it.
 
-    Ctrl-C or SIGTERM finishes the current round, a second one ends at once.
+    Ctrl-C or SIGTERM finishes the current round, a second one ends at once. Exit codes: 0 done or
+    stopped, 2 configuration, 3 a round was aborted for good, 1 anything else.
     """
     from lightsecagg.drivers.federation.config import ServerConfig, load_config
     from lightsecagg.drivers.federation.observer import set_up_logging
@@ -40,7 +47,7 @@ def server(
     set_up_logging(log_level)
     from lightsecagg.drivers.federation.programs import run_server
 
-    records = run_server(loaded)
+    records = run_server(loaded, abandon=abandon_round)
     if as_json:
         print_json({"rounds": [record.to_json() for record in records]})
         return

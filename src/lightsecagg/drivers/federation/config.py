@@ -5,7 +5,8 @@
 
 The file is read first; an environment variable LIGHTSECAGG_<TABLE>__<KEY> overrides it, `--set
 table.key=value` overrides both. Every key is documented here and shown by `--print-config`; an
-unknown key is an error. Relative paths are relative to the file.
+unknown key is an error. Relative paths are relative to the file. Nothing here is a secret: keys are
+files, named by their paths.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
 ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
+_TASK_PATHS = {"data_dir", "writer_ids"}
 
 
 class Table(BaseModel):
@@ -177,6 +179,15 @@ class ServerConfig(Table):
     training: TrainingTable | None = None
     vectors: VectorsTable | None = None
 
+    @model_validator(mode="after")
+    def _check_min_clients(self) -> Self:
+        if self.rounds.min_clients > self.aggregation.clients:
+            raise ValueError(
+                f"rounds.min_clients = {self.rounds.min_clients} exceeds aggregation.clients N = "
+                f"{self.aggregation.clients}: no round would ever start"
+            )
+        return self
+
 
 class ClientConfig(Table):
     """client.toml"""
@@ -190,6 +201,7 @@ class ClientConfig(Table):
 
 
 Config = TypeVar("Config", ServerConfig, ClientConfig)
+_TABLES = tuple({**ServerConfig.model_fields, **ClientConfig.model_fields})
 
 
 def load_config(
@@ -209,8 +221,12 @@ def load_config(
         raise ConfigurationError(f"{path}: {error}") from error
     for name, value in environment.items():
         table, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and separator:
-            _override(document, f"{table}.{key}", value, name)
+        if not name.startswith(ENVIRONMENT_PREFIX) or not separator:
+            continue
+        if table in kind.model_fields:
+            _override(document, f"{table}.{key.replace('__', '.')}", value, name)
+        elif table not in _TABLES:
+            raise ConfigurationError(f"{name}: no table [{table}]; tables: {', '.join(_TABLES)}")
     for item in overrides:
         key, separator, value = item.partition("=")
         if not separator:
@@ -219,7 +235,7 @@ def load_config(
     try:
         config = kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {_explain(error)}") from error
+        raise ConfigurationError(f"{path}: {_explain(kind, error)}") from error
     return _anchor(config, path.resolve().parent)
 
 
@@ -241,10 +257,28 @@ def _parse(value: str) -> Any:
         return value
 
 
-def _explain(error: ValidationError) -> str:
-    return "; ".join(
-        f"[{'.'.join(str(part) for part in item['loc'])}] {item['msg']}" for item in error.errors()
-    )
+def _explain(kind: type[BaseModel], error: ValidationError) -> str:
+    """Every mistake: the key, what was given and what is allowed."""
+    return "; ".join(_explain_one(kind, dict(item)) for item in error.errors())
+
+
+def _explain_one(kind: type[BaseModel], item: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = ", ".join(_known_keys(kind, item["loc"][:-1]))
+        return f"{key} is not a key; known here: {known}"
+    if item["type"] == "missing":
+        return f"{key} is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"{key} = {item['input']!r}: {message}" if key else message
+
+
+def _known_keys(kind: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    for name in place:
+        annotation = kind.model_fields[str(name)].annotation
+        candidates = (annotation, *get_args(annotation))
+        kind = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(kind.model_fields)
 
 
 def _anchor(config: Config, folder: Path) -> Config:
@@ -257,4 +291,7 @@ def _anchor(config: Config, folder: Path) -> Config:
         return table.model_copy(update=changes)
 
     result: Config = anchored(config)
+    if result.training is not None:
+        for key in _TASK_PATHS & set(result.training.task):
+            result.training.task[key] = str(folder / str(result.training.task[key]))
     return result

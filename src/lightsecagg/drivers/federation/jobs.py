@@ -10,12 +10,13 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
-from lightsecagg.errors import ConfigurationError, LightSecAggError
+from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
 from lightsecagg.protocol.interface import Update
 
 Reals = NDArray[np.float64]
@@ -100,7 +101,12 @@ class VectorServer:
         """Keep and write the result."""
         self.result = aggregate
         if self._output is not None:
-            np.savez(self._output, result=aggregate, samples=samples, round=completed)
+            try:
+                np.savez(self._output, result=aggregate, samples=samples, round=completed)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"[vectors] output {self._output} cannot be written: {error}"
+                ) from error
         return {"norm": float(np.linalg.norm(aggregate))}
 
     def save(self) -> bytes:
@@ -110,6 +116,8 @@ class VectorServer:
     def load(self, data: bytes) -> None:
         """The inverse of `save`."""
         self.result = np.frombuffer(data, dtype=np.float64) if data else None
+        if self.result is not None:
+            _check_checkpoint(self.result.size, self.dimension)
 
 
 class VectorClient:
@@ -130,14 +138,17 @@ class VectorClient:
 def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the vector {path}: {error}") from error
-    if isinstance(loaded, np.ndarray):
-        vector, samples = loaded, 1
-    elif "vector" in loaded:
-        vector, samples = loaded["vector"], int(loaded["samples"]) if "samples" in loaded else 1
-    else:
-        raise ConfigurationError(f"{path} has no array named 'vector'")
+        if isinstance(loaded, np.ndarray):
+            vector, samples = loaded, 1
+        else:
+            with loaded:
+                vector = loaded["vector"]
+                samples = int(loaded["samples"]) if "samples" in loaded else 1
+    except KeyError as error:
+        raise ConfigurationError(f"{path} has no array named 'vector'") from error
+    except (OSError, ValueError, TypeError, BadZipFile):
+        # The parser's message is not repeated: it could quote the vector.
+        raise ConfigurationError(f"{path} cannot be read as .npy or .npz") from None
     if vector.dtype not in (np.float32, np.float64) or vector.ndim != 1:
         raise ConfigurationError(
             f"{path}: expected a one-dimensional float array, got {vector.dtype} {vector.shape}"
@@ -191,7 +202,9 @@ class TrainingServer:
         """The inverse of `save`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             state = {name: arrays[name] for name in arrays.files}
-        self._vector = state.pop("model")
+        vector = state.pop("model")
+        _check_checkpoint(vector.size, self._vector.size)
+        self._vector = vector
         self._optimizer.load_state(state)
 
 
@@ -220,10 +233,21 @@ class TrainingClient:
         return Update(training.pack(update, bound=bound), update.samples)
 
 
+def _check_checkpoint(found: int, expected: int) -> None:
+    if found != expected:
+        raise JournalError(
+            f"the checkpoint has {found} entries, the configured task {expected}; "
+            "use the old configuration or another state folder"
+        )
+
+
 def _build(kind: Any, name: str, values: dict[str, Any]) -> Any:
+    """A configuration class of `training` from a table of the file."""
+    paths = {key: Path(values[key]) for key in ("data_dir", "writer_ids") if values.get(key)}
+    values = {**values, **paths}
     try:
         if "options" in values:
-            values = {**values, "options": tuple(tuple(pair) for pair in values["options"])}
+            values["options"] = tuple(tuple(pair) for pair in values["options"])
         return kind(**values)
     except (TypeError, LightSecAggError) as error:
         raise ConfigurationError(f"[training.{name}] {error}") from error

@@ -18,6 +18,7 @@ from typing import Any
 from lightsecagg.errors import ConfigurationError
 
 log = logging.getLogger("lightsecagg")
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(slots=True)
@@ -58,7 +59,6 @@ class RoundRecord:
     figures: dict[str, float] = field(default_factory=dict)
     quantisation_step: float = 0.0
     """1 / c_l: the rounding error of one weighted entry is below it."""
-    update_file: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
             "time": record.created,
             "level": record.levelname.lower(),
             "message": record.getMessage(),
-        } | getattr(record, "fields", {})
+        }
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document)
@@ -89,6 +89,8 @@ class JsonFormatter(logging.Formatter):
 
 def set_up_logging(level: str = "INFO") -> None:
     """Human lines on a terminal, JSON lines otherwise; always on stderr."""
+    if level.lower() not in LEVELS:
+        raise ConfigurationError(f"log level {level!r} must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty():
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
@@ -197,3 +199,4 @@ class Metrics:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+            self._server = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from lightsecagg.drivers.federation.provisioning import load_allow_list, load_id
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.protocol.settings import AllowList
 
 
@@ -45,11 +46,18 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
         _credentials(config.tls),
         plaintext=config.tls.insecure,
     )
-    journal = Journal(config.server.state, config.federation.session)
+    if config.server.trace is not None:
+        log.warning("the server writes its averages to %s: a trace", config.server.trace)
+        config.server.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
     metrics = Metrics()
     if config.server.metrics_port is not None:
         metrics.serve(config.server.metrics_port)
         log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
+    try:
+        journal = Journal(config.server.state, config.federation.session)
+    except LightSecAggError:
+        metrics.close()
+        raise
     return FederationServer(
         settings,
         config.rounds,
@@ -74,10 +82,13 @@ def build_client(
 
     allow_list, session = _trust(config.federation)
     job = job or make_client_job(config.training, config.vectors, config.client.id)
+    credentials = _credentials(config.tls)
+    if credentials is not None:
+        credentials.check_client(config.client.id)  # trying to connect would not mend it
     communicator = GrpcClient(
         config.server.address,
         config.client.id,
-        _credentials(config.tls),
+        credentials,
         server_name=config.server.name,
         plaintext=config.tls.insecure,
     )
@@ -85,29 +96,48 @@ def build_client(
     return kind(config.client, session, identity, allow_list, communicator, job, **extra)
 
 
-def run_server(config: ServerConfig, progress: Progress | None = None) -> list[RoundRecord]:
-    """Until all rounds are done; SIGTERM and SIGINT finish the current round first (R40)."""
+def run_server(
+    config: ServerConfig, progress: Progress | None = None, *, abandon: bool = False
+) -> list[RoundRecord]:
+    """Until all rounds are done; SIGTERM and SIGINT finish the current round first (R40).
+
+    `abandon` gives up a round that a crash left unfinished instead of resuming it.
+    """
 
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop_gracefully, server, number)
-        records = await server.run()
-        _write_report(config.server.state, records)
-        return records
+        try:
+            return await server.run(abandon=abandon)
+        finally:
+            _write_report(config.server.state, server.records)
 
     return asyncio.run(main())
 
 
 def run_clients(configs: Sequence[ClientConfig]) -> None:
-    """Several logical clients in one process, each with its own identity and connection."""
+    """Several logical clients in one process, each with its own identity and connection.
+
+    All run to their end; then the first failure, if any, is raised.
+    """
 
     async def main() -> None:
         clients = [build_client(config) for config in configs]
-        await asyncio.gather(*(client.run() for client in clients))
+        ends = await asyncio.gather(*(client.run() for client in clients), return_exceptions=True)
+        failures = [end for end in ends if isinstance(end, BaseException)]
+        for failure in failures[1:]:
+            log.error("%s", failure)
+        if failures:
+            raise failures[0]
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    finally:
+        # A training that nobody waits for any more must not outlive this program.
+        for child in multiprocessing.active_children():
+            child.terminate()
 
 
 def _stop_gracefully(server: FederationServer, number: int) -> None:

@@ -113,13 +113,18 @@ class FederationServer:
 
     # -- the whole federation ----------------------------------------------------------------
 
-    async def run(self) -> list[RoundRecord]:
+    async def run(self, *, abandon: bool = False) -> list[RoundRecord]:
         """All rounds, from wherever the journal stands; returns the records of this run.
 
+        `abandon` gives up a round that a crash left unfinished: always safe, its updates are lost.
         A server that was told to stop says no goodbye: its clients wait for it to come back.
         """
         try:
             completed = self._restore_model()
+            if abandon:
+                for number in self._journal.unfinished():
+                    log.warning("round %d is abandoned as demanded", number)
+                    self._journal.abandon(number, "abandoned by the operator")
             await self._peers.start()
             completed += await self._resume_unfinished()
             while completed < self._rounds.number and not self._stopping.is_set():
@@ -152,7 +157,12 @@ class FederationServer:
         """Resume the round that a crash cut short; 1 if it completed."""
         done = 0
         for number in self._journal.unfinished():
-            pending = self._journal.pending(number)
+            try:
+                pending = self._journal.pending(number)
+            except JournalError as error:
+                raise JournalError(
+                    f"{error}; restore it, or give the round up with --abandon-round"
+                ) from error
             if pending is None:
                 log.info("round %d had no acknowledged upload; it is dropped", number)
                 self._journal.abandon(number, "dropped after a crash")

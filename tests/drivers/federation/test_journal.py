@@ -1,0 +1,313 @@
+"""The server's durable memory: whole or refused, private, and one server at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_federation import SESSION, Federation
+
+from lightsecagg.drivers.federation import journal as journal_module
+from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.transport.memory import MemoryServer
+from lightsecagg.errors import Aborted, ConfigurationError, JournalError
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.messages import Member, Roster
+
+UPLOADS = {client: np.arange(5, dtype=np.uint32) + client for client in range(8)}
+ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A journal as a crash leaves it: two rounds done, a third one with all its uploads."""
+    federation = Federation(tmp_path / "state")
+    server = federation.server()
+    journal = server._journal
+    for number in (1, 2, 3):
+        journal.open_round(replace(server._settings, round=number))
+        journal.close_sharing(number, ROSTER, tuple(range(8)))
+        for client, vector in UPLOADS.items():
+            journal.store_upload(number, client, b"\xff", vector)
+        if number < 3:
+            journal.announce(number, tuple(range(8)))
+            journal.complete(number, number, b"the model after %d rounds" % number)
+    journal.announce(3, tuple(range(8)))
+    journal.close()
+    return tmp_path / "state"
+
+
+def opened(state: Path) -> Journal:
+    return Journal(state, SESSION.hex())
+
+
+def test_everything_comes_back_as_it_was_stored(state: Path) -> None:
+    journal = opened(state)
+    assert journal.unfinished() == [3]
+    pending = journal.pending(3)
+    assert pending is not None
+    assert pending.settings.round == 3
+    assert pending.roster == ROSTER
+    assert pending.owners == pending.survivors == tuple(range(8))
+    assert pending.held == dict.fromkeys(range(8), b"\xff")
+    for client, vector in UPLOADS.items():
+        np.testing.assert_array_equal(journal.load_upload(3, client), vector)
+    assert journal.load_model() == (2, b"the model after 2 rounds")
+    assert journal.next_round() == 4
+    journal.close()
+
+
+def test_uploads_of_a_finished_round_are_gone(state: Path) -> None:
+    journal = opened(state)
+    journal.abandon(3, "enough")
+    assert journal.unfinished() == []
+    assert list((state / "uploads").iterdir()) == []
+    journal.close()
+
+
+def test_files_that_a_crash_left_are_swept(state: Path) -> None:
+    for name in ("uploads/2-1.u32", "uploads/3-9.u32", "uploads/3-1.tmp", "models/9.tmp"):
+        (state / name).write_bytes(b"left behind")
+    opened(state).close()
+    assert len(list((state / "uploads").iterdir())) == 8
+    assert sorted(path.name for path in (state / "models").iterdir()) == ["1.npz", "2.npz"]
+
+
+def test_two_servers_cannot_share_a_state_folder(state: Path) -> None:
+    first = opened(state)
+    with pytest.raises(ConfigurationError, match="another server uses the state folder"):
+        opened(state)
+    first.close()
+    opened(state).close()
+
+
+def test_a_journal_belongs_to_one_federation(state: Path) -> None:
+    with pytest.raises(JournalError, match="session is not this federation's"):
+        Journal(state, bytes(32).hex())
+    opened(state).close()  # and the failed attempt holds no lock
+
+
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        journal = Journal(tmp_path / "state", SESSION.hex())
+        journal.store_upload(1, 0, b"", UPLOADS[0])
+        modes = {
+            path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777
+            for path in (tmp_path / "state", *(tmp_path / "state").rglob("*"))
+        }
+        journal.close()
+    finally:
+        os.umask(before)
+    assert {mode for path, mode in modes.items() if (tmp_path / path).is_dir()} <= {0o700}
+    files = {path: mode for path, mode in modes.items() if not (tmp_path / path).is_dir()}
+    assert set(files.values()) == {0o600}, files
+
+
+# -- damage (R36) --------------------------------------------------------------------------------
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "longer", "gone", "swapped"])
+def test_R36_a_damaged_upload_is_refused(state: Path, damage: str) -> None:
+    path = state / "uploads" / "3-5.u32"
+    match damage:
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:-4])
+        case "flipped":
+            flip(path, 7)
+        case "longer":
+            path.write_bytes(path.read_bytes() + bytes(4))
+        case "gone":
+            path.unlink()
+        case "swapped":
+            path.write_bytes((state / "uploads" / "3-4.u32").read_bytes())
+    journal = opened(state)
+    with pytest.raises(JournalError, match="the stored upload of client 5 in round 3 is"):
+        journal.pending(3)
+    uploads = journal.uploads(3)
+    uploads[5] = UPLOADS[5]
+    with pytest.raises(JournalError):
+        uploads[5]
+    journal.close()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
+def test_R36_a_damaged_checkpoint_is_refused(state: Path, damage: str) -> None:
+    path = state / "models" / "2.npz"
+    if damage == "gone":
+        path.unlink()
+    elif damage == "flipped":
+        flip(path, 3)
+    else:
+        path.write_bytes(path.read_bytes()[:5])
+    journal = opened(state)
+    with pytest.raises(JournalError, match=r"2\.npz is (damaged|gone)"):
+        journal.load_model()
+    journal.close()
+
+
+@pytest.mark.parametrize("column", ["settings", "roster", "owners", "survivors"])
+def test_R36_an_altered_row_is_refused(state: Path, column: str) -> None:
+    with sqlite3.connect(state / "journal.sqlite") as database:
+        query = f"SELECT {column} FROM rounds WHERE number = 3"  # noqa: S608
+        (blob,) = database.execute(query).fetchone()
+        altered = blob[:-1] + bytes([blob[-1] ^ 1])
+        database.execute(f"UPDATE rounds SET {column} = ? WHERE number = 3", (altered,))  # noqa: S608
+    database.close()
+    journal = opened(state)
+    with pytest.raises(JournalError, match=f"entry 3/{column} is damaged"):
+        journal.pending(3)
+    journal.close()
+
+
+def test_R36_an_entry_of_another_round_does_not_pass(state: Path) -> None:
+    """U1 of one round in the place of another's: each entry is bound to its place."""
+    with sqlite3.connect(state / "journal.sqlite") as database:
+        database.execute(
+            "UPDATE rounds SET survivors = (SELECT survivors FROM rounds WHERE number = 2) "
+            "WHERE number = 3"
+        )
+    database.close()
+    journal = opened(state)
+    with pytest.raises(JournalError, match="entry 3/survivors is damaged"):
+        journal.pending(3)
+    journal.close()
+
+
+@pytest.mark.parametrize("damage", ["header", "truncated", "not a database"])
+def test_R36_a_damaged_database_is_refused(state: Path, damage: str) -> None:
+    path = state / "journal.sqlite"
+    data = path.read_bytes()
+    assert len(data) > 4096
+    match damage:
+        case "header":
+            path.write_bytes(b"SQLite format 4\0" + data[16:])
+        case "truncated":
+            path.write_bytes(data[: len(data) // 2])
+        case _:
+            path.write_bytes(b"something else entirely" * 400)
+    with pytest.raises(JournalError, match=r"cannot open the journal|is damaged"):
+        opened(state)
+
+
+# -- damage and full disks under a running server ------------------------------------------------
+
+
+def attempt(federation: Federation, **rounds: Any) -> list[RoundRecord]:
+    """Run; the records also if the federation gave up."""
+    server = federation.server(**rounds)
+
+    async def scenario() -> None:
+        async with federation.connected([federation.client(i) for i in federation.jobs]):
+            with suppress(Aborted):
+                await asyncio.wait_for(server.run(), 30)
+
+    asyncio.run(scenario())
+    return server.records
+
+
+def full_disk_for(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
+    original = journal_module._write_synced
+
+    def write(path: Path, data: bytes) -> None:
+        if refused(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, data)
+
+    monkeypatch.setattr(journal_module, "_write_synced", write)
+
+
+def test_R36_an_upload_that_finds_the_disk_full_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full_disk_for(monkeypatch, lambda path: path.name == "1-3.u32")
+    federation = Federation(tmp_path)
+    records = attempt(federation, number=2, upload=600)
+    assert records[0].included == [0, 1, 2, 4, 5, 6, 7]
+    assert records[0].dropped == {"upload": [3]}
+    assert records[1].included == list(range(8))
+    federation.check(records[1])
+    assert "No space left on device" in caplog.text
+
+
+def test_R36_a_full_disk_aborts_the_round_and_the_server_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk_for(monkeypatch, lambda path: path.name.startswith("1-"))
+    federation = Federation(tmp_path)
+    records = attempt(federation, number=1, retries=1, upload=600)
+    assert records[0].aborted is not None
+    assert records[0].included == []
+    federation.check(records[1])
+
+
+def test_R36_damage_between_upload_and_sum_gives_no_partial_aggregate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Journal.store_upload
+
+    def store(self: Journal, number: int, client: int, held: bytes, vector: Any) -> None:
+        original(self, number, client, held, vector)
+        if (number, client) == (1, 6):
+            flip(tmp_path / "uploads" / "1-6.u32", 9)
+
+    monkeypatch.setattr(Journal, "store_upload", store)
+    federation = Federation(tmp_path)
+    records = attempt(federation, retries=1)
+    assert records[0].aborted == "the stored upload of client 6 in round 1 is damaged"
+    assert records[0].included == []
+    federation.check(records[1])
+
+
+def test_R36_U1_that_cannot_be_stored_is_not_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Journal.announce
+
+    def announce(self: Journal, number: int, survivors: tuple[int, ...]) -> None:
+        if number == 1:
+            raise JournalError("cannot write the journal")
+        original(self, number, survivors)
+
+    monkeypatch.setattr(Journal, "announce", announce)
+    federation = Federation(tmp_path)
+    records = attempt(federation, retries=1)
+    assert records[0].aborted == "cannot write the journal"
+    assert Phase.AGREE not in records[0].phases
+    federation.check(records[1])
+
+
+def test_R36_a_server_refuses_to_resume_a_damaged_round_until_told_to_give_it_up(
+    state: Path,
+) -> None:
+    (state / "uploads" / "3-5.u32").unlink()
+    federation = Federation(state)
+    federation.job.load = lambda data: None  # the fixture's checkpoint is no vector
+    with pytest.raises(JournalError, match=r"client 5 in round 3 is gone.*--abandon-round"):
+        asyncio.run(federation.server(number=3).run())
+
+    federation.transport = MemoryServer(range(8))
+
+    async def again() -> list[RoundRecord]:
+        async with federation.connected([federation.client(i) for i in range(8)]):
+            server = federation.server(number=3)
+            return await asyncio.wait_for(server.run(abandon=True), 30)
+
+    (record,) = asyncio.run(again())
+    assert record.round == 4
+    federation.check(record)

@@ -1,0 +1,123 @@
+"""Secure training is plain training, up to rounding."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_federation import Federation
+
+from lightsecagg.drivers.federation.config import TrainingTable
+from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
+from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.errors import JournalError
+from lightsecagg.params import ThreatModel
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+CLIENTS, ROUNDS, BOUND = 5, 5, 2.0
+TABLE = TrainingTable(
+    task={"task": "digits", "clients": CLIENTS, "model": "logistic"},
+    local={"epochs": 1, "learning_rate": 0.1, "batch_size": 16},
+    seed=11,
+)
+
+
+class Averages:
+    """A server job that keeps every round's average and model, for comparison."""
+
+    weighted = True
+
+    def __init__(self) -> None:
+        self._job = TrainingServer(TABLE, BOUND)
+        self.dimension = self._job.dimension
+        self.models: list[np.ndarray[Any, Any]] = []
+        self.averages: list[np.ndarray[Any, Any]] = []
+
+    def model(self) -> bytes:
+        return self._job.model()
+
+    def apply(self, aggregate: Any, samples: int, completed: int) -> dict[str, float]:
+        self.averages.append(aggregate.copy())
+        figures = self._job.apply(aggregate, samples, completed)
+        self.models.append(np.frombuffer(self._job.model(), "<f4").astype(np.float64))
+        return figures
+
+    def save(self) -> bytes:
+        return self._job.save()
+
+    def load(self, data: bytes) -> None:
+        self._job.load(data)
+
+
+class Remembered:
+    """A client's job that also keeps its updates, for comparison."""
+
+    def __init__(self, client: int) -> None:
+        self._job = TrainingClient(TABLE, client)
+        self.dimension = None
+        self.given: dict[int, Any] = {}
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Any:
+        self.given[round_number] = self._job.compute(model, round_number, bound)
+        return self.given[round_number]
+
+
+def train(folder: Path, protocol: str, threat_model: ThreatModel) -> tuple[Any, list[RoundRecord]]:
+    federation = Federation(
+        folder,
+        CLIENTS,
+        protocol=protocol,
+        threat_model=threat_model,
+        privacy=1,
+        dropouts=1,
+        bound=BOUND,
+        max_samples=1000,
+    )
+    federation.job = Averages()
+    federation.jobs = {i: Remembered(i) for i in range(CLIENTS)}
+    records = asyncio.run(federation.run(number=ROUNDS, settle=5))
+    return federation, records
+
+
+def test_training_equality_secure_and_plain_differ_only_by_quantisation(tmp_path: Path) -> None:
+    """5 rounds of secure and plain FedAvg on the same seeds and the same included clients.
+
+    Round by round, the secure average is the plain float64 average of the very updates that the
+    included clients trained, up to n steps of 1 / c_l spread over the total sample count. The
+    two federations' models then differ by the accumulated rounding errors, which the local
+    training of later rounds passes on: with step size 0.1, one epoch and a convex model it
+    does not amplify them, and we grant it a factor of 2 per round.
+    """
+    secure, records = train(tmp_path / "secure", "lightsecagg", ThreatModel.MALICIOUS_SERVER)
+    plain, others = train(tmp_path / "plain", "plain", ThreatModel.HONEST_BUT_CURIOUS)
+    assert [r.included for r in records] == [r.included for r in others]
+    assert [r.included for r in records] == [list(range(CLIENTS))] * ROUNDS
+    accumulated = 0.0
+    for index, record in enumerate(records):
+        updates = [secure.jobs[i].given[record.round] for i in record.included]
+        samples = sum(update.samples for update in updates)
+        expected = sum(u.samples * u.vector.astype(np.float64) for u in updates) / samples
+        step = len(updates) * record.quantisation_step / samples
+        assert record.samples == samples
+        assert np.abs(secure.job.averages[index] - expected).max() <= step
+        # Both federations round, each by at most `step`; the models are float32.
+        model, other = secure.job.models[index], plain.job.models[index]
+        accumulated = 2 * accumulated + 2 * step + 2 * np.spacing(np.float32(np.abs(model).max()))
+        difference = np.abs(model - other).max()
+        assert 0 < difference <= accumulated
+    assert accumulated < 1e-3
+    final = records[-1].figures["accuracy"]
+    assert final > 0.8
+    assert abs(final - others[-1].figures["accuracy"]) <= 0.005
+
+
+def test_a_checkpoint_of_another_task_is_refused() -> None:
+    job = TrainingServer(TABLE, BOUND)
+    other = TABLE.model_copy(update={"task": {"task": "digits", "clients": 5, "model": "mlp"}})
+    with pytest.raises(JournalError, match=r"the checkpoint has .* entries, the configured task"):
+        TrainingServer(other, BOUND).load(job.save())
