@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "figure10": "Total time against N: EfficientNet-B0.",
     "impact-of-u": "Round time against U, and how good the planner's U is.",
     "overhead": "Round time and bytes relative to unprotected FedAvg.",
+    "planner": "The planner's forecasts beside simulated rounds.",
     "transport": "PyTorch RPC against gRPC: 200 messages of 120 KiB.",
     "peers": "Our kernels beside plain NumPy and, if installed, Flower's SecAgg+ library.",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.experiments import complexity, peers, running_times, transport
+from lightsecagg.experiments import complexity, forecasts, peers, running_times, transport
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report
 from lightsecagg.experiments.setups import Profile
@@ -33,6 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "figure5": Experiment(running_times.figure5_cells, running_times.figure5_report),
     "overhead": Experiment(running_times.overhead_cells, running_times.overhead_report),
     "impact-of-u": Experiment(running_times.impact_cells, running_times.impact_report),
+    "planner": Experiment(forecasts.forecast_cells, forecasts.forecast_report),
     "transport": Experiment(transport.transport_cells, transport.transport_report),
     "peers": Experiment(peers.peers_cells, peers.peers_report),
     **{

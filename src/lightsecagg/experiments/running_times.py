@@ -17,7 +17,9 @@ from lightsecagg.experiments.setups import (
     LABELS,
     RATES,
     SECURE,
+    SERVER_BANDWIDTH,
     TASKS,
+    UNLIMITED,
     LearningTask,
     Profile,
     dropouts,
@@ -175,6 +177,12 @@ def _breakdown(times: RoundTimes) -> dict[str, float]:
 
 # -- Table 3 -------------------------------------------------------------------------------------
 
+_SETTINGS = {
+    "relay, server 10 Gbit/s": (Topology.RELAY, SERVER_BANDWIDTH),
+    "direct, server 10 Gbit/s": (Topology.DIRECT, SERVER_BANDWIDTH),
+    "direct, server unlimited": (Topology.DIRECT, UNLIMITED),
+}
+
 
 def table3_cells(profile: Profile) -> list[Cell]:
     """The CNN at the largest N; bandwidth is applied afterwards."""
@@ -186,17 +194,15 @@ def table3_report(profile: Profile, results: Results) -> Report:
     measured, task, N = _Measured(profile, results), TASKS["femnist"], profile.largest
     report = Report("table3", f"Table 3: gain in different bandwidth settings, CNN, N = {N}")
     rows, figures = [], {}
-    for topology in Topology:
+    for setting, (topology, server) in _SETTINGS.items():
         for overlap in (True, False):
             for column, other in enumerate((SECAGG, SECAGG_PLUS)):
-                row = [f"{LABELS[other]}, {'' if overlap else 'not '}overlapped, {topology}"]
+                row = [f"{LABELS[other]}, {'' if overlap else 'not '}overlapped, {setting}"]
                 for bandwidth, paper in paper_values.TABLE3.items():
-                    times = {
-                        p: measured.times(p, task, _TABLE_RATE, links(bandwidth, topology))
-                        for p in (LIGHT, other)
-                    }
+                    on = links(bandwidth, topology, server)
+                    times = {p: measured.times(p, task, _TABLE_RATE, on) for p in (LIGHT, other)}
                     gain = times[other].total(overlap) / times[LIGHT].total(overlap)
-                    figures[f"{other}/{topology}/{overlap}/{bandwidth:g}"] = gain
+                    figures[f"{other}/{setting}/{overlap}/{bandwidth:g}"] = gain
                     stated = f" ({paper[column]}×)" if overlap else ""
                     row.append(f"{gain:.2f}×{stated}")
                 rows.append(row)
@@ -310,7 +316,7 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
                     )
             if stated:
                 _paper_totals(axes, overlap)
-            axes.set_yscale("log")
+            _log_scale(axes)
             axes.set_xlabel("number of clients N")
             axes.set_ylabel("seconds per round (log scale)")
             axes.set_title("overlapped" if overlap else "non-overlapped")
@@ -319,7 +325,7 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),
             loc="outside lower center",
-            ncols=4,
+            ncols=3,
             fontsize=8,
         )
 
@@ -355,7 +361,6 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
 
 
 def _paper_totals(axes: Any, overlap: bool) -> None:
-    label = "the paper, N = 200"
     for protocol in SECURE:
         values = paper_values.TABLE4[protocol.value]["overlapped" if overlap else "total"]
         for rate, value in zip(RATES, values, strict=True):
@@ -366,9 +371,19 @@ def _paper_totals(axes: Any, overlap: bool) -> None:
                 markerfacecolor="none",
                 color="#bbbbbb",
                 linestyle="",
-                label=label,
             )
-            label = "_nolegend_"
+    axes.text(
+        0.03, 0.97, "hollow: the paper, N = 200", transform=axes.transAxes, va="top", fontsize=8
+    )
+
+
+def _log_scale(axes: Any) -> None:
+    """A logarithmic axis of seconds in plain numbers."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
 
 
 # -- Figure 5 ------------------------------------------------------------------------------------
@@ -520,7 +535,7 @@ def overhead_report(profile: Profile, results: Results) -> Report:
             )
         report.tables.append(
             Table(
-                f"Shares by {topology}",
+                "Shares relayed" if topology is Topology.RELAY else "Shares sent directly",
                 [
                     "protocol",
                     "round, overlapped (s)",
@@ -550,6 +565,7 @@ def overhead_report(profile: Profile, results: Results) -> Report:
 # -- impact of U ---------------------------------------------------------------------------------
 
 BANDWIDTHS = tuple(paper_values.TABLE3)
+_SERVERS = {SERVER_BANDWIDTH: "server 10 Gbit/s", UNLIMITED: "server link unlimited"}
 WITHIN = 1.05
 
 
@@ -586,6 +602,10 @@ def _paper_mode(profile: Profile, survivors: int) -> RoundCell:
     )
 
 
+def _name(bandwidth: float, server: float, overlap: bool) -> str:
+    return f"{bandwidth:g}/{server:g}/{'overlapped' if overlap else 'non-overlapped'}"
+
+
 def impact_report(profile: Profile, results: Results) -> Report:
     """Round time against U, and how good the planner's U is."""
     measured, task, N = _Measured(profile, results), TASKS["femnist"], profile.largest
@@ -594,91 +614,95 @@ def impact_report(profile: Profile, results: Results) -> Report:
     report = Report("impact-of-u", f"Impact of U: round time of LightSecAgg, CNN, N = {N}")
     training = measured.training(task)
 
-    def seconds(cell: RoundCell, bandwidth: float, overlap: bool) -> float:
-        return round_times(measured.round(cell), links(bandwidth), training).total(overlap)
+    def seconds(cell: RoundCell, bandwidth: float, server: float, overlap: bool) -> float:
+        on = links(bandwidth, server_bandwidth=server)
+        return round_times(measured.round(cell), on, training).total(overlap)
 
     def seeded(U: int) -> RoundCell:
         return profile.round(LIGHT, N, OVERHEAD_RATE, task.dimension, U)
 
-    curves = {
-        (bandwidth, overlap): [seconds(seeded(U), bandwidth, overlap) for U in sweep]
-        for bandwidth in BANDWIDTHS
-        for overlap in (False, True)
-    }
+    settings = [(b, s, o) for s in _SERVERS for b in BANDWIDTHS for o in (False, True)]
+    curves = {setting: [seconds(seeded(U), *setting) for U in sweep] for setting in settings}
     planned = {
-        bandwidth: recommend_survivors(
-            Federation(N, T, D, task.dimension, Network(bandwidth), training_seconds=training)
+        (bandwidth, server): recommend_survivors(
+            Federation(
+                N,
+                T,
+                D,
+                task.dimension,
+                Network(bandwidth, server),
+                training_seconds=training,
+            )
         )[0]
+        for server in _SERVERS
         for bandwidth in BANDWIDTHS
     }
     ratios = {
-        (bandwidth, overlap): seconds(seeded(planned[bandwidth]), bandwidth, overlap) / min(values)
-        for (bandwidth, overlap), values in curves.items()
-        if planned[bandwidth] in sweep
+        (b, s, o): seconds(seeded(planned[b, s]), b, s, o) / min(curves[b, s, o])
+        for b, s, o in settings
+        if planned[b, s] in sweep
     }
     report.figures = {
         "survivors": sweep,
-        "seconds": {f"{b:g}/{o}": values for (b, o), values in curves.items()},
-        "planned": {f"{b:g}": U for b, U in planned.items()},
-        "planned_over_best": {f"{b:g}/{o}": ratio for (b, o), ratio in ratios.items()},
+        "seconds": {_name(*setting): values for setting, values in curves.items()},
+        "planned": {f"{b:g}/{s:g}": U for (b, s), U in planned.items()},
+        "planned_over_best": {_name(*setting): ratio for setting, ratio in ratios.items()},
     }
 
     def draw(figure: Any) -> None:
         colours = dict(zip(BANDWIDTHS, ("#b3261e", "#0b6e4f", "#2b5dab"), strict=True))
-        for index, overlap in enumerate((False, True)):
+        for index, (server, title) in enumerate(_SERVERS.items()):
             axes = figure.add_subplot(1, 2, index + 1)
-            for bandwidth in BANDWIDTHS:
-                axes.plot(
-                    sweep,
-                    curves[bandwidth, overlap],
-                    marker="o",
-                    color=colours[bandwidth],
-                    label=f"{bandwidth:g} Mbit/s",
-                )
-                axes.plot(
-                    [planned[bandwidth]],
-                    [seconds(seeded(planned[bandwidth]), bandwidth, overlap)],
-                    marker="*",
-                    markersize=15,
-                    color=colours[bandwidth],
-                    linestyle="",
-                    label="planner's U" if bandwidth == BANDWIDTHS[-1] else "_nolegend_",
-                )
+            for b in BANDWIDTHS:
+                width = {98.0: 6.0, 320.0: 3.5, 802.0: 1.5}[b]  # curves may coincide
+                for overlap, style in ((False, "-"), (True, ":")):
+                    label = f"{b:g} Mbit/s" + (", overlapped" if overlap else "")
+                    values = curves[b, server, overlap]
+                    axes.plot(sweep, values, style, color=colours[b], linewidth=width, label=label)
+                    axes.plot(
+                        [planned[b, server]],
+                        [seconds(seeded(planned[b, server]), b, server, overlap)],
+                        marker="*",
+                        markersize=13,
+                        color="black",
+                        linestyle="",
+                        label="planner's U" if (b, overlap) == (802.0, True) else "_nolegend_",
+                    )
             axes.axvline(0.7 * N, color="#bbbbbb", linestyle="--", label="the paper's U = 0.7 N")
-            axes.set_yscale("log")
+            _log_scale(axes)
             axes.set_xlabel("U, answers needed to recover")
             axes.set_ylabel("seconds per round (log scale)")
-            axes.set_title("overlapped" if overlap else "non-overlapped")
+            axes.set_title(title)
             axes.grid(visible=True, which="both", alpha=0.25)
-        figure.axes[1].legend(fontsize=8)
+        figure.axes[0].legend(fontsize=8)
 
     report.plots.append(
-        Plot("impact-of-u", "Round time against U, seeded mode, shares relayed", draw, (10, 4.4))
+        Plot("impact-of-u", "Round time against U, seeded mode, shares relayed", draw, (11, 5))
     )
-    rows = [
-        [f"seeded, U = {U}"]
-        + [f"{curves[b, False][i]:.2f} / {curves[b, True][i]:.2f}" for b in BANDWIDTHS]
-        for i, U in enumerate(sweep)
-    ]
-    for U in _paper_survivors(profile):
-        cell = _paper_mode(profile, U)
-        rows.append(
-            [f"paper's mode, U = {U}"]
-            + [f"{seconds(cell, b, False):.2f} / {seconds(cell, b, True):.2f}" for b in BANDWIDTHS]
+    cells = {f"seeded, U = {U}": seeded(U) for U in sweep}
+    cells |= {f"paper's mode, U = {U}": _paper_mode(profile, U) for U in _paper_survivors(profile)}
+    for server, title in _SERVERS.items():
+        rows = [
+            [name]
+            + [
+                " / ".join(f"{seconds(cell, b, server, o):.2f}" for o in (False, True))
+                for b in BANDWIDTHS
+            ]
+            for name, cell in cells.items()
+        ]
+        report.tables.append(
+            Table(
+                f"Seconds per round, relayed, {title}: non-overlapped / overlapped",
+                ["shares", *(f"{bandwidth:g} Mbit/s" for bandwidth in BANDWIDTHS)],
+                rows,
+            )
         )
-    report.tables.append(
-        Table(
-            "Seconds per round, relayed: non-overlapped / overlapped",
-            ["shares", *(f"{bandwidth:g} Mbit/s" for bandwidth in BANDWIDTHS)],
-            rows,
-        )
-    )
     worst = max(ratios.values(), default=float("nan"))
     report.figures["worst_planned_over_best"] = worst
     report.paragraphs = [
         f"N = {N}, T = {T}, D = {D}. The planner's U is "
-        f"{', '.join(f'{U} at {b:g} Mbit/s' for b, U in planned.items())}; its round takes at most "
-        f"{worst:.3f} times the best of the sweep (goal: {WITHIN}): "
+        f"{', '.join(map(str, sorted(set(planned.values()))))} at all bandwidths; its round takes "
+        f"at most {worst:.3f} times the best of the sweep (goal: {WITHIN}): "
         f"{'met' if worst <= WITHIN else 'NOT met'}. In seeded mode a larger U makes shares "
         "shorter and fewer of them explicit, so the optimum lies at N - D; the paper's optimum of "
         "0.7 N was one of slow encoding and decoding.",

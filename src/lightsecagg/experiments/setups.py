@@ -31,6 +31,12 @@ LABELS = {
     ProtocolName.PLAIN: "plain FedAvg",
 }
 
+SERVER_BANDWIDTH = 10_000.0
+"""The server's link in Mbit/s, unless stated otherwise."""
+
+UNLIMITED = 1_000_000.0
+"""A server's link that is never the bottleneck, as the paper pictures it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LearningTask:
@@ -128,7 +134,7 @@ def planned_survivors(clients: int, rate: float, dimension: int) -> int:
 def links(
     bandwidth: float = 320.0,
     topology: Topology = Topology.RELAY,
-    server_bandwidth: float = 10_000.0,
+    server_bandwidth: float = SERVER_BANDWIDTH,
     latency: float = 20.0,
 ) -> Links:
     """The links of all tables and figures, unless they say otherwise."""
@@ -152,7 +158,9 @@ def method(profile: Profile) -> list[str]:
         f"set's shape ({trained}; 600, 300, 500 and 100 examples per client for the four tasks). "
         "Time on the links is bytes over bandwidth: 320 Mbit/s per client unless stated, 10 Gbit/s "
         "at the server, 20 ms one way; *relay* sends shares through the server, as this package "
-        "does, *direct* sends them from client to client, as the paper draws it.",
+        "does, *direct* sends them from client to client, as the paper draws it. Shared by 200 "
+        "clients, the server's 10 Gbit/s are 50 Mbit/s each: then the uploads wait for the server, "
+        "whatever the clients' links are.",
         "D clients vanish after sharing and before their upload; T = N/2; the 50 % cells have "
         "D = N/2 - 2, the most that the checks allow. LightSecAgg runs in seeded mode with the "
         "planner's U unless stated; SecAgg+ on the graph that the finder proves safe for these N, "

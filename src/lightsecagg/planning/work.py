@@ -152,7 +152,9 @@ class _Work:
         rebuilding = self.N * (self.shares.peers + 1) * 16 * self.settings.sharing_threshold
         phase = self.phases[Phase.RECOVER]
         phase.client += costs.advertise
-        phase.server = (
+        if self.settings.protocol is ProtocolName.SECAGG_PLUS:  # every secret in other hands
+            phase.server += self.N * costs.rebuild
+        phase.server += (
             masks
             + orphans * costs.agreement
             + rebuilding * costs.product
