@@ -77,3 +77,5 @@ def asynchronous(
 
 
 laboratory.register(app)
+for _name, _summary in laboratory.ASYNCHRONOUS.items():
+    app.command(_name, help=_summary)(asynchronous)
