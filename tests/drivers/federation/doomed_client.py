@@ -1,0 +1,58 @@
+"""A client process for the crash tests: kills itself with SIGKILL around a chosen message.
+
+    python doomed_client.py client-5.toml 5 [MESSAGE before|after ROUND]
+
+Not a test: `test_client_crashes` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from network_federation import Contribution
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
+from lightsecagg.drivers.federation.observer import set_up_logging
+from lightsecagg.drivers.federation.programs import build_client
+
+
+class Doomed(FederationClient):
+    """Dies before it sends its first message of one kind in one round, or at the answer to it."""
+
+    death: tuple[str, str, int] | None = None
+    _dying = False
+
+    async def _send(self, round_: Any, message: Any) -> None:
+        if self.death is not None and self.death[2] == round_.number:
+            name, moment, _ = self.death
+            if type(message).__name__ == name:
+                if moment == "before":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self._dying = True
+        await super()._send(round_, message)
+
+    async def _take(self, data: bytes) -> None:
+        if self._dying:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await super()._take(data)
+
+
+def main() -> None:
+    path, client, *death = sys.argv[1:]
+    set_up_logging("info")
+    config = load_config(ClientConfig, Path(path), ["client.overlap=thread"])
+    doomed = build_client(config, Doomed, job=Contribution(int(client)))
+    assert isinstance(doomed, Doomed)
+    if death:
+        doomed.death = (death[0], death[1], int(death[2]))
+    asyncio.run(doomed.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A provisioned federation over real sockets and TLS: the server here, clients anywhere."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import (
+    ClientConfig,
+    ServerConfig,
+    VectorsTable,
+    load_config,
+)
+from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.federation.programs import build_client, build_server
+from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.protocol.interface import Update
+
+DIMENSION = 23
+
+
+def contribution(client: int, round_number: int) -> np.ndarray[Any, Any]:
+    """Another vector per client and round; the same in whatever process it is asked for."""
+    return np.random.default_rng([client, round_number]).uniform(-1, 1, DIMENSION)
+
+
+@dataclass
+class Contribution:
+    """A client's job."""
+
+    client: int
+    dimension: int | None = DIMENSION
+    given: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        self.given[round_number] = contribution(self.client, round_number)
+        return Update(self.given[round_number])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class NetworkFederation:
+    """Files of a federation, and its parties on demand."""
+
+    def __init__(self, folder: Path, clients: int = 6, privacy: int = 1, dropouts: int = 1) -> None:
+        self.made: Provisioned = provision(
+            folder / "federation", clients, privacy=privacy, dropouts=dropouts, port=free_port()
+        )
+        self.output = folder / "result.npz"
+
+    @property
+    def address(self) -> str:
+        return load_config(ServerConfig, self.made.server).server.address
+
+    def server(self, progress: Any = None, **rounds: Any) -> FederationServer:
+        defaults = {"number": 1, "settle": 10, "grace": 0.5, "wait_for_clients": 30, "retries": 0}
+        overrides = [f"rounds.{key}={value}" for key, value in (defaults | rounds).items()]
+        config = load_config(ServerConfig, self.made.server, overrides)
+        vectors = VectorsTable(dimension=DIMENSION, output=self.output)
+        return build_server(
+            config.model_copy(update={"training": None, "vectors": vectors}), progress
+        )
+
+    def client(
+        self, client: int, kind: Any = FederationClient, address: str | None = None, **extra: Any
+    ) -> FederationClient:
+        overrides = ["client.overlap=thread", "client.reconnect=60.0"]
+        if address is not None:
+            overrides.append(f'server.address="{address}"')
+        config = load_config(ClientConfig, self.made.clients[client], overrides)
+        return build_client(config, kind, job=Contribution(client), **extra)
+
+    def check(self, record: RoundRecord) -> None:
+        """The latest result is the exact sum over those whom this record includes."""
+        assert record.aborted is None
+        with np.load(self.output) as stored:
+            result = stored["result"]
+        expected = np.sum([contribution(i, record.round) for i in record.included], axis=0)
+        tolerance = len(record.included) * record.quantisation_step
+        np.testing.assert_allclose(result, expected, atol=tolerance)

@@ -1,0 +1,87 @@
+"""R33: a network that delays, holds back, reorders, cuts and so duplicates, under real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network_federation import NetworkFederation
+
+from lightsecagg.drivers.federation.observer import RoundRecord
+
+
+def cut_everybody(proxy: Any) -> None:
+    proxy.cut_all()
+
+
+def cut_one(proxy: Any) -> None:
+    proxy.connections[2].cut()
+
+
+def hold_half(proxy: Any) -> None:
+    """Three of six connections stand still for a while: the others' messages overtake theirs."""
+    held = proxy.connections[::2]
+    for connection in held:
+        connection.hold()
+    loop = asyncio.get_running_loop()
+    for connection in held:
+        loop.call_later(0.3, connection.release)
+
+
+def slow_down(proxy: Any) -> None:
+    proxy.delay = 0.03
+
+
+def break_every_upload(proxy: Any) -> None:
+    """New connections break again after a few kilobytes, in the middle of something."""
+    proxy.cut_after = 6_000
+    proxy.cut_all()
+    asyncio.get_running_loop().call_later(1.0, setattr, proxy, "cut_after", None)
+
+
+FAULTS = [cut_everybody, cut_one, hold_half, slow_down, break_every_upload]
+
+
+@pytest.mark.parametrize("phase", ["share", "upload", "agree", "recover"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_R33_faults_in_any_phase_end_in_the_exact_sum(
+    tmp_path: Path, fault_proxy: Any, fault: Callable[[Any], None], phase: str
+) -> None:
+    federation = NetworkFederation(tmp_path)
+
+    async def scenario() -> list[RoundRecord]:
+        proxy = fault_proxy(federation.address)
+        await proxy.start()
+        done = False
+
+        def strike(now: str, answered: int, expected: int) -> None:
+            nonlocal done
+            if now == phase and not done:
+                done = True
+                fault(proxy)
+
+        server = federation.server(strike, retries=2, grace=20, upload=25, agree=15, recover=15)
+        clients = [
+            asyncio.create_task(federation.client(i, address=proxy.address).run()) for i in range(6)
+        ]
+        try:
+            return await asyncio.wait_for(server.run(), 90)
+        finally:
+            for task in clients:
+                task.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            await proxy.close()
+
+    *aborted, last = asyncio.run(scenario())
+    federation.check(last)
+    # An attempt that failed, failed cleanly: it said why and summed nothing.
+    assert all(record.aborted and not record.included for record in aborted)
+    # Only shares cannot be sent again, and some may be on their way when the upload phase begins.
+    # Later, nobody is even dropped.
+    if phase in ("agree", "recover"):
+        assert [record.aborted for record in aborted] == []
+        assert last.included == list(range(6))
+        assert last.dropped == {}
