@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -99,6 +99,7 @@ class RoundServer(ABC):
         self._invited = tuple(allow_list.clients if invited is None else invited)
         self._started = False
         self._gone: set[int] = set()
+        self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
         self._keys: dict[int, Advertise] = {}
         self._roster: Roster | None = None
         self._round: Round | None = None
@@ -182,20 +183,39 @@ class RoundServer(ABC):
     @property
     def pending(self) -> frozenset[int]:
         """Clients whose messages the current phase still waits for."""
+        return frozenset(self._expected).difference(self._delivered, self.refusals, self._gone)
+
+    @property
+    def _expected(self) -> Collection[int]:
+        """Who has to send something in this phase; the same from its first to its last message."""
         match self.phase:
             case Phase.ADVERTISE:
-                waiting = set(self._invited) - set(self._keys)
+                return self._invited
             case Phase.SHARE:
-                waiting = set(self._members) - set(self._complete)
+                return self._members
             case Phase.UPLOAD:
-                waiting = set(self._complete) - set(self._uploads)
-            case Phase.AGREE:
-                waiting = set(self._survivors) - set(self._signatures) - set(self.refusals)
-            case Phase.RECOVER:
-                waiting = set(self._survivors) - set(self._answers) - set(self.refusals)
+                return self._complete
+            case Phase.AGREE | Phase.RECOVER:
+                return self._survivors
             case Phase.DONE:
-                waiting = set()
-        return frozenset(waiting - self._gone)
+                return ()
+
+    @property
+    def _delivered(self) -> Collection[int]:
+        """Who has sent all of it."""
+        match self.phase:
+            case Phase.ADVERTISE:
+                return self._keys
+            case Phase.SHARE:
+                return self._complete
+            case Phase.UPLOAD:
+                return self._uploads
+            case Phase.AGREE:
+                return self._signatures
+            case Phase.RECOVER:
+                return self._answers
+            case Phase.DONE:
+                return ()
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -263,9 +283,23 @@ class RoundServer(ABC):
 
     def _advance_if_complete(self) -> list[Output]:
         outputs: list[Output] = []
-        while self._started and self.phase is not Phase.DONE and not self.pending:
+        while self._started and self.phase is not Phase.DONE and not self._is_waiting():
             outputs += self._close_phase()
         return outputs
+
+    def _is_waiting(self) -> bool:
+        """Whether anybody is pending.
+
+        It is enough to know one client that is. Building `pending` for every message would make
+        a phase quadratic in N, and the recovery of small models slower than its arithmetic.
+        """
+        phase, client = self._witness
+        still_pending = phase is self.phase and not (
+            client in self._delivered or client in self.refusals or client in self._gone
+        )
+        if not still_pending:
+            self._witness = (self.phase, max(self.pending, default=None))
+        return self._witness[1] is not None
 
     def _close_phase(self) -> list[Output]:
         match self.phase:
