@@ -15,7 +15,14 @@ from lightsecagg.cli.laboratory import EXPERIMENTS as LISTED
 from lightsecagg.drivers.simulation.links import Links, Topology
 from lightsecagg.drivers.simulation.scenario import Outcome, run
 from lightsecagg.errors import ParameterError
-from lightsecagg.experiments import complexity, paper_values, peers, running_times
+from lightsecagg.experiments import (
+    complexity,
+    gains,
+    impact_of_u,
+    overhead,
+    paper_values,
+    peers,
+)
 from lightsecagg.experiments.catalogue import EXPERIMENTS, experiment
 from lightsecagg.experiments.cells import (
     Cell,
@@ -156,7 +163,7 @@ def test_reports_are_written_whole(name: str, tiny_results: Results, tmp_path: P
 
 
 def test_table2_states_the_papers_gains(tiny_results: Results) -> None:
-    report = running_times.table2_report(TINY, tiny_results)
+    report = gains.table2_report(TINY, tiny_results)
     cnn = next(row for row in report.tables[0].rows if "CNN" in row[0])
     assert "(11.3×, 3.7×)" in cnn[2]
     assert "(12.7×, 4.1×)" in cnn[3]
@@ -180,10 +187,10 @@ def test_the_papers_table2_follows_from_its_table4_at_thirty_per_cent() -> None:
 
 
 def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> None:
-    report = running_times.overhead_report(TINY, tiny_results)
+    report = overhead.overhead_report(TINY, tiny_results)
     cells = {
         protocol: tiny_results[
-            TINY.round(protocol, 12, running_times.OVERHEAD_RATE, TASKS["femnist"].dimension).key
+            TINY.round(protocol, 12, overhead.RATE, TASKS["femnist"].dimension).key
         ]
         for protocol in (LIGHT, PLAIN)
     }
@@ -195,10 +202,10 @@ def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> 
 def test_the_sweep_of_u_contains_the_planners(tiny_results: Results) -> None:
     for profile in (FULL, QUICK):
         planned = planned_survivors(profile.largest, 0.1, TASKS["femnist"].dimension)
-        sweep = running_times.sweep_of_survivors(profile)
+        sweep = impact_of_u.sweep_of_survivors(profile)
         assert planned in sweep
         assert min(sweep) > privacy(profile.largest)
-    assert running_times.impact_report(TINY, tiny_results).figures["planned_over_best"]
+    assert impact_of_u.impact_report(TINY, tiny_results).figures["planned_over_best"]
 
 
 def test_operations_are_counted_exactly() -> None:

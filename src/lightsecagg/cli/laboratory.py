@@ -43,7 +43,9 @@ ASYNCHRONOUS = {
 
 ALL = "all"
 
-Out = Annotated[Path, typer.Option(help="Folder for reports and cells.")]
+Out = Annotated[
+    Path, typer.Option(help="Folder for reports; finished cells are kept in OUT/cells.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, one epoch: minutes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
@@ -51,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.
 def register(app: typer.Typer) -> None:
     """Add one command per experiment, and one for all of them."""
     for name, summary in EXPERIMENTS.items():
-        app.command(name, help=f"{summary} Finished cells are kept in OUT/cells.")(_command(name))
+        app.command(name, help=summary)(_command(name))
     app.command(ALL, help="All measured tables and figures of synchronous rounds.")(_command(ALL))
 
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.experiments import complexity, forecasts, peers, running_times, transport
+from lightsecagg.experiments import (
+    breakdown,
+    complexity,
+    forecasts,
+    gains,
+    growth,
+    impact_of_u,
+    overhead,
+    peers,
+    transport,
+)
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report
 from lightsecagg.experiments.setups import Profile
@@ -25,23 +35,21 @@ class Experiment:
 
 EXPERIMENTS: dict[str, Experiment] = {
     "table1": Experiment(complexity.count_cells, complexity.table1_report),
-    "table2": Experiment(running_times.table2_cells, running_times.table2_report),
-    "table3": Experiment(running_times.table3_cells, running_times.table3_report),
-    "table4": Experiment(running_times.table4_cells, running_times.table4_report),
+    "table2": Experiment(gains.table2_cells, gains.table2_report),
+    "table3": Experiment(gains.table3_cells, gains.table3_report),
+    "table4": Experiment(breakdown.table4_cells, breakdown.table4_report),
     "table5": Experiment(complexity.count_cells, complexity.table5_report),
     "table6": Experiment(complexity.table6_cells, complexity.table6_report),
-    "figure5": Experiment(running_times.figure5_cells, running_times.figure5_report),
-    "overhead": Experiment(running_times.overhead_cells, running_times.overhead_report),
-    "impact-of-u": Experiment(running_times.impact_cells, running_times.impact_report),
+    "figure5": Experiment(breakdown.figure5_cells, breakdown.figure5_report),
+    **{
+        name: Experiment(partial(growth.growth_cells, name), partial(growth.growth_report, name))
+        for name in growth.FIGURES
+    },
+    "impact-of-u": Experiment(impact_of_u.impact_cells, impact_of_u.impact_report),
+    "overhead": Experiment(overhead.overhead_cells, overhead.overhead_report),
     "planner": Experiment(forecasts.forecast_cells, forecasts.forecast_report),
     "transport": Experiment(transport.transport_cells, transport.transport_report),
     "peers": Experiment(peers.peers_cells, peers.peers_report),
-    **{
-        name: Experiment(
-            partial(running_times.growth_cells, name), partial(running_times.growth_report, name)
-        )
-        for name in running_times.FIGURES
-    },
 }
 
 

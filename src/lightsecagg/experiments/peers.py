@@ -79,20 +79,28 @@ def peers_report(profile: Profile, results: Results) -> Report:
             f"Milliseconds of CPU, N = {cell.clients}, d = {cell.dimension:,}",
             ["step", *seconds],
             [
-                [
-                    title,
-                    *(f"{found[s] * 1e3:.3g}" if s in found else "-" for found in seconds.values()),
-                ]
+                [title, *(_milliseconds(found.get(s)) for found in seconds.values())]
                 for s, title in _STEPS.items()
             ],
         )
     )
-    absent = "" if "flwr" in seconds else " Flower (`flwr`) is not installed here and is left out."
+    about = (
+        "Flower's addition does not reduce modulo anything, its PRG is seeded with 32 bits, and "
+        "its Shamir sharing is over GF(2^128) in Python."
+        if "flwr" in seconds
+        else "Flower (`flwr`) is not installed here and is left out."
+    )
     report.paragraphs = [
         "The fastest of three runs each, one core, on the same vectors in the same process. A "
-        f"dash: the implementation has no such step.{absent}"
+        f"dash: the implementation has no such step. {about}"
     ]
     return report
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -181,3 +181,12 @@ def _draw(plot: Plot, path: Path) -> Path:
     plot.draw(figure)
     figure.savefig(path, dpi=120)
     return path
+
+
+def log_scale(axes: Any) -> None:
+    """A logarithmic axis of seconds in plain numbers."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))

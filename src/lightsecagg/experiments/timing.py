@@ -56,6 +56,18 @@ class RoundTimes:
         """The round without training: the paper's "aggregation-only"."""
         return self.offline + self.uploading + self.recovery
 
+    def breakdown(self) -> dict[str, float]:
+        """For tables and JSON."""
+        return {
+            "offline": self.offline,
+            "training": self.training,
+            "uploading": self.uploading,
+            "recovery": self.recovery,
+            "server_recovery": self.server_recovery,
+            "total": self.total(overlap=False),
+            "overlapped": self.total(overlap=True),
+        }
+
     def _total(self, wanted: tuple[Phase, ...]) -> float:
         return sum(
             parts.down + parts.client + parts.up + parts.server

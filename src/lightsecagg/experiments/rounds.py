@@ -1,0 +1,62 @@
+"""Looks up rounds and trainings among the results: what tables and figures of time share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightsecagg.drivers.simulation.links import Links
+from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
+from lightsecagg.experiments.setups import SECURE, LearningTask, Profile
+from lightsecagg.experiments.timing import RoundTimes, round_times
+from lightsecagg.protocol.settings import ProtocolName
+
+LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
+
+TABLE_RATE = 0.3
+"""p of Tables 2 and 3 and of Figure 5, see `paper_values`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The results of a profile."""
+
+    profile: Profile
+    results: Results
+
+    def training(self, task: LearningTask) -> float:
+        """Seconds of local training."""
+        return float(self.results[self.profile.training(task).key]["seconds"])
+
+    def round(self, cell: RoundCell) -> Document:
+        """What was measured in a round."""
+        return self.results[cell.key]
+
+    def times(
+        self,
+        protocol: ProtocolName,
+        task: LearningTask,
+        rate: float,
+        on: Links,
+        clients: int | None = None,
+    ) -> RoundTimes:
+        """How long a round takes on these links; of the largest N unless it is given."""
+        N = clients or self.profile.largest
+        cell = self.profile.round(protocol, N, rate, task.dimension)
+        return round_times(self.round(cell), on, self.training(task))
+
+
+def round_cells(
+    profile: Profile,
+    tasks: Sequence[LearningTask],
+    rates: Sequence[float],
+    clients: Sequence[int] = (),
+    protocols: Sequence[ProtocolName] = SECURE,
+) -> list[Cell]:
+    """Trainings and rounds for all combinations."""
+    found: list[Cell] = [profile.training(task) for task in tasks]
+    for task in tasks:
+        for N in clients or (profile.largest,):
+            for rate in rates:
+                found += [profile.round(p, N, rate, task.dimension) for p in protocols]
+    return found
