@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from network_federation import NetworkFederation
 
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
+from lightsecagg.drivers.federation.envelope import VERSION, Hello, pack_control, pack_protocol
 from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.transport.grpc import GrpcClient
+from lightsecagg.drivers.transport.tls import Credentials
+from lightsecagg.errors import PeerGone, TransportError
 
 
 def cut_everybody(proxy: Any) -> None:
@@ -85,3 +91,49 @@ def test_R33_faults_in_any_phase_end_in_the_exact_sum(
         assert [record.aborted for record in aborted] == []
         assert last.included == list(range(6))
         assert last.dropped == {}
+
+
+def test_S25_a_flood_over_the_network_is_cut_and_the_round_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = NetworkFederation(tmp_path)
+
+    async def flood() -> None:
+        config = load_config(ClientConfig, federation.made.clients[5])
+        tls = config.tls
+        assert tls.ca is not None
+        assert tls.certificate is not None
+        assert tls.key is not None
+        credentials = Credentials.load(tls.ca, tls.certificate, tls.key)
+        client = GrpcClient(config.server.address, 5, credentials)
+        while True:
+            try:
+                await client.connect()
+                break
+            except TransportError:
+                await asyncio.sleep(0.05)
+        await client.send(pack_control(Hello(VERSION, -1)))
+        with suppress(PeerGone):
+            while True:
+                await client.send(pack_protocol(1, bytes(1 << 20)))
+        await client.close()
+
+    async def scenario() -> RoundRecord:
+        server = federation.server(settle=1, advertise=5)
+        clients = [asyncio.create_task(federation.client(i).run()) for i in range(5)]
+        flooding = asyncio.create_task(flood())
+        try:
+            (record,) = await asyncio.wait_for(server.run(), 40)
+            await asyncio.wait_for(flooding, 10)
+            return record
+        finally:
+            for task in (*clients, flooding):
+                task.cancel()
+            await asyncio.gather(*clients, flooding, return_exceptions=True)
+
+    with caplog.at_level("INFO"):
+        record = asyncio.run(scenario())
+    assert "client 5 disconnected: client 5 announced a message of 1048585 bytes" in caplog.text
+    assert "are left of its budget for this phase" in caplog.text
+    assert record.included == list(range(5))
+    federation.check(record)

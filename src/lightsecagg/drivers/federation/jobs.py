@@ -137,11 +137,11 @@ class VectorClient:
 
 def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            vector, samples = loaded, 1
-        else:
-            with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                vector, samples = loaded, 1
+            else:
                 vector = loaded["vector"]
                 samples = int(loaded["samples"]) if "samples" in loaded else 1
     except KeyError as error:

@@ -1,0 +1,369 @@
+"""`lightsecagg server` and `lightsecagg client` as programs: real processes, sockets and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
+
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
+from lightsecagg.drivers.federation.programs import build_client
+from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.transport.certificates import Authority, Validity
+from lightsecagg.drivers.transport.grpc import GrpcClient
+from lightsecagg.drivers.transport.tls import Credentials
+from lightsecagg.errors import TransportError
+from lightsecagg.protocol.interface import Update
+
+COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()"]
+CLIENTS, DIMENSION = 5, 11
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Programs:
+    """A provisioned federation without training, and the programs that were started for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.made: Provisioned = provision(
+            folder / "federation", CLIENTS, privacy=1, dropouts=1, port=self.port
+        )
+        self._without_training(self.made.server, f'dimension = {DIMENSION}\noutput = "result.npz"')
+        for client, path in self.made.clients.items():
+            self._without_training(path, 'input = "vector.npy"')
+            self.write_vector(client)
+        self.processes: list[subprocess.Popen[str]] = []
+        self.logs: dict[int, Path] = {}
+
+    def _without_training(self, path: Path, vectors: str) -> None:
+        text = path.read_text()
+        path.write_text(text[: text.index("[training.task]")] + f"[vectors]\n{vectors}\n")
+
+    def vector(self, client: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng(client).uniform(-1, 1, DIMENSION)
+
+    def write_vector(self, client: int) -> None:
+        np.save(self.made.clients[client].parent / "vector.npy", self.vector(client))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        log = self.folder / f"{len(self.processes)}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self.processes.append(process)
+        self.logs[process.pid] = log
+        return process
+
+    def log(self, process: subprocess.Popen[str]) -> str:
+        return self.logs[process.pid].read_text()
+
+    def finish(self, process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        out, _ = process.communicate(timeout=timeout)
+        return process.returncode, out, self.log(process)
+
+    def server(self, *settings: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        options = [option for setting in settings for option in ("--set", setting)]
+        return self.start("server", "--config", str(self.made.server), *options, *flags)
+
+    def clients(self, *ids: int, settings: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        configs = [option for i in ids for option in ("--config", str(self.made.clients[i]))]
+        options = [option for setting in settings for option in ("--set", setting)]
+        return self.start("client", *configs, *options)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def poll(look: Callable[[], Any], timeout: float = 60) -> Any:
+    """What `look` returns, once it returns something."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def fetch(port: int, page: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}") as answer:
+            return bytes(answer.read())
+    except urllib.error.URLError:
+        return None
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    made = Programs(tmp_path)
+    yield made
+    made.close()
+
+
+def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -> None:
+    server = programs.server("rounds.number=1", "rounds.settle=20", flags=("--json",))
+    clients = programs.clients(*range(CLIENTS))
+    code, out, err = programs.finish(server)
+    assert code == 0, err
+    (record,) = json.loads(out)["rounds"]
+    assert record["included"] == list(range(CLIENTS))
+    assert programs.finish(clients)[0] == 0
+    with np.load(programs.made.server.parent / "result.npz") as stored:
+        result = stored["result"]
+    expected = np.sum([programs.vector(i) for i in range(CLIENTS)], axis=0)
+    np.testing.assert_allclose(result, expected, atol=CLIENTS * record["quantisation_step"])
+    report = json.loads((programs.made.server.parent / "state" / "rounds.json").read_text())
+    assert report == [record]
+    # Off a terminal every line of the log is one JSON object.
+    assert all(json.loads(line)["level"] for line in err.splitlines())
+
+
+class Patient:
+    """A client's job that lasts until it is told to end."""
+
+    dimension = DIMENSION
+
+    def __init__(self, vector: np.ndarray[Any, Any]) -> None:
+        self.vector, self.started, self.go = vector, threading.Event(), threading.Event()
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        self.started.set()
+        assert self.go.wait(60)
+        return Update(self.vector)
+
+
+def test_R40_sigterm_finishes_the_round_and_metrics_tell_of_it(programs: Programs) -> None:
+    """The signal comes while one client trains; the round goes on to its end, then exit code 0."""
+    port = free_port()
+    server = programs.server(
+        "rounds.number=1000", "rounds.min_clients=5", f"server.metrics_port={port}"
+    )
+    programs.clients(0, 1, 2, 3)
+    job = Patient(programs.vector(4))
+    config = load_config(ClientConfig, programs.made.clients[4], ["client.overlap=thread"])
+
+    async def scenario() -> None:
+        client = asyncio.create_task(build_client(config, job=job).run())
+        assert await asyncio.to_thread(job.started.wait, 60)
+        health = json.loads(await asyncio.to_thread(fetch, port, "health") or b"{}")
+        assert (health["status"], health["rounds"]) == ("ok", 0)
+        server.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(poll, lambda: "finishing the current round" in programs.log(server))
+        assert server.poll() is None
+        job.go.set()
+        code, _, err = await asyncio.to_thread(programs.finish, server)
+        assert code == 0, err
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+
+    asyncio.run(scenario())
+    report = json.loads((programs.made.server.parent / "state" / "rounds.json").read_text())
+    assert [record["included"] for record in report] == [list(range(CLIENTS))]
+
+
+def test_metrics_and_health_after_a_round(programs: Programs) -> None:
+    port = free_port()
+    # The vectors are spent after the first round: the later ones are aborted, again and again.
+    programs.server(
+        "rounds.number=2", "rounds.settle=20", "rounds.retries=9999", f"server.metrics_port={port}"
+    )
+    programs.clients(*range(CLIENTS))
+    poll(lambda: json.loads(fetch(port, "health") or b"{}").get("rounds", 0) >= 2)
+    health = json.loads(fetch(port, "health") or b"{}")
+    assert set(health) == {"status", "uptime", "connected", "rounds"}
+    assert health["connected"] == CLIENTS
+    metrics = fetch(port, "metrics") or b""
+    assert b'lightsecagg_rounds_total{outcome="done"} 1.0' in metrics
+    assert b'lightsecagg_rounds_total{outcome="aborted"}' in metrics
+    assert b"lightsecagg_dropouts_total{phase=" in metrics
+    for phase in (b"advertise", b"share", b"upload", b"agree", b"recover"):
+        assert b'lightsecagg_phase_seconds_count{phase="%s"}' % phase in metrics
+        assert b'lightsecagg_bytes_total{direction="in",phase="%s"}' % phase in metrics
+    assert fetch(port, "secrets") is None
+
+
+def test_R40_sigterm_while_nobody_is_there_ends_at_once(programs: Programs) -> None:
+    server = programs.server("rounds.wait_for_clients=600")
+    poll(lambda: is_listening(programs.port))
+    server.send_signal(signal.SIGTERM)
+    assert programs.finish(server, timeout=20)[0] == 0
+
+
+def test_R35_a_server_without_clients_gives_up_with_exit_code_3(programs: Programs) -> None:
+    code, _, err = programs.finish(programs.server("rounds.wait_for_clients=0.5"))
+    assert code == 3
+    assert "only 0 clients connected within 0.5 s, 4 are needed" in err
+
+
+def test_a_second_server_on_the_same_state_is_refused(programs: Programs) -> None:
+    port = free_port()
+    programs.server("rounds.wait_for_clients=600", f"server.metrics_port={port}")
+    poll(lambda: fetch(port, "health"))
+    code, _, err = programs.finish(programs.server('server.address="127.0.0.1:0"'))
+    assert code == 2
+    assert "another server uses the state folder" in err
+
+
+def test_print_config_shows_the_effective_configuration(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSECAGG_ROUNDS__NUMBER", "7")
+    code, out, _ = programs.finish(programs.server("rounds.settle=2.5", flags=("--print-config",)))
+    assert code == 0
+    shown = json.loads(out)
+    assert (shown["rounds"]["number"], shown["rounds"]["settle"]) == (7, 2.5)
+    assert shown["aggregation"]["share_mode"] == "seeded"
+    path = str(programs.made.clients[2])
+    code, out, _ = programs.finish(programs.start("client", "--config", path, "--print-config"))
+    assert code == 0
+    assert json.loads(out)["clients"][0]["client"]["id"] == 2
+
+
+# -- who may not take part (S24) -----------------------------------------------------------------
+
+
+def issue(programs: Programs, client: int, validity: Validity, folder: str) -> tuple[Path, Path]:
+    """A certificate of the federation's own authority, as its owner could issue it."""
+    home = programs.made.directory / "authority"
+    authority = Authority(
+        load_pem_private_key((home / "ca.key").read_bytes(), None),  # type: ignore[arg-type]
+        load_pem_x509_certificate((home / "ca.pem").read_bytes()),
+        validity,
+    )
+    issued = authority.issue_client(client)
+    target = programs.folder / folder
+    target.mkdir()
+    (target / "own.pem").write_bytes(issued.certificate)
+    (target / "own.key").write_bytes(issued.key)
+    return target / "own.pem", target / "own.key"
+
+
+def test_S24_clients_that_may_not_take_part_hear_why(programs: Programs) -> None:
+    server = programs.server("rounds.wait_for_clients=600")
+    other = provision(programs.folder / "other", 4, port=programs.port)
+    elsewhere = other.clients[0].parent
+    home = programs.made.clients
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    expired = issue(programs, 0, Validity(yesterday - timedelta(days=3), yesterday), "expired")
+    cases: list[tuple[tuple[str, ...], int, str]] = [
+        (
+            (f'tls.certificate="{expired[0]}"', f'tls.key="{expired[1]}"'),
+            1,
+            "own.pem expired on",
+        ),
+        (
+            (
+                f'tls.certificate="{elsewhere / "client.pem"}"',
+                f'tls.key="{elsewhere / "client.key"}"',
+            ),
+            1,
+            "was not issued by the authority",
+        ),
+        (
+            (
+                f'tls.ca="{elsewhere / "ca.pem"}"',
+                f'tls.certificate="{elsewhere / "client.pem"}"',
+                f'tls.key="{elsewhere / "client.key"}"',
+            ),
+            1,
+            "gives up after 0.5 s: the server's certificate was refused",
+        ),
+        (
+            (
+                f'tls.certificate="{home[1].parent / "client.pem"}"',
+                f'tls.key="{home[1].parent / "client.key"}"',
+            ),
+            1,
+            "is the certificate of client 1, but this is client 0",
+        ),
+        ((f'client.identity="{home[1].parent / "identity.key"}"',), 2, "[client] identity is not"),
+        (("client.id=99",), 1, "is the certificate of client 0, but this is client 99"),
+        ((f'tls.key="{home[1].parent / "client.key"}"',), 2, "is not the key of the certificate"),
+        (('server.address="127.0.0.1:1"',), 1, "nobody listens at 127.0.0.1:1"),
+        (('server.name="elsewhere.example"',), 1, "the server's certificate was refused"),
+        (
+            (f'federation.allow_list="{elsewhere / "allow-list.json"}"',),
+            2,
+            "allow-list.json is refused",
+        ),
+    ]
+    poll(lambda: is_listening(programs.port))
+    quick = "client.reconnect=0.5"
+    started = [programs.clients(0, settings=(quick, *settings)) for settings, _, _ in cases]
+    for process, (_, code, message) in zip(started, cases, strict=True):
+        found, out, err = programs.finish(process)
+        assert (found, message in err) == (code, True), (message, err)
+        assert out == ""
+        assert "Traceback" not in err
+    assert server.poll() is None, "nothing of this disturbs the server"
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_S24_the_server_logs_why_it_refused(programs: Programs) -> None:
+    server = programs.server("rounds.wait_for_clients=600")
+    poll(lambda: is_listening(programs.port))
+    now = datetime.now(UTC)
+    validity = Validity(now - timedelta(hours=1), now + timedelta(days=1))
+    certificate, key = issue(programs, 99, validity, "stranger")
+    authority = programs.made.clients[0].parent / "ca.pem"
+
+    async def knock() -> None:
+        address = f"127.0.0.1:{programs.port}"
+        client = GrpcClient(address, 99, Credentials.load(authority, certificate, key))
+        with pytest.raises(TransportError, match="client 99 is not on the allow-list"):
+            await client.connect()
+
+    asyncio.run(knock())
+    server.send_signal(signal.SIGTERM)
+    code, _, err = programs.finish(server)
+    assert code == 0
+    assert "refused a stream (unknown client): client 99 is not on the allow-list" in err
+
+
+def test_without_certificates_nothing_starts(programs: Programs) -> None:
+    path = programs.made.clients[0]
+    text = path.read_text()
+    path.write_text(text[: text.index("[tls]")] + "[vectors]\ninput = 'vector.npy'\n")
+    code, _, err = programs.finish(programs.clients(0))
+    assert code == 2
+    assert "[tls] needs ca, certificate and key" in err
+
+
+@pytest.mark.parametrize("level", ["loud", "DEBUGG"])
+def test_an_unknown_log_level_is_a_usage_error(programs: Programs, level: str) -> None:
+    arguments = ("--config", str(programs.made.server), "--log-level", level)
+    code, _, err = programs.finish(programs.start("server", *arguments))
+    assert code == 2
+    assert f"log level '{level}' must be one of debug, info, warning, error" in err
