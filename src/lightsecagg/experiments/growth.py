@@ -86,7 +86,7 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
         Plot(
             name,
             f"Total time of a round, {task.title}, shares relayed"
-            + ("; hollow grey marks: the paper's totals at N = 200" if stated else ""),
+            + ("; hollow marks: the paper's totals at N = 200" if stated else ""),
             draw,
             (10, 5.4),
         )
@@ -122,7 +122,8 @@ def _paper_totals(axes: Any, overlap: bool) -> None:
                 [value],
                 marker=_MARKERS[rate],
                 markerfacecolor="none",
-                color="#bbbbbb",
+                color=_COLOURS[protocol],
+                alpha=0.4,
                 linestyle="",
             )
     axes.text(
