@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import make_client_job, make_server_job
@@ -162,3 +164,18 @@ def test_a_vector_that_cannot_be_read_is_an_error(server: Path, content: bytes) 
     config = load(server, 'vectors.input="vector.npy"')
     with pytest.raises(ConfigurationError, match=r"vector\.npy cannot be read as \.npy or \.npz"):
         make_client_job(None, config.vectors, 0)
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "federation.md").read_text()
+    section = page[page.index("## Configuration") : page.index("## When something breaks")]
+    for kind in (ServerConfig, ClientConfig):
+        for table, info in kind.model_fields.items():
+            model = next(
+                each
+                for each in (info.annotation, *get_args(info.annotation))
+                if isinstance(each, type) and issubclass(each, BaseModel)
+            )
+            for key in model.model_fields:
+                named = (f"`{table}.{key}`", f"`{key}`")
+                assert any(name in section for name in named), f"{table}.{key}"

@@ -1,0 +1,121 @@
+"""Where training runs while masks are encoded and shared: a process, a thread, or before it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_federation import Federation
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import TrainingTable
+from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
+from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.protocol.interface import Update
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+CLIENTS = 4
+TABLE = TrainingTable(
+    task={"task": "digits", "clients": CLIENTS, "model": "logistic"}, local={"epochs": 1}
+)
+
+
+def run(folder: Path, overlap: str, executor: Any = None) -> list[RoundRecord]:
+    federation = Federation(folder / "state", CLIENTS, privacy=1, dropouts=0, bound=2.0)
+    federation.job = TrainingServer(TABLE, 2.0)
+    federation.jobs = {i: TrainingClient(TABLE, i) for i in range(CLIENTS)}
+
+    def kind(*arguments: Any) -> FederationClient:
+        return FederationClient(*arguments, executor=executor)
+
+    async def scenario() -> list[RoundRecord]:
+        trace = folder / "trace"
+        clients = [federation.client(i, kind, overlap=overlap, trace=trace) for i in range(CLIENTS)]
+        async with federation.connected(clients):
+            server = federation.server(number=2, settle=20, upload=120, share=120)
+            return await asyncio.wait_for(server.run(), 120)
+
+    return asyncio.run(scenario())
+
+
+def spans(folder: Path, number: int, client: int) -> dict[str, tuple[float, float]]:
+    """Phase -> first start and last end at this client."""
+    found: dict[str, tuple[float, float]] = {}
+    for span in json.loads((folder / "trace" / f"spans-{number}-{client}.json").read_text()):
+        start, end = found.get(span["phase"], (span["start"], span["end"]))
+        found[span["phase"]] = (min(start, span["start"]), max(end, span["end"]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ["process", "thread", "off"])
+def test_every_overlap_mode_trains_and_its_timings_are_told(tmp_path: Path, overlap: str) -> None:
+    if overlap == "process":
+        # One child for all clients, spawned like a client's own: it imports torch once.
+        from lightsecagg.training import training_pool
+
+        with training_pool(1) as pool:
+            records = run(tmp_path, overlap, pool)
+            assert len(multiprocessing.active_children()) == 1
+    else:
+        records = run(tmp_path, overlap)
+    assert [record.included for record in records] == [list(range(CLIENTS))] * 2
+    assert records[-1].figures["accuracy"] > 0.2
+    for number in (1, 2):
+        for client in range(CLIENTS):
+            found = spans(tmp_path, number, client)
+            assert set(found) >= {"advertise", "share", "training", "upload", "agree", "recover"}
+            assert found["training"][1] <= found["upload"][1]
+            if overlap == "off":
+                # One after the other: not even keys are drawn before training has ended.
+                assert found["training"][1] <= found["advertise"][0]
+            else:
+                assert found["training"][0] <= found["advertise"][0]
+    for phase in records[-1].phases.values():
+        assert phase.seconds > 0
+
+
+class Quick(TrainingClient):
+    """Stands for a training that needs no torch."""
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        return Update(np.random.default_rng([self.client, round_number]).uniform(-1, 1, 37))
+
+
+class DyingPool(ThreadPoolExecutor):
+    """A pool whose process was killed: broken for good."""
+
+    def submit(self, *arguments: Any, **named: Any) -> Any:
+        future: Future[Any] = Future()
+        future.set_exception(BrokenProcessPool("a process in the pool was terminated abruptly"))
+        return future
+
+
+def test_a_training_process_that_dies_costs_one_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client sits that round out, and trains in a new process in the next one."""
+    pools: list[ThreadPoolExecutor] = []
+
+    def pool() -> ThreadPoolExecutor:
+        pools.append((DyingPool if not pools else ThreadPoolExecutor)(1))
+        return pools[-1]
+
+    monkeypatch.setattr("lightsecagg.drivers.federation.client._training_pool", pool)
+    federation = Federation(tmp_path, CLIENTS, privacy=1, dropouts=1)
+    federation.jobs[0] = Quick(TABLE, 0)
+    federation.client_tables[0] = {"overlap": "process"}
+    first, second = asyncio.run(federation.run(number=2, settle=10, upload=60))
+    assert 0 not in first.included
+    assert 0 in second.included
+    assert len(pools) == 2
+    assert "client 0 sits round 1 out: training failed with BrokenProcessPool" in caplog.text
