@@ -156,6 +156,12 @@ def test_seeded_shares_are_shorter_and_recovery_of_secagg_is_longer() -> None:
     assert recovery["secagg"].server_seconds > 13.2 * recovery[SEEDED].server_seconds
 
 
+def test_recommends_another_survivors_than_the_given() -> None:
+    made = plan(Federation(30, 10, 6, 20_000, survivors=12))
+    assert made.recommended_survivors == 24
+    assert made.protocols[SEEDED].settings.parameters.survivors == 12
+
+
 def test_warns_of_shares_as_long_as_the_model() -> None:
     warnings = plan(Federation(100, 50, 10, 1_200_000, survivors=51)).warnings
     assert any("U = T + 1" in warning for warning in warnings)

@@ -12,7 +12,7 @@ import typer
 from lightsecagg.cli.output import print_json, warn
 
 if TYPE_CHECKING:
-    from lightsecagg.experiments.cells import Progress
+    from lightsecagg.experiments.cells import Cell, Progress
 
 # name -> the line that `lightsecagg experiments --help` shows
 EXPERIMENTS = {
@@ -108,9 +108,8 @@ def progress_bar(name: str, total: int) -> Iterator[Progress]:
         task = bar.add_task(name, total=total)
         seen: set[str] = set()
 
-        def advance(cell: object, needed: bool) -> None:
-            key = cell.key  # type: ignore[attr-defined]
-            bar.update(task, completed=len(seen - {key}), description=f"{name}: {key}")
-            seen.add(key)
+        def advance(cell: Cell, needed: bool) -> None:
+            bar.update(task, completed=len(seen - {cell.key}), description=f"{name}: {cell.key}")
+            seen.add(cell.key)
 
         yield advance

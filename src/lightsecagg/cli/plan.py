@@ -34,7 +34,7 @@ def plan(
         bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
     ] = True,
     survivors: Annotated[
-        int, typer.Option(help="U, the answers needed.", show_default="the best")
+        int, typer.Option(help="U of the forecast.", show_default="the recommended")
     ] = 0,
     liars: Annotated[
         int, typer.Option(help="E, wrong answers that the server shall be able to name.")

@@ -59,7 +59,7 @@ class Federation:
     liars: int = 0
     """E: wrong answers that the server shall be able to name."""
     survivors: int = 0
-    """U, if it is not the planner's to choose."""
+    """U of the forecast, if it shall not be the recommended one."""
     modulus: int = DEFAULT_MODULUS
 
     def __post_init__(self) -> None:
@@ -142,6 +142,7 @@ class Plan:
 
     federation: Federation
     recommended_survivors: int
+    """The best U; the forecasts are for the federation's own if it names one."""
     reason: str
     """Why this U."""
     warnings: tuple[str, ...]
@@ -183,7 +184,8 @@ def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
 
     - `costs`: `calibrate()` for this machine; the stated ones otherwise.
     """
-    survivors, reason = recommend_survivors(federation, costs)
+    recommended, reason = recommend_survivors(federation, costs)
+    survivors = federation.survivors or recommended
     protocols = {
         SEEDED: _lightsecagg(federation, survivors, ShareMode.SEEDED, costs),
         PAPER: _lightsecagg(federation, survivors, ShareMode.PAPER, costs),
@@ -194,13 +196,12 @@ def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
         protocols[ProtocolName.SECAGG_PLUS.value] = _cost(federation, sparse, costs)
         protocols[ProtocolName.PLAIN.value] = _cost(federation, plain, costs)
     warnings = tuple(_warnings(federation, survivors, protocols))
-    return Plan(federation, survivors, reason, warnings, protocols, costs)
+    return Plan(federation, recommended, reason, warnings, protocols, costs)
 
 
 def recommend_survivors(federation: Federation, costs: UnitCosts = STATED) -> tuple[int, str]:
     """The U with the shortest forecast round in seeded mode, and why."""
-    if federation.survivors:
-        return federation.survivors, "as given"
+    federation = replace(federation, survivors=0)
     largest = federation.parameters().survivors
     smallest = federation.privacy + 1
     seconds = {
@@ -356,6 +357,8 @@ def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:
             f"secagg+: no sparse graph is safe for N = {N}, T = {T}, D = {D}; it is SecAgg's "
             f"complete graph, k = {k}, t = {t}"
         )
+    if not leak:
+        return f"secagg+: k = {k} and t = {t} protect everybody, whatever the random graph"
     return (
         f"secagg+: with k = {k} and t = {t} somebody is left unprotected with a probability of up "
         f"to {float(leak):.1g} (allowed: 2^-{_SIGMA}), and the sum is lost with less than 2^-30"
