@@ -334,9 +334,8 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
         if shares.bytes > _LARGE_SHARES * model:
             said.append(
                 f"{name}: with U = {survivors} and T = {T} every explicit share has "
-                f"{shares.explicit_bytes / 1e6:.3g} MB, and a client sends "
-                f"{shares.bytes / 1e6:,.0f} MB of shares, {shares.bytes / model:.0f} times its "
-                "update; raise U or lower T"
+                f"{_size(shares.explicit_bytes)}, and a client sends {_size(shares.bytes)} of "
+                f"shares, {shares.bytes / model:.0f} times its update; raise U or lower T"
             )
     if survivors == T + 1:
         said.append("U = T + 1 makes every explicit share as long as the model")
@@ -347,6 +346,14 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
     if ProtocolName.SECAGG_PLUS.value in protocols:
         said.append(_about_graph(N, T, D, protocols[ProtocolName.SECAGG_PLUS.value].settings))
     return said
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
 
 
 def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:
