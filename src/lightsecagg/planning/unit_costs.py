@@ -87,7 +87,8 @@ def calibrate() -> UnitCosts:
     product, butterfly = _products(), _butterflies()
     peer = more.client[Phase.SHARE] / 23
     relays = few.server[Phase.SHARE] / (8 * 7), more.server[Phase.SHARE] / (24 * 23)
-    growth = max(0.0, relays[1] - relays[0]) / (24 - 8)
+    # A slope over so few clients is mostly noise: it may double the cost by N = 150, not more.
+    growth = min(max(0.0, relays[1] - relays[0]) / (24 - 8), relays[1] / 150)
     seed, element = _expansion()
     # T = 3, D = 1, U = 7: a share has a quarter of the elements, and 7 of them travel each way.
     share_bytes = 7 * _BLOCK
@@ -99,7 +100,7 @@ def calibrate() -> UnitCosts:
         verify=more.server[Phase.ADVERTISE] / 24,
         peer=peer,
         secagg_peer=secagg.client[Phase.SHARE] / 15,
-        relay=max(relays[0] - 8 * growth, relays[0] / 2),
+        relay=relays[1] - 24 * growth,
         relay_growth=growth,
         sealed_byte=max(long, 0.0) / (2 * share_bytes),
         relayed_byte=max(explicit.server[Phase.SHARE] - 56 * relays[0], 0.0) / (8 * share_bytes),
