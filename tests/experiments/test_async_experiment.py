@@ -155,3 +155,6 @@ def test_the_quick_command_writes_everything(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"cells", "summary.json", "README.md", "accuracy.png", "sweep.png"}
     assert len(list((tmp_path / "cells").iterdir())) == 5
+    (tmp_path / "cells" / "lightsecagg-constant-c16-seed0.json").unlink()
+    result = CliRunner().invoke(app, [*arguments.split(), "--finished"], catch_exceptions=False)
+    assert [row["staleness"] for row in json.loads(result.stdout)["convergence"]] == ["poly"]

@@ -39,6 +39,9 @@ def asynchronous(
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Report the runs that are there; compute none.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """FedBuff and asynchronous LightSecAgg on the same seeds, and a sweep over c_l.
@@ -58,6 +61,8 @@ def asynchronous(
     if rounds is not None:
         setup = replace(setup, rounds=rounds)
     cells = experiment.convergence_cells(1 if quick else seeds) + experiment.sweep_cells(bits)
+    if finished:
+        cells = [cell for cell in cells if cell.path(out).exists()]
     use_one_thread()
 
     def progress(cell: experiment.Cell, needed: bool) -> None:

@@ -110,6 +110,10 @@ class Cell:
         scale = "" if self.scheme == FEDBUFF else f"-c{self.scale_bits:02d}"
         return f"{self.scheme}-{self.staleness}{scale}-seed{self.seed}"
 
+    def path(self, out: Path) -> Path:
+        """Where its document is kept."""
+        return out / "cells" / f"{self.name}.json"
+
 
 class UncheckedFieldServer(FedBuffServer):
     """Eq. (34)-(37) over F_q without masks and WITHOUT the range check, for the sweep alone."""
@@ -241,11 +245,10 @@ def run_cells(
 
     * `progress`: called with a cell and whether it must be computed.
     """
-    folder = out / "cells"
-    folder.mkdir(parents=True, exist_ok=True)
+    (out / "cells").mkdir(parents=True, exist_ok=True)
     documents = []
     for cell in cells:
-        path = folder / f"{cell.name}.json"
+        path = cell.path(out)
         known = read_cell(path, setup, cell)
         if progress is not None:
             progress(cell, known is None)
