@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lightsecagg.cli.experiments import app
+from lightsecagg.cli.laboratory import ASYNCHRONOUS
 from lightsecagg.cli.laboratory import EXPERIMENTS as LISTED
 from lightsecagg.drivers.simulation.links import Links, Topology
 from lightsecagg.drivers.simulation.scenario import Outcome, run
@@ -294,6 +295,11 @@ def test_the_command_lists_what_the_catalogue_holds() -> None:
     assert set(LISTED) == set(EXPERIMENTS)
     with pytest.raises(ParameterError, match="there is no experiment"):
         experiment("table9")
+
+
+def test_the_document_names_every_experiment() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text("utf-8")
+    assert [name for name in [*LISTED, *ASYNCHRONOUS] if f"`{name}`" not in text] == []
 
 
 def test_the_command_prints_json_and_keeps_its_files(tmp_path: Path) -> None:
