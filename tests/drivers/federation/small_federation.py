@@ -68,10 +68,13 @@ class Federation:
         self.metrics = Metrics()
         self.folder = folder
         self.jobs: dict[int, Any] = {i: FreshVectors(i, None, dimension) for i in range(clients)}
+        self.awaited = clients
+        """How many clients the first round waits for."""
         self.client_tables: dict[int, dict[str, Any]] = {i: {} for i in range(clients)}
 
     def server(self, **rounds: Any) -> FederationServer:
-        defaults = {"number": 1, "settle": 0.05, "grace": 0.2, "wait_for_clients": 5, "retries": 0}
+        defaults: dict[str, Any] = {"number": 1, "settle": 0.05, "grace": 0.2, "retries": 0}
+        defaults |= {"wait_for_clients": 10, "min_clients": self.awaited}
         table = RoundsTable(**(defaults | {"upload": 5, "agree": 2, "recover": 2} | rounds))
         return FederationServer(
             make_settings(self.aggregation, self.job, SESSION, self.allow_list),
@@ -122,6 +125,7 @@ class Federation:
         self, *, clients: Iterable[int] | None = None, **rounds: Any
     ) -> list[RoundRecord]:
         present = list(self.jobs) if clients is None else list(clients)
+        self.awaited = len(present)
         async with self.connected([self.client(i) for i in present]):
             return await asyncio.wait_for(self.server(**rounds).run(), 30)
 

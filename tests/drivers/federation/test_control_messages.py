@@ -96,6 +96,7 @@ async def with_odd_client(
     federation: Federation, odd: Odd, **rounds: Any
 ) -> tuple[RoundRecord, ...]:
     """Clients 0 to 6 behave, 7 does not."""
+    federation.awaited = 7
     clients: list[Any] = [*(federation.client(i) for i in range(7)), odd]
     async with federation.connected(clients):
         return tuple(await asyncio.wait_for(federation.server(**rounds).run(), 30))
