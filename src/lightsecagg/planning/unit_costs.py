@@ -18,6 +18,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.crypto.sealing import ShareKind, sealed_length
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import PrimeField
@@ -25,8 +26,12 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode
 from lightsecagg.planning.rehearsal import Rehearsal, rehearse
-from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.interface import Phase, Send
+from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
+from lightsecagg.protocol.messages import Advertise, SealedShare
+from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+from lightsecagg.protocol.wire import Codec
 
 _BLOCK = 2**18
 """Elements of the vectors that are timed: more than the first caches hold."""
@@ -79,16 +84,16 @@ class UnitCosts:
 
 def calibrate() -> UnitCosts:
     """Measure this machine, in a few seconds."""
-    few, more = _rehearsal(8), _rehearsal(24)
+    more = _rehearsal(24)
     secagg = _rehearsal(16, ProtocolName.SECAGG)
     sparse = _rehearsal(16, ProtocolName.SECAGG_PLUS)
     explicit = _rehearsal(8, mode=ShareMode.PAPER, dimension=_BLOCK)
     plain = _rehearsal(4, ProtocolName.PLAIN, dimension=_BLOCK)
     product, butterfly = _products(), _butterflies()
     peer = more.client[Phase.SHARE] / 23
-    relays = few.server[Phase.SHARE] / (8 * 7), more.server[Phase.SHARE] / (24 * 23)
-    # A slope over so few clients is mostly noise: it may double the cost by N = 150, not more.
-    growth = min(max(0.0, relays[1] - relays[0]) / (24 - 8), relays[1] / 150)
+    few, many = _relaying(16), _relaying(112)
+    growth = max(0.0, many - few) / (112 - 16)
+    relay = few - 16 * growth
     seed, element = _expansion()
     # T = 3, D = 1, U = 7: a share has a quarter of the elements, and 7 of them travel each way.
     share_bytes = 7 * _BLOCK
@@ -100,10 +105,11 @@ def calibrate() -> UnitCosts:
         verify=more.server[Phase.ADVERTISE] / 24,
         peer=peer,
         secagg_peer=secagg.client[Phase.SHARE] / 15,
-        relay=relays[1] - 24 * growth,
+        relay=relay,
         relay_growth=growth,
         sealed_byte=max(long, 0.0) / (2 * share_bytes),
-        relayed_byte=max(explicit.server[Phase.SHARE] - 56 * relays[0], 0.0) / (8 * share_bytes),
+        relayed_byte=max(explicit.server[Phase.SHARE] - 56 * (relay + 8 * growth), 0.0)
+        / (8 * share_bytes),
         seed=seed,
         element=element,
         masked_element=_masking(),
@@ -125,11 +131,58 @@ def _rehearsal(
 ) -> Rehearsal:
     """The median of a few rounds, phase by phase."""
     identities, allow_list = _federation(clients)
+    settings = _settings(clients, allow_list, protocol, mode, dimension)
+    runs = [rehearse(settings, identities, allow_list) for _ in range(_TRIES)]
+    return Rehearsal(
+        client={phase: median(run.client[phase] for run in runs) for phase in Phase},
+        server={phase: median(run.server[phase] for run in runs) for phase in Phase},
+    )
+
+
+def _relaying(clients: int) -> float:
+    """The server's CPU seconds for one short share, without clients that would make them."""
+    identities, allow_list = _federation(clients)
+    settings = _settings(clients, allow_list)
+    server = LightSecAggServer(settings, allow_list)
+    codec = Codec(settings.field)
+    server.start()
+    for client, identity in enumerate(identities):
+        keys = (AgreementKey.generate().public,)
+        signature = sign_keys(identity, settings.context, client, keys)
+        server.receive(client, Advertise(keys, signature))
+    sealed = bytes(sealed_length(prg.SEED_LENGTH))
+    seconds = 0.0
+    for owner in range(clients):
+        bundle = [
+            codec.encode(SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, sealed))
+            for peer in range(clients)
+            if peer != owner
+        ]
+        # Message by message, as they come: in one go they would find everything in the cache.
+        for data in bundle:
+            started = time.process_time()
+            outputs = server.receive(owner, codec.decode(data))
+            seconds += time.process_time() - started
+            for output in outputs:
+                started = time.process_time()
+                if isinstance(output, Send):
+                    codec.encode(output.message)
+                seconds += time.process_time() - started
+    return seconds / (clients * (clients - 1))
+
+
+def _settings(
+    clients: int,
+    allow_list: AllowList,
+    protocol: ProtocolName = ProtocolName.LIGHTSECAGG,
+    mode: ShareMode = ShareMode.SEEDED,
+    dimension: int = 64,
+) -> Settings:
     privacy = clients // 2 - 1
     survivors = privacy + 1 if protocol is ProtocolName.SECAGG else 0
     sparse = protocol is ProtocolName.SECAGG_PLUS
     parameters = Parameters(clients, privacy, 1, survivors, share_mode=mode)
-    settings = Settings(
+    return Settings(
         protocol=protocol,
         parameters=parameters,
         quantizer=Quantizer(PrimeField(parameters.modulus), 1.0, clients),
@@ -140,11 +193,6 @@ def _rehearsal(
         model=bytes(32),
         neighbours=clients // 2 if sparse else 0,
         threshold=clients // 4 if sparse else 0,
-    )
-    runs = [rehearse(settings, identities, allow_list) for _ in range(_TRIES)]
-    return Rehearsal(
-        client={phase: median(run.client[phase] for run in runs) for phase in Phase},
-        server={phase: median(run.server[phase] for run in runs) for phase in Phase},
     )
 
 
