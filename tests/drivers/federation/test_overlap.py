@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -119,3 +123,31 @@ def test_a_training_process_that_dies_costs_one_round(
     assert 0 in second.included
     assert len(pools) == 2
     assert "client 0 sits round 1 out: training failed with BrokenProcessPool" in caplog.text
+
+
+@pytest.mark.slow
+def test_R32_a_killed_client_leaves_no_training_behind() -> None:
+    """SIGKILL of the client in the middle of a training that would last for ten minutes."""
+    code = (
+        "import os, signal, time\n"
+        "from lightsecagg.drivers.federation.client import _training_pool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = _training_pool()\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 600)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while is_alive(int(done.stdout)):
+        assert time.monotonic() < deadline, "the training process goes on"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
