@@ -40,6 +40,13 @@ def test_products_and_differences_equal_flint(case: tuple[int, list[Polynomial]]
     assert theirs(polynomials.subtract(a, b, q), q) == theirs(a, q) - theirs(b, q)
 
 
+@pytest.mark.parametrize("q", [2**31 - 2**19 + 1, 2**32 - 5])
+def test_long_products_are_exact_at_the_extremes(q: int) -> None:
+    a = ours([q - 1] * 3000)
+    b = ours([*range(q - 1000, q)])
+    assert theirs(polynomials.multiply(a, b, q), q) == theirs(a, q) * theirs(b, q)
+
+
 @given(field_and_polynomials(2))
 def test_division_equals_flint_and_leaves_no_leading_zeros(
     case: tuple[int, list[Polynomial]],
@@ -68,6 +75,16 @@ def field_and_points(draw: st.DrawFn) -> tuple[int, tuple[int, ...]]:
     q = draw(MODULI)
     points = draw(st.lists(st.integers(1, q - 1), min_size=1, max_size=20, unique=True))
     return q, tuple(points)
+
+
+@pytest.mark.parametrize("count", [1, 99, 100, 101, 560])
+def test_a_long_vanishing_polynomial_equals_flint(count: int) -> None:
+    q = 2**32 - 5
+    points = tuple(np.random.default_rng(count).integers(1, q, count).tolist())
+    expected = flint.nmod_poly([1], q)
+    for point in points:
+        expected *= flint.nmod_poly([-point, 1], q)
+    assert theirs(polynomials.vanishing(q, points), q) == expected
 
 
 @given(field_and_points())

@@ -7,6 +7,7 @@ a whole row. Values below 2^32 make each product and sum fit 64 bits.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,25 @@ def zero() -> Polynomial:
 
 
 def vanishing(modulus: int, points: tuple[int, ...]) -> Polynomial:
-    """prod (x - a_j)."""
-    product = np.zeros(len(points) + 1, dtype=np.uint64)
-    product[0] = 1
-    for degree, point in enumerate(points):
-        scaled = product[: degree + 2] * np.uint64(modulus - point) % modulus
-        scaled[1:] += product[: degree + 1]  # x * product - point * product
-        product[: degree + 2] = scaled % modulus
-    return product
+    """prod (x - a_j): blocks of points side by side, then a tree of products."""
+    q, count = np.uint64(modulus), len(points)
+    width = max(1, isqrt(count))
+    blocks = max(1, -(-count // width))
+    roots = np.zeros((blocks, width), dtype=np.uint64)
+    roots.reshape(-1)[:count] = points
+    factors = np.zeros((blocks, width + 1), dtype=np.uint64)
+    factors[:, 0] = 1
+    for k in range(width):
+        scaled = factors[:, : k + 2] * ((q - roots[:, k : k + 1]) % q) % q
+        scaled[:, 1:] += factors[:, : k + 1]  # x * product - point * product
+        factors[:, : k + 2] = scaled % q
+    products = list(factors)
+    while len(products) > 1:
+        pairs = zip(products[::2], products[1::2], strict=False)
+        odd = products[len(products) // 2 * 2 :]
+        products = [multiply(a, b, modulus) for a, b in pairs] + odd
+    padding = blocks * width - count  # points at zero: each of them is a factor x
+    return products[0][padding:]
 
 
 @lru_cache(maxsize=16)
@@ -76,13 +88,18 @@ def evaluate(polynomial: Polynomial, points: Polynomial, modulus: int) -> Polyno
 
 
 def multiply(a: Polynomial, b: Polynomial, modulus: int) -> Polynomial:
-    """a * b; give the shorter one first."""
+    """a * b, by Karatsuba over 16-bit limbs: below 2^19 coefficients the floats are exact."""
     if not a.size or not b.size:
         return zero()
-    out = np.zeros(a.size + b.size - 1, dtype=np.uint64)
-    for k, coefficient in enumerate(a):
-        out[k : k + b.size] = (out[k : k + b.size] + coefficient * b % modulus) % modulus
-    return trim(out)
+    q = np.uint64(modulus)
+    a0, a1 = (a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)
+    b0, b1 = (b & 0xFFFF).astype(np.float64), (b >> 16).astype(np.float64)
+    lows, highs = np.convolve(a0, b0), np.convolve(a1, b1)
+    middle = np.convolve(a0 + a1, b0 + b1) - lows - highs
+    out = lows.astype(np.uint64) % q
+    for limb, shift in ((middle, 16), (highs, 32)):
+        out += limb.astype(np.uint64) % q * np.uint64((1 << shift) % modulus) % q
+    return trim(out % q)
 
 
 def subtract(a: Polynomial, b: Polynomial, modulus: int) -> Polynomial:
