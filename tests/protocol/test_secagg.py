@@ -550,7 +550,9 @@ def test_S15_server_aborts_when_a_client_stands_without_neighbours() -> None:
     own = federation.ids[0]
 
     def tamper(sender: int, to: int, message: Message) -> Message | None:
-        lost = isinstance(message, MaskedUpload) and sender in federation.server._peers(own)
+        lost = isinstance(message, MaskedUpload) and sender in federation.server._secagg.neighbours(
+            own
+        )
         return None if lost else message
 
     federation.tamper = tamper

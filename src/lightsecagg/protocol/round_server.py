@@ -97,6 +97,7 @@ class RoundServer(ABC):
         self._allow_list = allow_list
         self._entropy = entropy
         self._invited = tuple(allow_list.clients if invited is None else invited)
+        self._guests = frozenset(self._invited)
         self._started = False
         self._gone: set[int] = set()
         self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
@@ -108,6 +109,7 @@ class RoundServer(ABC):
         self._uploads = {} if uploads is None else uploads
         self._held: dict[int, frozenset[int]] = {}
         self._survivors: tuple[int, ...] = ()
+        self._in_sum: frozenset[int] = frozenset()
         self._masked_sum: Elements | None = None
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Message] = {}
@@ -117,7 +119,7 @@ class RoundServer(ABC):
         least, most = self.settings.minimum, self.settings.parameters.clients
         if strangers := [c for c in self._invited if c not in self._allow_list]:
             raise ParameterError(f"clients {strangers} are invited but not on the allow-list")
-        if len(set(self._invited)) != len(self._invited):
+        if len(self._guests) != len(self._invited):
             raise ParameterError("a client is invited twice")
         if not least <= len(self._invited) <= most:
             raise ParameterError(
@@ -171,9 +173,9 @@ class RoundServer(ABC):
             return [Send(client, Opening(self.settings.to_bytes()))]
         if self.phase is Phase.UPLOAD and client in self._complete:
             return [Send(client, SharesClosed(self.owners))]
-        if self.phase is Phase.AGREE and client in self._survivors:
+        if self.phase is Phase.AGREE and client in self._in_sum:
             return [Send(client, SurvivorSet(self._survivors))]
-        if self.phase is Phase.RECOVER and client in self._survivors:
+        if self.phase is Phase.RECOVER and client in self._in_sum:
             again: list[Output] = [Send(client, SurvivorSet(self._survivors))]
             if self._signatures:
                 again.append(Send(client, self._certificate()))
@@ -235,7 +237,7 @@ class RoundServer(ABC):
         """Take a message from the client `sender`; see `ServerParty.receive`."""
         if not self._started:
             raise LocalProtocolError("start the round before delivering messages to it")
-        if sender not in self._invited:
+        if sender not in self._guests:
             raise RemoteProtocolError(f"client {sender} was not invited to this round")
         if self.phase is Phase.DONE or self._is_late(message):
             self.late_messages[type(message).__name__] += 1
@@ -351,8 +353,8 @@ class RoundServer(ABC):
     def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
         if sender not in self._bundles:
             raise RemoteProtocolError(f"client {sender} is not on the roster")
-        peers = self._peers(sender)
-        if message.owner != sender or message.recipient not in peers or message.serial != 0:
+        recipient = message.recipient
+        if message.owner != sender or not self._are_peers(sender, recipient) or message.serial:
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {message.owner} to {message.recipient}"
             )
@@ -364,7 +366,7 @@ class RoundServer(ABC):
             return []
         self._check_share(sender, message)
         bundle[message.recipient] = message
-        if len(bundle) < len(peers):
+        if len(bundle) < self.settings.degree(len(self._members)):
             return []
         self._complete.append(sender)
         self._bundles[sender] = {}
@@ -413,6 +415,7 @@ class RoundServer(ABC):
         except RecoveryError as error:
             return self._abort(str(error))
         self._survivors = survivors
+        self._in_sum = frozenset(survivors)
         self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
         for client in list(self._uploads):
             del self._uploads[client]
@@ -427,13 +430,13 @@ class RoundServer(ABC):
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
             return self.drop(sender)
-        if self.phase not in (Phase.AGREE, Phase.RECOVER) or sender not in self._survivors:
+        if self.phase not in (Phase.AGREE, Phase.RECOVER) or sender not in self._in_sum:
             raise RemoteProtocolError(f"client {sender} refused nothing that was asked of it")
         self.refusals.setdefault(sender, message.missing)
         return self._advance_if_complete()
 
     def _on_signature(self, sender: int, message: SurvivorSignature) -> list[Output]:
-        if self._round is None or sender not in self._survivors:
+        if self._round is None or sender not in self._in_sum:
             raise RemoteProtocolError(f"client {sender} is not in the survivor set")
         try:
             check_survivor_signature(
@@ -460,7 +463,7 @@ class RoundServer(ABC):
         return Certificate(tuple(sorted(self._signatures.items())[:quorum]))
 
     def _on_answer(self, sender: int, message: Message) -> list[Output]:
-        if sender not in self._survivors:
+        if sender not in self._in_sum:
             raise RemoteProtocolError(f"client {sender} is not in the survivor set")
         known = self._answers.get(sender)
         if known is not None:
@@ -544,9 +547,9 @@ class RoundServer(ABC):
         """Whose shares `client` must hold to answer for the survivors `chosen`."""
         return chosen
 
-    def _peers(self, client: int) -> frozenset[int]:
-        """With whom a member exchanges shares."""
-        return frozenset(self._members) - {client}
+    def _are_peers(self, owner: int, recipient: int) -> bool:
+        """Whether a member exchanges shares with another client."""
+        return owner != recipient and recipient in self._bundles
 
     def _make_graph(self, members: int) -> tuple[int, ...]:
         """The sharing graph that the roster announces; empty for the complete graph."""

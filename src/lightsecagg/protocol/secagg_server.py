@@ -44,8 +44,8 @@ class SecAggServer(RoundServer):
             return random_order(range(members), self._entropy)
         return ()
 
-    def _peers(self, client: int) -> frozenset[int]:
-        return self._secagg.neighbours(client)
+    def _are_peers(self, owner: int, recipient: int) -> bool:
+        return recipient in self._secagg.neighbours(owner)
 
     def _check_share(self, sender: int, message: SealedShare) -> None:
         if message.kind is not ShareKind.SHAMIR or message.length != SHARE_BYTES:
