@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -54,9 +55,11 @@ def backend_of(wheel: Path, work: Path) -> str:
     target = work / "unpacked"
     zipfile.ZipFile(wheel).extractall(target)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LIGHTSECAGG_")}
+    # -S: an editable install would hook itself in before the unpacked wheel.
+    path = os.pathsep.join([str(target), *map(sysconfig.get_path, ("purelib", "platlib"))])
     checked = subprocess.run(
-        [sys.executable, "-c", CHECK],
-        env={**environment, "PYTHONPATH": str(target)},
+        [sys.executable, "-S", "-c", CHECK],
+        env={**environment, "PYTHONPATH": path},
         cwd=work,
         capture_output=True,
         text=True,
