@@ -164,12 +164,12 @@ class TrainingCell(Cell):
         )
 
         use_one_thread()
-        config = TaskConfig(
-            task=f"synthetic-{self.task}", clients=1, samples_per_client=self.samples
-        )
-        task = load_task(config)
+        config = TaskConfig(task=f"synthetic-{self.task}", clients=1)
+        task = load_task(replace(config, samples_per_client=self.samples))
         model = initial_model(task)
         local = LocalConfig(epochs=self.measured_epochs, learning_rate=1e-3)
+        # What torch prepares at first use is not charged.
+        local_update(replace(config, samples_per_client=4), 0, model, LocalConfig())
         started = time.process_time()
         local_update(task, 0, model, local)
         seconds = time.process_time() - started
@@ -207,8 +207,3 @@ def _write(path: Path, document: Document) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def with_dropouts(cell: RoundCell, dropouts: int, survivors: int = 0) -> RoundCell:
-    """The same round with another D, and U."""
-    return replace(cell, dropouts=dropouts, survivors=survivors)

@@ -27,7 +27,8 @@ from lightsecagg.planning.unit_costs import describe
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
 FACTOR, LEAST = 1.5, 0.05
-_SEED = 2022
+_SEED = 7001
+"""Drawn anew after the calibration was settled on other configurations (seed 2022)."""
 
 
 @dataclass(frozen=True, slots=True)
