@@ -105,6 +105,24 @@ def test_protected_runs_follow_fedbuff_and_cells_are_kept(tmp_path: Path) -> Non
         run_cells(SMALL, cells[:1], tmp_path)
 
 
+def test_cells_in_processes_of_their_own_are_the_same_cells(tmp_path: Path) -> None:
+    cells = [*sweep_cells([0, 16]), Cell(FEDBUFF, "poly", 0)]
+    calls: list[tuple[str, bool]] = []
+    together = run_cells(
+        SMALL, cells, tmp_path / "a", progress=lambda c, n: calls.append((c.name, n)), jobs=2
+    )
+    assert calls == [(cell.name, True) for cell in cells]
+    for one, other in zip(together, run_cells(SMALL, cells, tmp_path / "b"), strict=True):
+        assert one["cell"] == other["cell"]
+        assert one["accuracy"] == other["accuracy"]
+
+
+def test_a_cell_that_fails_in_a_process_of_its_own_fails_here(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="mnist"):
+        run_cells(replace(SMALL, task="mnist"), sweep_cells([0]), tmp_path, tmp_path, jobs=2)
+    assert not list((tmp_path / "cells").iterdir())
+
+
 def made_up(cell: Cell, accuracy: float) -> dict[str, Any]:
     return {
         "cell": {

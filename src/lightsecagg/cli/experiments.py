@@ -39,6 +39,9 @@ def asynchronous(
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs computed at a time, one processor each.")
+    ] = 1,
     finished: Annotated[
         bool, typer.Option("--finished", help="Report the runs that are there; compute none.")
     ] = False,
@@ -68,7 +71,7 @@ def asynchronous(
     def progress(cell: experiment.Cell, needed: bool) -> None:
         typer.echo(f"{cell.name}: {'running' if needed else 'done before'}", err=True)
 
-    documents = experiment.run_cells(setup, cells, out, data_dir, progress)
+    documents = experiment.run_cells(setup, cells, out, data_dir, progress, jobs)
     summary = experiment.summarise(documents)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(experiment.to_markdown(setup, summary), encoding="utf-8")

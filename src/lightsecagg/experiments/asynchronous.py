@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,7 +43,7 @@ from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
 from lightsecagg.protocol.settings import Buffering
-from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task
+from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task, training_pool
 
 FEDBUFF, LIGHTSECAGG, UNMASKED = "fedbuff", "lightsecagg", "unmasked"
 
@@ -240,26 +242,61 @@ def run_cells(
     out: Path,
     data_dir: Path | None = None,
     progress: Callable[[Cell, bool], None] | None = None,
+    jobs: int = 1,
 ) -> list[dict[str, Any]]:
     """Run what is not there yet; the documents of all cells.
 
-    * `progress`: called with a cell and whether it must be computed.
+    * `progress`: called with a cell and whether it must be computed, when its turn comes.
+    * `jobs`: how many cells are computed at a time, in processes of their own if more than one.
     """
     (out / "cells").mkdir(parents=True, exist_ok=True)
-    documents = []
-    for cell in cells:
-        path = cell.path(out)
-        known = read_cell(path, setup, cell)
-        if progress is not None:
-            progress(cell, known is None)
-        if known is None:
-            known = run_cell(setup, cell, data_dir)
-            written = path.with_suffix(".part")
-            written.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-            written.replace(path)
-            known = json.loads(path.read_text(encoding="utf-8"))
-        documents.append(known)
-    return documents
+    wanted = list(cells)
+    missing = [cell for cell in wanted if read_cell(cell.path(out), setup, cell) is None]
+    if progress is not None:
+        for cell in wanted:
+            if cell not in missing:
+                progress(cell, False)
+    if jobs == 1:
+        for cell in missing:
+            if progress is not None:
+                progress(cell, True)
+            keep_cell(setup, cell, out, data_dir)
+    else:
+        _run_in_parallel(setup, missing, out, data_dir, progress, jobs)
+    return [json.loads(cell.path(out).read_text(encoding="utf-8")) for cell in wanted]
+
+
+def _run_in_parallel(
+    setup: Setup,
+    cells: Iterable[Cell],
+    out: Path,
+    data_dir: Path | None,
+    progress: Callable[[Cell, bool], None] | None,
+    jobs: int,
+) -> None:
+    waiting = iter(cells)
+    running: set[Future[None]] = set()
+    with training_pool(jobs) as pool:
+        while True:
+            # No more than can run: a cell is reported when it starts, and Ctrl-C leaves no queue.
+            for cell in islice(waiting, jobs - len(running)):
+                if progress is not None:
+                    progress(cell, True)
+                running.add(pool.submit(keep_cell, setup, cell, out, data_dir))
+            if not running:
+                return
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                future.result()
+
+
+def keep_cell(setup: Setup, cell: Cell, out: Path, data_dir: Path | None = None) -> None:
+    """Run a cell and write its file, all of it or nothing."""
+    path = cell.path(out)
+    written = path.with_suffix(".part")
+    document = run_cell(setup, cell, data_dir)
+    written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    written.replace(path)
 
 
 def read_cell(path: Path, setup: Setup, cell: Cell) -> dict[str, Any] | None:
@@ -293,6 +330,7 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         both = sorted(set(protected) & set(plain))
         if scheme == LIGHTSECAGG and both:
             ours, theirs = (fmean(acc[s] for s in both) for acc in (protected, plain))
+            by_seed_points = [100 * (protected[s] - plain[s]) for s in both]
             convergence.append(
                 {
                     "staleness": function,
@@ -300,6 +338,8 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     FEDBUFF: theirs,
                     LIGHTSECAGG: ours,
                     "difference_points": 100 * (ours - theirs),
+                    "difference_points_by_seed": by_seed_points,
+                    "spread_points": 100 * (max(plain.values()) - min(plain.values())),
                 }
             )
     return {
@@ -364,12 +404,15 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     ]
     if summary["convergence"]:
         lines += [
-            "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference |",
-            "|---|---|---|---|---|",
+            "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference | by seed | "
+            "FedBuff's spread over seeds |",
+            "|---|---|---|---|---|---|---|",
         ]
         lines += [
             f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
-            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+.2f} points |"
+            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+.2f} points | "
+            f"{', '.join(f'{points:+.2f}' for points in row['difference_points_by_seed'])} | "
+            f"{row['spread_points']:.2f} points |"
             for row in summary["convergence"]
         ]
         exact = "every" if summary["exact"] else "NOT every"
@@ -420,7 +463,8 @@ def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> lis
             rounds = sorted(map(int, runs[0]))
             mean = [fmean(run[str(done)] for run in runs) for done in rounds]
             style = "--" if scheme == FEDBUFF else "-"
-            axes.plot(rounds, mean, style, label=f"{names[scheme]}, {function} ({len(runs)} seeds)")
+            seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+            axes.plot(rounds, mean, style, label=f"{names[scheme]}, {function} ({seeds})")
         axes.set(xlabel="round", ylabel="accuracy", title=f"{setup.task}, N = {setup.clients}")
         axes.legend()
         written.append(out / "accuracy.png")
