@@ -122,8 +122,7 @@ async def crash_and_restart(setting: Setting, death: tuple[str, str, str]) -> di
         assert await asyncio.wait_for(asyncio.to_thread(second.wait), 60) == 0, (
             setting.state.parent / "server.log"
         ).read_text()
-        if death[:2] != ("complete", "after"):  # there the second server had nothing left to say
-            await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
         return found
     finally:
         for task in tasks:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from small_federation import Federation
 
+from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
@@ -89,3 +90,51 @@ def test_R37_settings_below_a_clients_policy_are_explained_on_both_sides(
     assert sum(line.startswith("client 5, round") for line in said) == 2
     assert sum("client 5 dropped in phase advertise: it withdraws" in line for line in said) == 2
     assert len(said) == 4
+
+
+def test_a_server_restarted_after_its_last_round_tells_clients_that_come_back(
+    tmp_path: Path,
+) -> None:
+    """The first server died after its last round was stored and before it said goodbye."""
+    federation = Federation(tmp_path, 4, privacy=1, dropouts=1)
+    asyncio.run(federation.run())
+    federation.transport = MemoryServer(range(4))
+
+    async def scenario() -> None:
+        async with federation.connected([federation.client(i) for i in range(4)]) as clients:
+            assert await asyncio.wait_for(federation.server().run(), 10) == []
+            await asyncio.wait_for(asyncio.gather(*clients), 10)
+
+    asyncio.run(scenario())
+
+
+def test_R35_a_finished_server_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client comes back, the others have left: told, and the end comes all the same."""
+    federation = Federation(tmp_path, 4, privacy=1, dropouts=1)
+    asyncio.run(federation.run())
+    federation.transport = MemoryServer(range(4))
+    monkeypatch.setattr("lightsecagg.drivers.federation.server.COMEBACK", 0.5)
+
+    async def scenario() -> None:
+        async with federation.connected([federation.client(2)]) as clients:
+            assert await asyncio.wait_for(federation.server().run(), 10) == []
+            await asyncio.wait_for(asyncio.gather(*clients), 10)
+
+    asyncio.run(scenario())
+
+
+def test_R40_a_finished_server_that_waits_for_clients_can_be_stopped(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4, privacy=1, dropouts=1)
+    asyncio.run(federation.run())
+    federation.transport = MemoryServer(range(4))
+
+    async def scenario() -> None:
+        server = federation.server()
+        running = asyncio.create_task(server.run())
+        await asyncio.sleep(0)
+        server.stop()
+        assert await asyncio.wait_for(running, 10) == []
+
+    asyncio.run(scenario())

@@ -23,7 +23,7 @@ from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal, PendingRound
 from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
-from lightsecagg.drivers.federation.server_round import Progress, ServerRound
+from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
 from lightsecagg.drivers.transport.communicator import ServerCommunicator
 from lightsecagg.errors import Aborted, JournalError, RemoteProtocolError
 from lightsecagg.field.prime import PrimeField
@@ -117,9 +117,12 @@ class FederationServer:
         """All rounds, from wherever the journal stands; returns the records of this run.
 
         `abandon` gives up a round that a crash left unfinished: always safe, its updates are lost.
-        A server that was told to stop says no goodbye: its clients wait for it to come back.
+        A server that was told to stop says no goodbye: its clients wait for it to come back. One
+        that was restarted does not end before they had the time to hear its goodbye.
         """
         try:
+            restarted = self._journal.next_round() > 1
+            comeback = time.monotonic() + COMEBACK if restarted else 0.0
             completed = self._restore_model()
             if abandon:
                 for number in self._journal.unfinished():
@@ -130,9 +133,9 @@ class FederationServer:
             while completed < self._rounds.number and not self._stopping.is_set():
                 completed += await self._one_round(completed)
             if completed >= self._rounds.number:
-                await self._say_goodbye("the federation has finished", finished=True)
+                await self._say_goodbye("the federation has finished", True, comeback)
         except Aborted as error:
-            await self._say_goodbye(str(error), finished=False)
+            await self._say_goodbye(str(error), False)
             raise
         finally:
             await self._peers.close()
@@ -305,7 +308,18 @@ class FederationServer:
         self._metrics.record(record)
         return record
 
-    async def _say_goodbye(self, reason: str, finished: bool) -> None:
-        for client in self._peers.ready():
-            self._peers.post(client, pack_control(Goodbye(reason, finished)))
+    async def _say_goodbye(self, reason: str, finished: bool, comeback: float = 0.0) -> None:
+        """Tell everybody who is here and, until `comeback`, those who come back."""
+        goodbye = pack_control(Goodbye(reason, finished))
+        told = set(self._peers.ready())
+        for client in told:
+            self._peers.post(client, goodbye)
+        absent = set(self._allow_list.clients) - told
+        if absent and time.monotonic() < comeback:
+            log.info("all rounds are done; waiting for clients that come back, to tell them")
+        while absent and time.monotonic() < comeback and not self._stopping.is_set():
+            event = await self._peers.next(0.1)
+            if isinstance(event, Greeted):
+                self._peers.post(event.client, goodbye)
+                absent.discard(event.client)
         await self._peers.drain(_GOODBYE_TIMEOUT)

@@ -39,8 +39,9 @@ from lightsecagg.protocol.wire import Codec
 Progress = Callable[[str, int, int], None]
 """Told (phase, messages in, messages expected) while a round runs."""
 
-_COMEBACK = 10.0
-"""Seconds in which clients find a server that was restarted; they try every few seconds."""
+COMEBACK = 15.0
+"""Seconds in which clients find a server that was restarted: they pause for up to 4.5 s between
+attempts, and an attempt that nobody answers takes 10 s."""
 _TICK = 0.05
 
 
@@ -200,7 +201,7 @@ class ServerRound:
 
     def _end_of_patience(self, client: int) -> float:
         if not self._peers.known(client):
-            extra = _COMEBACK if self.record.resumed else 0.0
+            extra = COMEBACK if self.record.resumed else 0.0
             return self._phase_began + max(self._table.grace, extra)
         gone_since = self._peers.gone_since(client)
         return float("inf") if gone_since is None else gone_since + self._table.grace
