@@ -24,6 +24,7 @@ from lightsecagg import (
     AllowList,
     Codec,
     IdentityKey,
+    Ledger,
     LightSecAggError,
     NeedInput,
     Parameters,
@@ -72,7 +73,7 @@ def run_client(
     policy: Policy,
     update: Update | None,
 ) -> None:
-    party = client_party(client, identity, policy)
+    party = client_party(client, identity, policy, Ledger.volatile())  # one round only
     send_frame(connection, client.to_bytes(4, "big"))  # "hello, I am": use TLS instead
     while data := read_frame(connection):
         outputs = party.receive(SERVER, CODEC.decode(data))

@@ -211,11 +211,12 @@ def test_a_party_speaks_one_protocol() -> None:
     allow_list = lightsecagg.AllowList({c: key.public for c, key in identities.items()})
     both = (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
     policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=both)
-    assert lightsecagg.client_party(0, identities[0], policy).client == 0
+    ledger = lightsecagg.Ledger.volatile()
+    assert lightsecagg.client_party(0, identities[0], policy, ledger).client == 0
     mixed = (ProtocolName.SECAGG, ProtocolName.PLAIN)
     policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=mixed)
     with pytest.raises(ParameterError, match="one protocol, but the policy names secagg, plain"):
-        lightsecagg.client_party(0, identities[0], policy)
+        lightsecagg.client_party(0, identities[0], policy, ledger)
 
 
 def test_the_socket_example_survives_a_dropout() -> None:

@@ -18,6 +18,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, NeedInput, Send, Update
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import (
     AsyncLightSecAggServer,
@@ -106,7 +107,7 @@ class AsyncFederation:
             self.settings, self.allow_list, buffer_size, spare_answers=spare_answers
         )
         self.clients = {
-            client: AsyncLightSecAggClient(client, key, self.policy)
+            client: AsyncLightSecAggClient(client, key, self.policy, Ledger())
             for client, key in self.keys.items()
         }
         self.codec = Codec(self.field)

@@ -30,6 +30,7 @@ from lightsecagg.protocol.interface import (
     Send,
     Update,
 )
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
     MaskedUpload,
@@ -100,7 +101,7 @@ class Federation:
         self.server_class = self.server_class or server_class
         self.server: Any = self.server_class(self.settings, self.allow_list, self.ids)
         self.clients: dict[int, Any] = {
-            client: self.client_class(client, self.identities[client], self.policy())
+            client: self.client_class(client, self.identities[client], self.policy(), Ledger())
             for client in self.ids
         }
         self.codec = Codec(self.number_field)

@@ -17,6 +17,7 @@ from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import sign_buffer, sign_tag
 from lightsecagg.protocol.interface import SERVER
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.mask_sharing import share_elements
 from lightsecagg.protocol.messages import (
@@ -414,9 +415,9 @@ def test_S09_control_without_agreement_the_same_attack_succeeds(clients: int) ->
 def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
-        AsyncLightSecAggClient(0, fed.keys[1], fed.policy)
+        AsyncLightSecAggClient(0, fed.keys[1], fed.policy, Ledger())
     with pytest.raises(ParameterError, match="needs a policy with buffering"):
-        AsyncLightSecAggClient(0, fed.keys[0], replace(fed.policy, buffering=None))
+        AsyncLightSecAggClient(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger())
 
 
 # -- what integer weights leak -----------------------------------------------------------------

@@ -25,6 +25,7 @@ from lightsecagg.errors import (
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Update
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
@@ -372,7 +373,7 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     fed.settings = replace(fed.settings, round=2)
     fed.server = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4)
     for client in range(1, 6):
-        fed.clients[client] = AsyncLightSecAggClient(client, fed.keys[client], fed.policy)
+        fed.clients[client] = AsyncLightSecAggClient(client, fed.keys[client], fed.policy, Ledger())
     fed.open()
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         next_epoch.set_input(update, 0, model_of(0))

@@ -14,6 +14,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import SERVER, Aggregate, NeedInput, Phase, RoundAborted, Send
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
 from lightsecagg.protocol.messages import (
     AbortRound,
@@ -78,9 +79,9 @@ def test_S01_no_server_talks_a_secure_client_into_plain_summation(
     secure = federation.policy(protocols=kind.protocol)
     opening = Opening(federation.settings.to_bytes())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
-        kind(client, identity, secure).receive(SERVER, opening)
+        kind(client, identity, secure, Ledger()).receive(SERVER, opening)
     with pytest.raises(ParameterError, match="does not speak plain"):
-        kind(client, identity, federation.policy())
+        kind(client, identity, federation.policy(), Ledger())
 
 
 def test_S01_default_policy_does_not_name_plain() -> None:
@@ -89,7 +90,7 @@ def test_S01_default_policy_does_not_name_plain() -> None:
     default = Policy(federation.allow_list, federation.settings.session, privacy=2)
     assert ProtocolName.PLAIN not in default.protocols
     with pytest.raises(ParameterError, match="does not speak"):
-        PlainClient(client, federation.identities[client], default)
+        PlainClient(client, federation.identities[client], default, Ledger())
 
 
 def test_plain_client_takes_part_in_nothing_else() -> None:

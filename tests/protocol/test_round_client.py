@@ -8,6 +8,7 @@ import pickle
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,8 +48,11 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
+from lightsecagg.protocol.plain import PlainClient
+from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.roster import sign_keys, sign_survivors
 from lightsecagg.protocol.round_client import TRANSITIONS, Closed, Signed, Uploaded
+from lightsecagg.protocol.secagg_client import SecAggClient
 from lightsecagg.protocol.settings import (
     MAX_UNANNOUNCED_DIMENSION,
     AllowList,
@@ -211,7 +215,7 @@ def test_S01_settings_that_fall_short_of_the_policy_are_refused(name: str) -> No
     settings, policy, match = proposals()[name]
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     me = federation.ids[0]
-    client = LightSecAggClient(me, federation.identities[me], policy)
+    client = LightSecAggClient(me, federation.identities[me], policy, Ledger())
     before = client.snapshot()
     with pytest.raises(RemoteProtocolError, match=match):
         client.receive(SERVER, Opening(settings.to_bytes()))
@@ -222,7 +226,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
     federation = Federation(7, 2, 1, 4, MALICIOUS)
     me = federation.ids[0]
     lenient = federation.policy(privacy=1, threat_model=HONEST)
-    client = LightSecAggClient(me, federation.identities[me], lenient)
+    client = LightSecAggClient(me, federation.identities[me], lenient, Ledger())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
     assert isinstance(output, Send)
     assert isinstance(output.message, Advertise)
@@ -271,12 +275,15 @@ def test_S01_text_that_is_no_text_is_the_servers_fault() -> None:
 def test_a_client_must_be_on_its_own_allow_list() -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        LightSecAggClient(2, IdentityKey(b"?" * 32), federation.policy())
+        LightSecAggClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger())
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        LightSecAggClient(4, federation.identities[2], federation.policy())
+        LightSecAggClient(4, federation.identities[2], federation.policy(), Ledger())
     with pytest.raises(ParameterError, match="does not speak"):
         LightSecAggClient(
-            2, federation.identities[2], federation.policy(protocols=(ProtocolName.SECAGG,))
+            2,
+            federation.identities[2],
+            federation.policy(protocols=(ProtocolName.SECAGG,)),
+            Ledger(),
         )
 
 
@@ -569,6 +576,31 @@ def test_S06_at_most_max_attempts_uploads_for_one_global_model() -> None:
         federation.network(3).start().finish()
     another = federation.settings(3, model=hash_model(b"another model"))
     federation.network(3, settings=another).start().finish().assert_exact(federation.ids)
+
+
+@pytest.mark.parametrize("kind", [LightSecAggClient, SecAggClient, PlainClient, client_party])
+def test_S06_no_party_is_made_without_the_memory_of_its_client(kind: Any) -> None:
+    federation = Federation(5, 1, 1)
+    with pytest.raises(TypeError, match="ledger"):
+        kind(2, federation.identities[2], federation.policy())
+
+
+def test_S06_a_stored_ledger_outlives_a_restart_and_a_volatile_one_does_not() -> None:
+    federation = Federation(5, 1, 1)
+    first = federation.network(1)
+    first.start().finish().assert_exact(federation.ids)
+    stored = {c: ledger.to_bytes() for c, ledger in federation.ledgers.items()}
+
+    federation.ledgers = {c: Ledger.from_bytes(data) for c, data in stored.items()}
+    second = federation.network(2)
+    second.inputs = first.inputs
+    with pytest.raises(MaskAlreadyUsed, match="spent"):
+        second.start().finish()
+
+    federation.ledgers = {c: Ledger.volatile() for c in federation.ids}
+    third = federation.network(3)
+    third.inputs = first.inputs
+    third.start().finish().assert_exact(federation.ids)
 
 
 def test_S06_a_party_is_not_copied() -> None:

@@ -24,6 +24,7 @@ from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted, Send, Update
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -256,7 +257,7 @@ class SharesNonsense(SecAggClient):
 
 def replace_client(federation: Federation, client: int, kind: type[SecAggClient]) -> None:
     identity = federation.identities[client]
-    federation.clients[client] = kind(client, identity, federation.policy())
+    federation.clients[client] = kind(client, identity, federation.policy(), Ledger())
 
 
 def test_S15_rebuilt_key_that_does_not_match_names_the_client() -> None:
@@ -357,7 +358,7 @@ def test_S15_leaky_graph_is_refused_unless_the_policy_says_otherwise() -> None:
     with pytest.raises(RemoteProtocolError, match="unprotected with a probability"):
         federation.clients[client].receive(SERVER, opening)
     careless = federation.policy(graph_security=0)
-    party = SecAggClient(client, federation.identities[client], careless)
+    party = SecAggClient(client, federation.identities[client], careless, Ledger())
     assert isinstance(party.receive(SERVER, opening)[0], Send)
 
 
@@ -388,7 +389,7 @@ def test_S01_protocol_that_the_policy_does_not_name_is_refused() -> None:
     federation = Federation(**SPARSE)
     client = federation.ids[0]
     policy = federation.policy(protocols=(ProtocolName.SECAGG,))
-    party = SecAggClient(client, federation.identities[client], policy)
+    party = SecAggClient(client, federation.identities[client], policy, Ledger())
     with pytest.raises(RemoteProtocolError, match="takes part in secagg"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -397,7 +398,7 @@ def test_S08_another_model_than_the_clients_is_refused() -> None:
     federation = Federation()
     client = federation.ids[0]
     policy = federation.policy(model=hash_model(b"mine"))
-    party = SecAggClient(client, federation.identities[client], policy)
+    party = SecAggClient(client, federation.identities[client], policy, Ledger())
     with pytest.raises(RemoteProtocolError, match="global model"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -529,7 +530,7 @@ def leaky_federation(N: int, D: int) -> Federation:
     federation = Federation(protocol=ProtocolName.SECAGG_PLUS, N=N, T=1, D=D, k=4, t=2)
     policy = federation.policy(graph_security=0)
     for client, identity in federation.identities.items():
-        federation.clients[client] = SecAggClient(client, identity, policy)
+        federation.clients[client] = SecAggClient(client, identity, policy, Ledger())
     return federation
 
 
@@ -680,7 +681,7 @@ def test_S06_update_that_was_answered_for_is_spent() -> None:
     again.settings = again.make_settings()
     again.server = again.server_class(again.settings, again.allow_list, again.ids)
     for client in again.ids:
-        kept = ledger if client == own else None
+        kept = ledger if client == own else Ledger()
         again.clients[client] = SecAggClient(client, again.identities[client], again.policy(), kept)
     with pytest.raises(MaskAlreadyUsed, match="this update is spent"):
         again.run()

@@ -26,6 +26,7 @@ from lightsecagg.protocol.interface import (
     Send,
     Update,
 )
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Certificate,
     Opening,
@@ -96,7 +97,9 @@ class _Run:
             graph_security=0,
         )
         client_kind, server_kind = PARTIES[settings.protocol]
-        self.clients = {c: client_kind(c, key, policy) for c, key in enumerate(identities)}
+        self.clients = {
+            c: client_kind(c, key, policy, Ledger.volatile()) for c, key in enumerate(identities)
+        }
         self.server = server_kind(settings, allow_list)
         self.codec = Codec(settings.field)
         self.dropped, self.clock = dropped, clock

@@ -29,11 +29,27 @@ class _Entries(msgspec.Struct):
 
 
 class Ledger:
-    """The memory of one client in one session. Keep it as long as the session lasts."""
+    """The memory of one client in one session. Keep it as long as the session lasts.
+
+    * `Ledger()` begins a session that is new to this client. Store `to_bytes()` before anything
+      is sent that it accounts for (a party's `snapshot` includes it), and go on from
+      `Ledger.from_bytes` ever after.
+    * `Ledger.volatile()` says that you will not store it.
+    """
 
     def __init__(self, entropy: Entropy = system_entropy) -> None:
         # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
         self._entries = _Entries(key=draw(entropy, _KEY_LENGTH))
+
+    @classmethod
+    def volatile(cls, entropy: Entropy = system_entropy) -> Ledger:
+        """A ledger that ends with this process: a restart forgets what was spent.
+
+        Then S06 holds only as long as the process lives. A restarted client may be made to
+        upload the same update again, and to begin counting its attempts anew. Right where a
+        session ends with the process, or where no update can ever be computed a second time.
+        """
+        return cls(entropy)
 
     @property
     def generation(self) -> int:

@@ -126,7 +126,7 @@ class AsyncLightSecAggClient:
         client: int,
         identity: IdentityKey,
         policy: Policy,
-        ledger: Ledger | None = None,
+        ledger: Ledger,
         entropy: Entropy = system_entropy,
     ) -> None:
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
@@ -134,7 +134,7 @@ class AsyncLightSecAggClient:
         if policy.protocols != (ProtocolName.LIGHTSECAGG,) or policy.buffering is None:
             raise ParameterError("asynchronous LightSecAgg needs a policy with buffering")
         self.client = client
-        self.ledger = Ledger(entropy) if ledger is None else ledger
+        self.ledger = ledger
         self.refused_shares: dict[int, str] = {}
         """Owners whose latest share did not open, and why."""
         self._process = os.getpid()

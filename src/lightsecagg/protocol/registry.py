@@ -30,12 +30,13 @@ def client_party(
     client: int,
     identity: IdentityKey,
     policy: Policy,
-    ledger: Ledger | None = None,
+    ledger: Ledger,
     entropy: Entropy = system_entropy,
 ) -> RoundClient:
     """A client's party for one round of the protocol that its policy names.
 
     Pass the same `ledger` in every round of a session: it keeps an update from being summed twice.
+    There is no default, because a fresh one would have forgotten all that was spent; see `Ledger`.
     """
     kinds = {PARTIES[protocol][0] for protocol in policy.protocols}
     if len(kinds) != 1:

@@ -223,16 +223,17 @@ class RoundClient(ABC):
         client: int,
         identity: IdentityKey,
         policy: Policy,
-        ledger: Ledger | None = None,
+        ledger: Ledger,
         entropy: Entropy = system_entropy,
     ) -> None:
+        """`ledger` is this client's memory of the session, the same one in every round (S06)."""
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
             raise ParameterError(f"client {client} is not on the allow-list with this identity")
         if unknown := set(policy.protocols) - set(self.protocol):
             raise ParameterError(f"{type(self).__name__} does not speak {', '.join(unknown)}")
         self.client = client
         self.state: AnyState = Waiting()
-        self.ledger = Ledger(entropy) if ledger is None else ledger
+        self.ledger = ledger
         self.refused_shares: dict[int, str] = {}
         """Owners whose shares did not open, and why."""
         self.late_messages: Counter[str] = Counter()

@@ -53,6 +53,7 @@ from lightsecagg.errors import (
     DecodeError,
     LightSecAggError,
     PeerGone,
+    Refused,
     TransportError,
 )
 from lightsecagg.field.prime import PrimeField
@@ -113,7 +114,7 @@ class FederationClient:
         self._identity = identity
         self._communicator = communicator
         self._job = job
-        self._ledger = Ledger()
+        self._ledger = Ledger.volatile()
         self._policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -179,6 +180,8 @@ class FederationClient:
                 number = -1 if self._round is None else self._round.number
                 await self._communicator.send(pack_control(Hello(VERSION, number)))
                 return
+            except Refused:
+                raise  # trying again would not mend it
             except TransportError as error:
                 self._note_failure(error)
 

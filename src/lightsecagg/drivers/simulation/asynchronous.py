@@ -299,7 +299,7 @@ class ProtectedFederation:
         )
         self._entropy = [GivenCoins() for _ in keys]
         self.clients = [
-            AsyncLightSecAggClient(client, key, policy, Ledger(), self._entropy[client])
+            AsyncLightSecAggClient(client, key, policy, Ledger.volatile(), self._entropy[client])
             for client, key in enumerate(keys)
         ]
         self._rounding = rounding

@@ -38,7 +38,7 @@ class Cohort:
         self.clients = range(parameters.clients)
         self._identities = [IdentityKey.generate() for _ in self.clients]
         self.allow_list = AllowList({c: key.public for c, key in enumerate(self._identities)})
-        self._ledgers = [Ledger() for _ in self.clients]
+        self._ledgers = [Ledger.volatile() for _ in self.clients]
         self._session = draw(system_entropy, HASH_LENGTH)
         self._round = 0
         self.settings()  # refuses now, not in the first round, what cannot work
