@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,14 +14,11 @@ from lightsecagg.drivers.simulation import (
     Cohort,
     Drop,
     Faults,
-    Links,
     Moment,
     RoundReport,
-    Topology,
     choose_faults,
     simulate_round,
     synchronous,
-    timeline,
 )
 from lightsecagg.drivers.simulation.metering import Load, PhaseLoads
 from lightsecagg.drivers.simulation.recording import RecordingEntropy
@@ -349,43 +345,13 @@ def _loads() -> PhaseLoads:
     return PhaseLoads(server, {0: first, 1: second})
 
 
-def test_links_charge_the_busiest_link() -> None:
-    # 8 Mbit/s = 1 MB/s. Relayed: the server's 6 MB at 2 MB/s take 3 s, the client's 4 MB 4 s.
-    slow_clients = Links(bandwidth=8, server_bandwidth=16, latency=10).phase(_loads())
-    assert slow_clients.up == pytest.approx((0.01 + 1) + (0.02 + 4))
-    assert slow_clients.down == 0
-    assert slow_clients.client == 0.5
-    assert slow_clients.server == 0.3
-    assert slow_clients.link == slow_clients.up
-    slow_server = Links(bandwidth=80, server_bandwidth=8).phase(_loads())
-    assert slow_server.up == pytest.approx(1 + 6)
-    direct = Links(bandwidth=8, server_bandwidth=8, topology=Topology.DIRECT).phase(_loads())
-    assert direct.up == pytest.approx(1 + 4)
-    assert direct.server == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"bandwidth": 0}, {"server_bandwidth": -1}, {"latency": -1}, {"latency": np.inf}]
-)
-def test_impossible_links_are_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(ParameterError, match="must be"):
-        Links(**arguments)  # type: ignore[arg-type]
-
-
-def test_training_overlaps_the_offline_phase() -> None:
-    parts = Links(bandwidth=8, server_bandwidth=80).phase(_loads())  # 0.5 + 5 + 0.3 seconds each
-    times = {Phase.ADVERTISE: parts, Phase.SHARE: parts, Phase.UPLOAD: parts}
-    one = 5.8
-    apart = timeline(times, training=4.0, overlap=False)
-    assert max(span.end for span in apart) == pytest.approx(3 * one + 4)
-    beside = timeline(times, training=4.0, overlap=True)
-    assert max(span.end for span in beside) == pytest.approx(3 * one)
-    longer = timeline(times, training=20.0, overlap=True)
-    assert max(span.end for span in longer) == pytest.approx(20 + one)
-    training = next(span for span in beside if span.phase == "training")
-    assert (training.party, training.start, training.end) == ("client", 0.0, 4.0)
-    for earlier, later in pairwise(apart):
-        assert later.start == pytest.approx(earlier.end)
+def test_a_phase_is_charged_for_its_busiest_and_slowest_client() -> None:
+    traffic, work = _loads().traffic, _loads().work
+    assert (traffic.client_sent, traffic.client_received) == (MEGABYTE, 0)
+    assert traffic.client_shares_sent == 4 * MEGABYTE
+    assert traffic.client_shares_received == 3 * MEGABYTE
+    assert traffic.server_shares_received == traffic.server_shares_sent == 6 * MEGABYTE
+    assert (work.client, work.server, work.server_relaying) == (0.5, 0.3, 0.1)
 
 
 # -- the seed steers nothing secret --------------------------------------------------------------

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from lightsecagg.cli.experiments import app
 from lightsecagg.cli.laboratory import ASYNCHRONOUS
 from lightsecagg.cli.laboratory import EXPERIMENTS as LISTED
-from lightsecagg.drivers.simulation.links import Links, Topology
 from lightsecagg.drivers.simulation.scenario import Outcome, run
 from lightsecagg.errors import ParameterError
 from lightsecagg.experiments import (
@@ -49,6 +48,7 @@ from lightsecagg.experiments.timing import client_upload, round_times
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS
+from lightsecagg.planning import Network, Topology
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -105,9 +105,9 @@ def test_a_cell_is_the_simulators_round(tmp_path: Path) -> None:
 def test_link_times_of_a_cell_are_those_of_the_simulator(topology: Topology) -> None:
     cell = RoundCell(SECAGG, clients=8, privacy=2, dropouts=2, dimension=300)
     document = cell.measure()
-    links = Links(5.0, 60.0, 3.0, topology)
-    times = round_times(document, links, training=1.5)
-    outcome = next(run(replace(cell.scenario(), links=links)))
+    network = Network(5.0, 60.0, 3.0, topology)
+    times = round_times(document, network, training=1.5)
+    outcome = next(run(replace(cell.scenario(), network=network)))
     for phase, parts in outcome.times.items():
         assert times.phases[phase].link == pytest.approx(parts.link, rel=0.02)
     assert times.total(overlap=True) <= times.total(overlap=False)

@@ -11,15 +11,13 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.plan import app
 from lightsecagg.drivers.simulation.faults import Faults, Moment
-from lightsecagg.drivers.simulation.links import Links, Topology
-from lightsecagg.drivers.simulation.metering import PhaseLoads
 from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
-from lightsecagg.planning import STATED, Federation, Network, Route, plan, unit_costs
+from lightsecagg.planning import STATED, Federation, Network, plan, unit_costs
 from lightsecagg.planning.planner import PAPER, SEEDED, recommend_survivors, round_costs
-from lightsecagg.planning.traffic import PhaseTraffic, forecast_traffic
+from lightsecagg.planning.traffic import forecast_traffic
 from lightsecagg.planning.unit_costs import calibrate, describe
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
@@ -35,19 +33,6 @@ def simulate(scenario: Scenario, dropped: tuple[int, ...]) -> RoundReport:
     report = simulate_round(cohort, lambda client: scenario.input(0, client), faults)
     assert report.exact
     return report
-
-
-def measured(loads: PhaseLoads) -> PhaseTraffic:
-    clients, server = loads.clients.values(), loads.server
-    return PhaseTraffic(
-        client_sent=max((c.sent for c in clients), default=0),
-        client_received=max((c.received for c in clients), default=0),
-        client_shares_sent=max((c.shares_sent for c in clients), default=0),
-        client_shares_received=max((c.shares_received for c in clients), default=0),
-        server_sent=server.sent,
-        server_received=server.received,
-        shares=server.shares_received,
-    )
 
 
 def random_scenarios() -> list[tuple[Scenario, tuple[int, ...]]]:
@@ -83,21 +68,21 @@ def random_scenarios() -> list[tuple[Scenario, tuple[int, ...]]]:
 def test_bytes_are_exact(scenario: Scenario, dropped: tuple[int, ...]) -> None:
     report = simulate(scenario, dropped)
     forecast = forecast_traffic(report.settings, dropped)
-    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+    assert forecast == {phase: loads.traffic for phase, loads in report.meter.phases.items()}
 
 
 def test_bytes_of_ids_beyond_one_byte_are_exact() -> None:
     scenario = Scenario(LIGHTSECAGG, Parameters(140, 2, 4), dimension=50)
     report = simulate(scenario, (3, 130))
     forecast = forecast_traffic(report.settings, (3, 130))
-    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+    assert forecast == {phase: loads.traffic for phase, loads in report.meter.phases.items()}
 
 
 def test_bytes_of_plain_summation_are_exact() -> None:
     scenario = Scenario(PLAIN, Parameters(9, 2, 3), dimension=321)
     report = simulate(scenario, (1, 5))
     forecast = forecast_traffic(report.settings, (1, 5))
-    assert forecast == {phase: measured(loads) for phase, loads in report.meter.phases.items()}
+    assert forecast == {phase: loads.traffic for phase, loads in report.meter.phases.items()}
 
 
 def test_bytes_of_secagg_plus_are_exact_but_for_the_headers_of_answers() -> None:
@@ -106,7 +91,7 @@ def test_bytes_of_secagg_plus_are_exact_but_for_the_headers_of_answers() -> None
     report = simulate(scenario, tuple(range(10)))
     forecast = forecast_traffic(report.settings, range(10))
     for phase, loads in report.meter.phases.items():
-        found = measured(loads)
+        found = loads.traffic
         if phase is Phase.RECOVER:
             assert 0 <= forecast[phase].client_sent - found.client_sent <= 2
             assert 0 <= forecast[phase].server_received - found.server_received <= 2 * 30
@@ -116,17 +101,6 @@ def test_bytes_of_secagg_plus_are_exact_but_for_the_headers_of_answers() -> None
                 server_received=forecast[phase].server_received,
             )
         assert forecast[phase] == found
-
-
-@pytest.mark.parametrize("topology", list(Topology))
-def test_link_seconds_are_those_of_the_simulator(topology: Topology) -> None:
-    scenario = Scenario(LIGHTSECAGG, Parameters(12, 4, 2, 7), dimension=5000)
-    report = simulate(scenario, (2,))
-    network = Network(20.0, 150.0, 7.0, Route(topology.value))
-    links = Links(20.0, 150.0, 7.0, topology)
-    forecast = forecast_traffic(report.settings, (2,))
-    for phase, loads in report.meter.phases.items():
-        assert network.seconds(forecast[phase]) == pytest.approx(links.phase(loads).link)
 
 
 def test_recommends_the_largest_survivors_and_leaves_room_for_liars() -> None:
@@ -153,7 +127,7 @@ def test_seeded_shares_are_shorter_and_recovery_of_secagg_is_longer() -> None:
     assert seeded.client_upload < 1.35 * made.protocols["plain"].client_upload
     assert paper.client_upload > 2.5 * seeded.client_upload
     recovery = {name: costs.phases[Phase.RECOVER] for name, costs in made.protocols.items()}
-    assert recovery["secagg"].server_seconds > 13.2 * recovery[SEEDED].server_seconds
+    assert recovery["secagg"].times.server > 13.2 * recovery[SEEDED].times.server
 
 
 def test_recommends_another_survivors_than_the_given() -> None:

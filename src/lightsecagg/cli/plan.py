@@ -8,7 +8,7 @@ import typer
 
 from lightsecagg.cli.output import print_json
 from lightsecagg.params import ThreatModel
-from lightsecagg.planning import STATED, Federation, Network, Plan, Route, calibrate
+from lightsecagg.planning import STATED, Federation, Network, Plan, Topology, calibrate
 from lightsecagg.planning import plan as make_plan
 
 app = typer.Typer()
@@ -25,7 +25,7 @@ def plan(
         float, typer.Option(help="Of the server, Mbit/s each way.")
     ] = 10_000.0,
     latency: Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")] = 20.0,
-    topology: Annotated[Route, typer.Option(help="How shares travel.")] = Route.RELAY,
+    topology: Annotated[Topology, typer.Option(help="How shares travel.")] = Topology.RELAY,
     threat_model: Annotated[
         ThreatModel, typer.Option(help="Whom the clients defend against.")
     ] = ThreatModel.HONEST_BUT_CURIOUS,

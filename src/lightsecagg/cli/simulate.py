@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 
 from lightsecagg.cli.output import EXIT_ABORTED, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
-from lightsecagg.drivers.simulation.links import Links, Topology
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import Progress
 from lightsecagg.params import (
@@ -25,6 +24,7 @@ from lightsecagg.params import (
     ShareMode,
     ThreatModel,
 )
+from lightsecagg.planning import Network, Topology
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -152,7 +152,7 @@ def simulate(
         bound=bound,
         clip=clip,
         drops=tuple(map(Drop.parse, drop or ())),
-        links=Links(bandwidth, server_bandwidth, latency, topology),
+        network=Network(bandwidth, server_bandwidth, latency, topology),
         training_seconds=training_seconds,
         overlap=overlap,
         seed=seed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightsecagg.drivers.simulation.links import Span, Topology, timeline
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Plot, Report, Table
@@ -23,11 +22,12 @@ from lightsecagg.experiments.setups import (
     TASKS,
     Profile,
     dropouts,
-    links,
     method,
     planned_survivors,
     privacy,
 )
+from lightsecagg.planning import Network, Topology
+from lightsecagg.planning.timeline import Span, timeline
 
 
 def table4_cells(profile: Profile) -> list[Cell]:
@@ -44,7 +44,7 @@ def table4_report(profile: Profile, results: Results) -> Report:
         figures: dict[str, Any] = {}
         for protocol in SECURE:
             times = [
-                measured.times(protocol, task, rate, links(topology=topology)) for rate in RATES
+                measured.times(protocol, task, rate, Network(topology=topology)) for rate in RATES
             ]
             parts = [each.breakdown() for each in times]
             figures[protocol.value] = {f"{r:g}": p for r, p in zip(RATES, parts, strict=True)}
@@ -95,7 +95,7 @@ def figure5_report(profile: Profile, results: Results) -> Report:
     report = Report("figure5", f"Figure 5: timing diagram of one round, MobileNetV3, N = {N}")
     spans = {
         (overlap, protocol): timeline(
-            measured.times(protocol, task, TABLE_RATE, links()).phases,
+            measured.times(protocol, task, TABLE_RATE, Network()).phases,
             measured.training(task),
             overlap,
         )
@@ -138,7 +138,7 @@ def figure5_report(profile: Profile, results: Results) -> Report:
     report.paragraphs = [
         f"{task.title}, N = {N}, T = {privacy(N)}, D = {dropouts(N, TABLE_RATE)}, shares relayed. "
         "SecAgg is left out of the diagram, as in the paper; its rounds take "
-        f"{measured.times(SECAGG, task, TABLE_RATE, links()).total(overlap=True):.1f} s "
+        f"{measured.times(SECAGG, task, TABLE_RATE, Network()).total(overlap=True):.1f} s "
         "overlapped.",
         *method(profile),
     ]

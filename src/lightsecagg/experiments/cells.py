@@ -117,22 +117,13 @@ def _loads(report: RoundReport) -> dict[Phase, dict[str, float]]:
     """The slowest client's seconds, the busiest client's bytes, and the server's."""
     return {
         phase: {
-            "client_seconds": max((c.seconds for c in loads.clients.values()), default=0.0),
+            "client_seconds": loads.work.client,
             "client_seconds_median": statistics.median(
                 [c.seconds for c in loads.clients.values() if c.seconds] or [0.0]
             ),
-            "client_sent": max((c.sent for c in loads.clients.values()), default=0),
-            "client_received": max((c.received for c in loads.clients.values()), default=0),
-            "client_shares_sent": max((c.shares_sent for c in loads.clients.values()), default=0),
-            "client_shares_received": max(
-                (c.shares_received for c in loads.clients.values()), default=0
-            ),
-            "server_seconds": loads.server.seconds,
-            "server_relay_seconds": loads.server.relay_seconds,
-            "server_sent": loads.server.sent,
-            "server_received": loads.server.received,
-            "server_shares_sent": loads.server.shares_sent,
-            "server_shares_received": loads.server.shares_received,
+            "server_seconds": loads.work.server,
+            "server_relay_seconds": loads.work.server_relaying,
+            **asdict(loads.traffic),
         }
         for phase, loads in report.meter.phases.items()
     }

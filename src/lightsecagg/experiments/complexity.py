@@ -23,6 +23,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.planning.rehearsal import rehearse
+from lightsecagg.planning.timeline import OFFLINE
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
 
@@ -84,8 +85,8 @@ class CountCell(Cell):
         return {
             "cell": asdict(self),
             "offline storage (U)": found.stored / 4,
-            "offline comm. (U)": _sum(found.client_sent, (Phase.ADVERTISE, Phase.SHARE)) / 4,
-            "offline comp. (U)": _sum(found.client, (Phase.ADVERTISE, Phase.SHARE)),
+            "offline comm. (U)": _sum(found.client_sent, OFFLINE) / 4,
+            "offline comp. (U)": _sum(found.client, OFFLINE),
             "online comm. (U)": _sum(found.client_sent, online) / 4 * everybody,
             "online comm. (S)": _sum(found.server_received, online) / 4,
             "online comp. (U)": _sum(found.client, online) * everybody,

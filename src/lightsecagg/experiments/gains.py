@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightsecagg.drivers.simulation.links import Topology
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report, Table
@@ -24,14 +23,12 @@ from lightsecagg.experiments.setups import (
     UNLIMITED,
     Profile,
     dropouts,
-    links,
     method,
     planned_survivors,
     privacy,
 )
-from lightsecagg.experiments.timing import (
-    RoundTimes,
-)
+from lightsecagg.experiments.timing import RoundTimes
+from lightsecagg.planning import Network, Topology
 
 _GAINS: dict[str, tuple[str, Callable[[RoundTimes], float], str | None]] = {
     "non-overlapped": ("round, non-overlapped", lambda t: t.total(overlap=False), "non-overlapped"),
@@ -57,7 +54,7 @@ def table2_report(profile: Profile, results: Results) -> Report:
         rows, figures = [], {}
         for task in TASKS.values():
             times = {
-                p: measured.times(p, task, TABLE_RATE, links(topology=topology)) for p in SECURE
+                p: measured.times(p, task, TABLE_RATE, Network(topology=topology)) for p in SECURE
             }
             gains = {
                 name: [of(times[other]) / of(times[LIGHT]) for other in (SECAGG, SECAGG_PLUS)]
@@ -127,7 +124,7 @@ def table3_report(profile: Profile, results: Results) -> Report:
             for column, other in enumerate((SECAGG, SECAGG_PLUS)):
                 row = [f"{LABELS[other]}, {'' if overlap else 'not '}overlapped, {setting}"]
                 for bandwidth, paper in paper_values.TABLE3.items():
-                    on = links(bandwidth, topology, server)
+                    on = Network(bandwidth, server, topology=topology)
                     times = {p: measured.times(p, task, TABLE_RATE, on) for p in (LIGHT, other)}
                     gain = times[other].total(overlap) / times[LIGHT].total(overlap)
                     figures[f"{other}/{setting}/{overlap}/{bandwidth:g}"] = gain

@@ -7,22 +7,9 @@ from typing import Any
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Plot, Report, Table, log_scale
-from lightsecagg.experiments.rounds import (
-    LIGHT,
-    SECAGG,
-    SECAGG_PLUS,
-    Measured,
-    round_cells,
-)
-from lightsecagg.experiments.setups import (
-    LABELS,
-    RATES,
-    SECURE,
-    TASKS,
-    Profile,
-    links,
-    method,
-)
+from lightsecagg.experiments.rounds import LIGHT, SECAGG, SECAGG_PLUS, Measured, round_cells
+from lightsecagg.experiments.setups import LABELS, RATES, SECURE, TASKS, Profile, method
+from lightsecagg.planning import Network
 
 _COLOURS = {LIGHT: "#0b6e4f", SECAGG: "#b3261e", SECAGG_PLUS: "#d98324"}
 _MARKERS = {0.1: "o", 0.3: "s", 0.5: "^"}
@@ -42,7 +29,8 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
     report = Report(name, f"Figure {number}: total running time against N, {task.title}")
     series = {
         (overlap, protocol, rate): [
-            measured.times(protocol, task, rate, links(), N).total(overlap) for N in profile.clients
+            measured.times(protocol, task, rate, Network(), N).total(overlap)
+            for N in profile.clients
         ]
         for overlap in (False, True)
         for protocol in SECURE

@@ -7,23 +7,17 @@ from typing import Any
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results, RoundCell
 from lightsecagg.experiments.report import Plot, Report, Table, log_scale
-from lightsecagg.experiments.rounds import (
-    LIGHT,
-    Measured,
-)
+from lightsecagg.experiments.rounds import LIGHT, Measured
 from lightsecagg.experiments.setups import (
     SERVER_BANDWIDTH,
     TASKS,
     UNLIMITED,
     Profile,
     dropouts,
-    links,
     method,
     privacy,
 )
-from lightsecagg.experiments.timing import (
-    round_times,
-)
+from lightsecagg.experiments.timing import round_times
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_survivors
@@ -75,7 +69,7 @@ def impact_report(profile: Profile, results: Results) -> Report:
     training = measured.training(task)
 
     def seconds(cell: RoundCell, bandwidth: float, server: float, overlap: bool) -> float:
-        on = links(bandwidth, server_bandwidth=server)
+        on = Network(bandwidth, server)
         return round_times(measured.round(cell), on, training).total(overlap)
 
     def seeded(U: int) -> RoundCell:

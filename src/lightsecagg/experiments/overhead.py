@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from lightsecagg.drivers.simulation.links import Topology
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report, Table
-from lightsecagg.experiments.rounds import (
-    LIGHT,
-    PLAIN,
-    Measured,
-    round_cells,
-)
-from lightsecagg.experiments.setups import (
-    LABELS,
-    SECURE,
-    TASKS,
-    Profile,
-    links,
-    method,
-)
-from lightsecagg.experiments.timing import (
-    client_download,
-    client_upload,
-)
+from lightsecagg.experiments.rounds import LIGHT, PLAIN, Measured, round_cells
+from lightsecagg.experiments.setups import LABELS, SECURE, TASKS, Profile, method
+from lightsecagg.experiments.timing import client_download, client_upload
+from lightsecagg.planning import Network, Topology
 
 RATE = 0.1
 TIME_GOAL, BYTES_GOAL = 1.15, 1.35
@@ -38,7 +23,7 @@ def overhead_report(profile: Profile, results: Results) -> Report:
     measured, task, N = Measured(profile, results), TASKS["femnist"], profile.largest
     report = Report("overhead", f"Overhead over unprotected FedAvg, CNN, N = {N}, 10 % dropouts")
     for topology in Topology:
-        on = links(topology=topology)
+        on = Network(topology=topology)
         plain_cell = measured.round(profile.round(PLAIN, N, RATE, task.dimension))
         plain = measured.times(PLAIN, task, RATE, on)
         rows = []

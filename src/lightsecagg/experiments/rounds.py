@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightsecagg.drivers.simulation.links import Links
 from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg.experiments.setups import SECURE, LearningTask, Profile
 from lightsecagg.experiments.timing import RoundTimes, round_times
+from lightsecagg.planning import Network
 from lightsecagg.protocol.settings import ProtocolName
 
 LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
@@ -37,7 +37,7 @@ class Measured:
         protocol: ProtocolName,
         task: LearningTask,
         rate: float,
-        on: Links,
+        on: Network,
         clients: int | None = None,
     ) -> RoundTimes:
         """How long a round takes on these links; of the largest N unless it is given."""

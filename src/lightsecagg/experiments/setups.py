@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightsecagg.drivers.simulation.links import Links, Topology
 from lightsecagg.experiments.cells import RoundCell, TrainingCell
 from lightsecagg.params import ShareMode
-from lightsecagg.planning import Federation, Network
+from lightsecagg.planning import Federation
 from lightsecagg.planning.planner import recommend_survivors
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -128,17 +127,7 @@ def dropouts(clients: int, rate: float) -> int:
 def planned_survivors(clients: int, rate: float, dimension: int) -> int:
     """The planner's U, by its stated unit costs, on the default links."""
     D = dropouts(clients, rate)
-    return recommend_survivors(Federation(clients, privacy(clients), D, dimension, Network()))[0]
-
-
-def links(
-    bandwidth: float = 320.0,
-    topology: Topology = Topology.RELAY,
-    server_bandwidth: float = SERVER_BANDWIDTH,
-    latency: float = 20.0,
-) -> Links:
-    """The links of all tables and figures, unless they say otherwise."""
-    return Links(bandwidth, server_bandwidth, latency, topology)
+    return recommend_survivors(Federation(clients, privacy(clients), D, dimension))[0]
 
 
 def method(profile: Profile) -> list[str]:

@@ -8,14 +8,15 @@ recovery    agree + recover
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from lightsecagg.drivers.simulation.links import Links, PhaseTimes
-from lightsecagg.drivers.simulation.metering import Load, PhaseLoads
 from lightsecagg.experiments.cells import Document
+from lightsecagg.planning import Network
+from lightsecagg.planning.timeline import OFFLINE, PhaseTimes, round_seconds
+from lightsecagg.planning.traffic import PhaseTraffic
+from lightsecagg.planning.work import PhaseWork
 from lightsecagg.protocol.interface import Phase
 
-_OFFLINE = (Phase.ADVERTISE, Phase.SHARE)
 _RECOVERY = (Phase.AGREE, Phase.RECOVER)
 
 
@@ -29,7 +30,7 @@ class RoundTimes:
     @property
     def offline(self) -> float:
         """Advertise and share."""
-        return self._total(_OFFLINE)
+        return self._total(OFFLINE)
 
     @property
     def uploading(self) -> float:
@@ -48,8 +49,7 @@ class RoundTimes:
 
     def total(self, overlap: bool) -> float:
         """The round."""
-        beside = max(self.offline, self.training) if overlap else self.offline + self.training
-        return beside + self.uploading + self.recovery
+        return round_seconds(self.phases, self.training, overlap)
 
     @property
     def aggregation(self) -> float:
@@ -69,40 +69,28 @@ class RoundTimes:
         }
 
     def _total(self, wanted: tuple[Phase, ...]) -> float:
-        return sum(
-            parts.down + parts.client + parts.up + parts.server
-            for phase, parts in self.phases.items()
-            if phase in wanted
-        )
+        return sum(parts.total for phase, parts in self.phases.items() if phase in wanted)
 
 
-def round_times(document: Document, links: Links, training: float) -> RoundTimes:
+def round_times(document: Document, network: Network, training: float) -> RoundTimes:
     """How long the measured round takes on these links."""
     phases = {
-        Phase(name): links.phase(_phase_loads(figures))
+        Phase(name): network.phase(_traffic(figures), _work(figures))
         for name, figures in document["phases"].items()
     }
     return RoundTimes(phases, training)
 
 
-def _phase_loads(figures: dict[str, float]) -> PhaseLoads:
-    """One client that stands for the slowest and busiest, and the server."""
-    client = Load(
-        seconds=figures["client_seconds"],
-        sent=int(figures["client_sent"]),
-        received=int(figures["client_received"]),
-        shares_sent=int(figures["client_shares_sent"]),
-        shares_received=int(figures["client_shares_received"]),
+def _traffic(figures: dict[str, float]) -> PhaseTraffic:
+    return PhaseTraffic(**{item.name: int(figures[item.name]) for item in fields(PhaseTraffic)})
+
+
+def _work(figures: dict[str, float]) -> PhaseWork:
+    return PhaseWork(
+        client=figures["client_seconds"],
+        server=figures["server_seconds"],
+        server_relaying=figures["server_relay_seconds"],
     )
-    server = Load(
-        seconds=figures["server_seconds"],
-        sent=int(figures["server_sent"]),
-        received=int(figures["server_received"]),
-        shares_sent=int(figures["server_shares_sent"]),
-        shares_received=int(figures["server_shares_received"]),
-        relay_seconds=figures["server_relay_seconds"],
-    )
-    return PhaseLoads(server, {0: client})
 
 
 def client_upload(document: Document) -> int:

@@ -5,8 +5,8 @@ plan(Federation(clients=200, privacy=100, dropouts=20, dimension=1_206_590))
 
 from __future__ import annotations
 
-from lightsecagg.planning.network import Network, Route
+from lightsecagg.planning.network import Network, Topology
 from lightsecagg.planning.planner import Federation, Plan, plan
 from lightsecagg.planning.unit_costs import STATED, UnitCosts, calibrate
 
-__all__ = ["STATED", "Federation", "Network", "Plan", "Route", "UnitCosts", "calibrate", "plan"]
+__all__ = ["STATED", "Federation", "Network", "Plan", "Topology", "UnitCosts", "calibrate", "plan"]

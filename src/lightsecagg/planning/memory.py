@@ -42,7 +42,7 @@ def forecast_memory(
         phases[Phase.UPLOAD].client += vector
         phases[Phase.RECOVER].client += held + 2 * share
         phases[Phase.RECOVER].server += 2 * alive * share + N * share
-    phases[Phase.SHARE].server += traffic[Phase.SHARE].shares
+    phases[Phase.SHARE].server += traffic[Phase.SHARE].server_shares_received
     # Input, its copy, coins, quantised vector, message.
     phases[Phase.UPLOAD].client += 5 * vector + held
     # Every upload lies in its message; the sum is taken in 64 bits.

@@ -1,38 +1,33 @@
-"""How long bytes take: the links of a federation and the length of a round.
+"""A model of the network: how long the bytes of a phase take, forecast or measured.
 
-Every client has a full-duplex access link, and so has the server; the core of the network is never
-the bottleneck. A leg ends when the busiest link involved is done:
+Every client has a full-duplex access link, and so has the server; the core of the network is
+never the bottleneck. Each leg of a phase ends when the busiest link involved is done:
 
     server -> clients   latency + max(most bytes of a client / client rate, all / server rate)
     clients -> server   the same
-    shares, relayed     2 latency + max(client up or down, server in or out)
-    shares, direct      latency + client up or down; the server carries nothing
-
-A phase is: the server's messages, the slowest client's work, the clients' messages, the server's
-work. Training comes before the upload; with overlap it runs beside the offline phase.
+    shares, relayed     2 latency + max(client up, client down, server in, server out)
+                        (clients send and receive at the same time, as in the paper's Section 6)
+    shares, direct      latency + max(client up, client down); the server carries nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from lightsecagg.errors import ParameterError
+from lightsecagg.planning.timeline import PhaseTimes
 from lightsecagg.planning.traffic import PhaseTraffic
-from lightsecagg.protocol.interface import Phase
-
-OFFLINE = (Phase.ADVERTISE, Phase.SHARE)
-"""The phases that may overlap training."""
+from lightsecagg.planning.work import PhaseWork
 
 
-class Route(StrEnum):
+class Topology(StrEnum):
     """How shares travel from client to client."""
 
     RELAY = "relay"
-    """Through the server."""
+    """Through the server; what every driver of this package does."""
     DIRECT = "direct"
-    """Over the clients' links only (the paper's picture)."""
+    """Over the clients' links only, as if every pair had a connection (the paper's picture)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class Network:
     """The server's, in Mbit/s each way."""
     latency: float = 20.0
     """One way, in milliseconds."""
-    route: Route = Route.RELAY
+    topology: Topology = Topology.RELAY
 
     def __post_init__(self) -> None:
         for name in ("bandwidth", "server_bandwidth"):
@@ -57,15 +52,27 @@ class Network:
         if not 0 <= self.latency < float("inf"):
             raise ParameterError(f"latency = {self.latency} must be a number of ms, at least 0")
 
-    def seconds(self, traffic: PhaseTraffic) -> float:
-        """The time that one phase spends on the links."""
-        relayed = self.route is Route.RELAY
-        shares = max(traffic.client_shares_sent, traffic.client_shares_received)
-        return (
-            self._leg(1, traffic.client_received, traffic.server_sent)
-            + self._leg(1, traffic.client_sent, traffic.server_received)
-            + self._leg(2 if relayed else 1, shares, traffic.shares if relayed else 0)
+    @property
+    def relays(self) -> bool:
+        """Whether shares pass through the server."""
+        return self.topology is Topology.RELAY
+
+    def phase(self, traffic: PhaseTraffic, work: PhaseWork) -> PhaseTimes:
+        """How long the parts of one phase take; without relaying, if shares travel directly."""
+        up = self._leg(1, traffic.client_sent, traffic.server_received)
+        return PhaseTimes(
+            down=self._leg(1, traffic.client_received, traffic.server_sent),
+            client=work.client,
+            up=up + self._exchange(traffic),
+            server=work.server if self.relays else work.server - work.server_relaying,
         )
+
+    def _exchange(self, traffic: PhaseTraffic) -> float:
+        of_client = max(traffic.client_shares_sent, traffic.client_shares_received)
+        if not self.relays:
+            return self._leg(1, of_client, 0)
+        of_server = max(traffic.server_shares_sent, traffic.server_shares_received)
+        return self._leg(2, of_client, of_server)
 
     def _leg(self, hops: int, of_client: int, of_server: int) -> float:
         if not of_client:
@@ -73,10 +80,3 @@ class Network:
         return hops * self.latency / 1e3 + max(
             8 * of_client / (self.bandwidth * 1e6), 8 * of_server / (self.server_bandwidth * 1e6)
         )
-
-
-def round_seconds(phases: Mapping[Phase, float], training: float, overlap: bool) -> float:
-    """The length of a round whose phases take so long."""
-    offline = sum(seconds for phase, seconds in phases.items() if phase in OFFLINE)
-    online = sum(seconds for phase, seconds in phases.items() if phase not in OFFLINE)
-    return (max(offline, training) if overlap else offline + training) + online

@@ -24,7 +24,8 @@ from lightsecagg.params import (
     check_integer,
 )
 from lightsecagg.planning.memory import PhaseMemory, forecast_memory
-from lightsecagg.planning.network import Network, Route, round_seconds
+from lightsecagg.planning.network import Network
+from lightsecagg.planning.timeline import PhaseTimes, round_seconds
 from lightsecagg.planning.traffic import PhaseTraffic, forecast_traffic, share_counts
 from lightsecagg.planning.unit_costs import STATED, UnitCosts, describe
 from lightsecagg.planning.work import PhaseWork, forecast_work
@@ -97,25 +98,18 @@ class PhaseCost:
     traffic: PhaseTraffic
     work: PhaseWork
     memory: PhaseMemory
-    link_seconds: float
-    server_seconds: float
-    """CPU; without relaying, if shares travel directly."""
+    times: PhaseTimes
     server_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """From the phase's first message to its end."""
-        return self.link_seconds + self.work.client + self.server_seconds
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "client_upload_bytes": self.traffic.client_upload,
             "client_download_bytes": self.traffic.client_download,
-            "client_seconds": self.work.client,
-            "server_seconds": self.server_seconds,
+            "client_seconds": self.times.client,
+            "server_seconds": self.times.server,
             "server_bytes": self.server_bytes,
-            "link_seconds": self.link_seconds,
+            "link_seconds": self.times.link,
             "client_memory_bytes": self.memory.client,
             "server_memory_bytes": self.memory.server,
             "memory_bytes": max(self.memory.client, self.memory.server),
@@ -165,7 +159,7 @@ class Plan:
                 "bandwidth_mbps": network.bandwidth,
                 "server_bandwidth_mbps": network.server_bandwidth,
                 "latency_ms": network.latency,
-                "topology": network.route.value,
+                "topology": network.topology.value,
                 "training_seconds": federation.training_seconds,
                 "overlap": federation.overlap,
                 "liars": federation.liars,
@@ -238,10 +232,8 @@ def lightsecagg_settings(federation: Federation, survivors: int, mode: ShareMode
 
 def secagg_settings(federation: Federation) -> Settings:
     """A round of SecAgg with the smallest threshold: it tolerates most and rebuilds fastest."""
-    threshold = federation.privacy + 1
-    if federation.threat_model is ThreatModel.MALICIOUS_SERVER:
-        threshold = (federation.clients + federation.privacy) // 2 + 1
     parameters = federation.parameters(federation.clients - federation.dropouts)
+    threshold = max(parameters.privacy + 1, parameters.quorum)
     return _settings(federation, ProtocolName.SECAGG, replace(parameters, survivors=threshold))
 
 
@@ -301,20 +293,18 @@ def round_costs(
     traffic = forecast_traffic(settings, dropped)
     work = forecast_work(settings, len(dropped), costs)
     memory = forecast_memory(settings, traffic, federation.clients - len(dropped))
-    relayed = network.route is Route.RELAY
     phases = {
         phase: PhaseCost(
             traffic=traffic[phase],
             work=work[phase],
             memory=memory[phase],
-            link_seconds=network.seconds(traffic[phase]),
-            server_seconds=work[phase].server - (0 if relayed else work[phase].server_relaying),
-            server_bytes=traffic[phase].server_bytes(relayed),
+            times=network.phase(traffic[phase], work[phase]),
+            server_bytes=traffic[phase].server_bytes(network.relays),
         )
         for phase in traffic
     }
-    seconds = {phase: cost.seconds for phase, cost in phases.items()}
-    total = round_seconds(seconds, federation.training_seconds, federation.overlap)
+    times = {phase: cost.times for phase, cost in phases.items()}
+    total = round_seconds(times, federation.training_seconds, federation.overlap)
     return Costs(settings, phases, total)
 
 

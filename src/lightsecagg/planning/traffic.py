@@ -57,8 +57,9 @@ class PhaseTraffic:
     server_sent: int = 0
     """All that the server sends, other than shares."""
     server_received: int = 0
-    shares: int = 0
-    """All the shares: they pass the server twice, in and out, if it relays them."""
+    server_shares_sent: int = 0
+    """All the shares that the server passes on, if it relays them."""
+    server_shares_received: int = 0
 
     @property
     def client_upload(self) -> int:
@@ -72,7 +73,8 @@ class PhaseTraffic:
 
     def server_bytes(self, relayed: bool = True) -> int:
         """All that passes the server's link, in and out."""
-        return self.server_sent + self.server_received + (2 * self.shares if relayed else 0)
+        shares = self.server_shares_sent + self.server_shares_received
+        return self.server_sent + self.server_received + (shares if relayed else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class _Forecast:
         shares = share_counts(self.settings).bytes
         phase = self.phases[Phase.SHARE]
         phase.client_shares_sent = phase.client_shares_received = shares
-        phase.shares = everybody * shares
+        phase.server_shares_sent = phase.server_shares_received = everybody * shares
 
     def _recovery(self) -> None:
         count = len(self.survivors)

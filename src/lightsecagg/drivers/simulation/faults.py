@@ -10,10 +10,8 @@ import numpy as np
 
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import ThreatModel, check_integer
+from lightsecagg.planning.traffic import PHASES
 from lightsecagg.protocol.interface import Phase
-
-PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.DONE)
-"""The phases in which clients send something."""
 
 
 class Moment(StrEnum):

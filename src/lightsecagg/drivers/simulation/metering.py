@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lightsecagg.drivers.simulation.faults import PHASES
+from lightsecagg.planning.traffic import PHASES, PhaseTraffic
+from lightsecagg.planning.work import PhaseWork
 from lightsecagg.protocol.interface import Phase
 
 
@@ -45,6 +46,30 @@ class PhaseLoads:
     def client(self, client: int) -> Load:
         """The load of one client, created when it is first asked for."""
         return self.clients.setdefault(client, Load())
+
+    @property
+    def traffic(self) -> PhaseTraffic:
+        """The busiest client's bytes and the server's: what the planner forecasts."""
+        clients, server = self.clients.values(), self.server
+        return PhaseTraffic(
+            client_sent=max((load.sent for load in clients), default=0),
+            client_received=max((load.received for load in clients), default=0),
+            client_shares_sent=max((load.shares_sent for load in clients), default=0),
+            client_shares_received=max((load.shares_received for load in clients), default=0),
+            server_sent=server.sent,
+            server_received=server.received,
+            server_shares_sent=server.shares_sent,
+            server_shares_received=server.shares_received,
+        )
+
+    @property
+    def work(self) -> PhaseWork:
+        """The slowest client's CPU seconds and the server's: what the planner forecasts."""
+        return PhaseWork(
+            client=max((load.seconds for load in self.clients.values()), default=0.0),
+            server=self.server.seconds,
+            server_relaying=self.server.relay_seconds,
+        )
 
 
 class Meter:

@@ -11,7 +11,6 @@ import numpy as np
 
 from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Drop, choose_faults
-from lightsecagg.drivers.simulation.links import Links, PhaseTimes, Topology, timeline
 from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import PhaseLoads
 from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, simulate_round
@@ -20,7 +19,9 @@ from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
-from lightsecagg.params import Parameters, ThreatModel, check_integer
+from lightsecagg.params import Parameters, check_integer
+from lightsecagg.planning.network import Network
+from lightsecagg.planning.timeline import PhaseTimes, round_seconds, timeline
 from lightsecagg.protocol.interface import Phase, Update
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
@@ -45,7 +46,8 @@ class Scenario:
     threshold: int = 0
     """SecAgg and SecAgg+: t; 0 for the smallest allowed, or the finder's."""
     drops: tuple[Drop, ...] = ()
-    links: Links = field(default_factory=Links)
+    network: Network = field(default_factory=lambda: Network(latency=0.0))
+    """Without latency unless one is asked for: then only what was measured takes time."""
     training_seconds: float = 0.0
     overlap: bool = True
     seed: int = 0
@@ -90,9 +92,7 @@ class Scenario:
         """
         parameters = self.parameters
         if self.protocol is ProtocolName.SECAGG:
-            smallest = parameters.privacy + 1
-            if parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
-                smallest = (parameters.clients + parameters.privacy) // 2 + 1
+            smallest = max(parameters.privacy + 1, parameters.quorum)
             return replace(parameters, survivors=self.threshold or smallest)
         if self.protocol is ProtocolName.SECAGG_PLUS:
             return replace(parameters, survivors=0)
@@ -161,13 +161,12 @@ class Outcome:
     @property
     def times(self) -> dict[Phase, PhaseTimes]:
         """How long each phase takes on the scenario's links."""
-        links, phases = self.scenario.links, self.report.meter.phases
-        return {phase: links.phase(loads) for phase, loads in phases.items()}
+        network, phases = self.scenario.network, self.report.meter.phases
+        return {phase: network.phase(loads.traffic, loads.work) for phase, loads in phases.items()}
 
     def round_seconds(self, overlap: bool) -> float:
         """The length of the round, training included."""
-        spans = timeline(self.times, self.scenario.training_seconds, overlap)
-        return max((span.end for span in spans), default=0.0)
+        return round_seconds(self.times, self.scenario.training_seconds, overlap)
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -184,7 +183,7 @@ class Outcome:
             "aborted": report.aborted,
             "warnings": scenario.warnings(),
             "phases": {
-                phase.value: _phase(loads, self.times[phase], scenario.links.topology)
+                phase.value: _phase(loads, self.times[phase], scenario.network.relays)
                 for phase, loads in report.meter.phases.items()
             },
             "round_seconds": self.round_seconds(scenario.overlap),
@@ -228,7 +227,7 @@ def _warm_up(scenario: Scenario) -> None:
 
 
 def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
-    parameters, links = settings.parameters, scenario.links
+    parameters, network = settings.parameters, scenario.network
     document: dict[str, Any] = {
         "clients": parameters.clients,
         "privacy": parameters.privacy,
@@ -250,10 +249,10 @@ def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
         document["leak_probability"] = scenario.leak_probability()
     return document | {
         "drop": [str(drop) for drop in scenario.drops],
-        "bandwidth_mbps": links.bandwidth,
-        "server_bandwidth_mbps": links.server_bandwidth,
-        "latency_ms": links.latency,
-        "topology": links.topology.value,
+        "bandwidth_mbps": network.bandwidth,
+        "server_bandwidth_mbps": network.server_bandwidth,
+        "latency_ms": network.latency,
+        "topology": network.topology.value,
         "training_seconds": scenario.training_seconds,
         "overlap": scenario.overlap,
         "seed": scenario.seed,
@@ -262,17 +261,14 @@ def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _phase(loads: PhaseLoads, times: PhaseTimes, topology: Topology) -> dict[str, Any]:
+def _phase(loads: PhaseLoads, times: PhaseTimes, relayed: bool) -> dict[str, Any]:
     """The slowest client's and the server's figures of one phase."""
-    clients, server = loads.clients.values(), loads.server
-    through = server.sent + server.received
-    if topology is Topology.RELAY:
-        through += server.shares_sent + server.shares_received
+    clients = loads.clients.values()
     return {
         "client_seconds": times.client,
         "server_seconds": times.server,
         "client_upload_bytes": max((c.sent + c.shares_sent for c in clients), default=0),
         "client_download_bytes": max((c.received + c.shares_received for c in clients), default=0),
-        "server_bytes": through,
+        "server_bytes": loads.traffic.server_bytes(relayed),
         "link_seconds": times.link,
     }
