@@ -15,6 +15,7 @@
     │   │   └── MaskAlreadyUsed a second use of a mask, or of an update that is spent
     │   └── RemoteProtocolError a peer (named in the message) broke the protocol
     ├── TransportError          no stream to a peer: unreachable, or refused for the stated reason
+    │   ├── Refused             refused for good: a certificate, name or version has to be mended
     │   └── PeerGone            a stream that ended: the peer left, stalled or was cut
     ├── JournalError            durable state that is damaged or of another federation
     └── Aborted                 the round ended without a result, for the stated reason
@@ -94,6 +95,10 @@ class RemoteProtocolError(ProtocolError):
 
 class TransportError(LightSecAggError):
     """No stream to a peer: it cannot be reached, or one side refused the other."""
+
+
+class Refused(TransportError):  # noqa: N818
+    """No stream, and another attempt would end like this one: somebody must mend something."""
 
 
 class PeerGone(TransportError):  # noqa: N818

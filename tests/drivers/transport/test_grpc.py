@@ -24,7 +24,7 @@ from lightsecagg.drivers.transport.communicator import (
 )
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, chunks
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.errors import ConfigurationError, PeerGone, TransportError
+from lightsecagg.errors import ConfigurationError, PeerGone, Refused, TransportError
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")
@@ -262,7 +262,7 @@ def test_S24_bad_client_certificates_are_refused_on_both_sides(
     async def scenario() -> None:
         async with serving(server_credentials, limits) as (server, _events):
             credentials = save(issued)
-            with pytest.raises(TransportError, match=reason):
+            with pytest.raises(Refused, match=reason):
                 await GrpcClient(server.address, 1, credentials, limits=limits).connect()
             assert server.stats.handshakes == 0
             client = GrpcClient(server.address, 1, careless(credentials), limits=limits)
@@ -301,7 +301,7 @@ def test_S24_a_client_verifies_its_server(run: Run, save: Save, authority: Autho
         async with serving(server_credentials) as (server, _events):
             credentials = save(authority.issue_client(1))
             client = GrpcClient(server.address, 1, credentials, limits=LIMITS, **name)
-            with pytest.raises(TransportError, match=reason):
+            with pytest.raises(Refused, match=reason):
                 await client.connect()
 
     async def scenario() -> None:
@@ -312,9 +312,57 @@ def test_S24_a_client_verifies_its_server(run: Run, save: Save, authority: Autho
         elsewhere = save(authority.issue_server("other.example"))
         await refused(elsewhere, r"server's certificate was refused: .*127\.0\.0\.1")
         here = save(authority.issue_server("localhost"))
-        await refused(here, "is called other.example", server_name="other.example")
+        await refused(here, "name to it .it is other.example", server_name="other.example")
         another_client = careless(save(authority.issue_client(2)))
         await refused(another_client, "server's certificate was refused")
+
+    run(scenario)
+
+
+def test_S24_only_a_client_that_was_never_let_in_is_refused_for_good(
+    run: Run, save: Save, authority: Authority, server_credentials: Credentials
+) -> None:
+    """An impostor at the server's address ends a misconfigured client, not one that was inside."""
+    stranger = Authority.create(Validity.for_days(1))
+    impostor = save(stranger.issue_server("localhost"), stranger)
+    credentials = save(authority.issue_client(1))
+
+    async def scenario() -> None:
+        async with serving(server_credentials) as (server, _events):
+            address = server.address
+            inside = GrpcClient(address, 1, credentials, limits=LIMITS)
+            await inside.connect()
+            await inside.close()
+        with pytest.raises(TransportError, match="nobody listens") as down:
+            await GrpcClient(address, 1, credentials, limits=LIMITS).connect()
+        assert not isinstance(down.value, Refused)
+        false = GrpcServer(address, range(2), impostor, limits=LIMITS)
+        await false.start()
+        with pytest.raises(Refused, match=r"not issued by .*ca\.pem: check \[tls\] ca"):
+            await GrpcClient(address, 1, credentials, limits=LIMITS).connect()
+        with pytest.raises(TransportError, match="certificate was refused") as refused:
+            await inside.connect()
+        assert not isinstance(refused.value, Refused)
+        await false.close()
+        true = GrpcServer(address, range(2), server_credentials, limits=LIMITS)
+        await true.start()
+        await inside.connect()
+        await inside.close()
+        await true.close()
+
+    run(scenario)
+
+
+def test_S24_a_server_that_is_closing_refuses_nobody_for_good(
+    run: Run, save: Save, authority: Authority, server_credentials: Credentials
+) -> None:
+    async def scenario() -> None:
+        async with serving(server_credentials) as (server, _events):
+            client = GrpcClient(server.address, 1, save(authority.issue_client(1)), limits=LIMITS)
+            await server._hub.close()
+            with pytest.raises(TransportError, match="the server is closing") as refused:
+                await client.connect()
+            assert not isinstance(refused.value, Refused)
 
     run(scenario)
 
@@ -338,13 +386,13 @@ def test_S24_the_certificate_decides_who_a_client_is(
     async def scenario() -> None:
         async with serving(server_credentials) as (server, _events):
             own = save(authority.issue_client(2))
-            with pytest.raises(TransportError, match="certificate of client 2, but this is cl"):
+            with pytest.raises(Refused, match="certificate of client 2, but this is cl"):
                 await GrpcClient(server.address, 3, own, limits=LIMITS).connect()
-            with pytest.raises(TransportError, match="certificate of client 2 calls itself cl"):
+            with pytest.raises(Refused, match="certificate of client 2 calls itself cl"):
                 await GrpcClient(server.address, 3, careless(own), limits=LIMITS).connect()
             assert server.stats.refused == {"identity mismatch": 1}
             unknown = save(authority.issue_client(99))
-            with pytest.raises(TransportError, match="client 99 is not on the allow-list"):
+            with pytest.raises(Refused, match="client 99 is not on the allow-list"):
                 await GrpcClient(server.address, 99, unknown, limits=LIMITS).connect()
             assert server.stats.refused["unknown client"] == 1
             assert server.stats.clients == {}
@@ -642,7 +690,7 @@ def test_R37_another_version_is_refused_with_a_reason(
         async with serving() as (server, _events):
             service = "lightsecagg.v2.Transport"
             monkeypatch.setattr("lightsecagg.drivers.transport.grpc._SERVICE", service)
-            with pytest.raises(TransportError, match="speaks another version"):
+            with pytest.raises(Refused, match="speaks another version"):
                 await lab_client(server, 0).connect()
 
     run(scenario)

@@ -21,7 +21,7 @@ from lightsecagg.drivers.transport.tls import (
     is_loopback,
     split_address,
 )
-from lightsecagg.errors import ConfigurationError, TransportError
+from lightsecagg.errors import ConfigurationError, Refused, TransportError
 
 Save = Callable[..., Credentials]
 NOW = datetime.now(UTC)
@@ -90,10 +90,11 @@ def test_S24_own_files_are_checked_before_use(save: Save, authority: Authority) 
     good.check_client(5)
     with pytest.raises(TransportError, match="certificate of client 5, but this is client 6"):
         good.check_client(6)
-    with pytest.raises(TransportError, match=r"expired on .* renew"):
+    with pytest.raises(Refused, match=r"expired on .* renew"):
         good.check_client(5, NOW + timedelta(days=3))
-    with pytest.raises(TransportError, match=r"valid from .* check this machine's clock"):
+    with pytest.raises(TransportError, match=r"valid from .* check this machine's clock") as early:
         good.check_client(5, NOW - timedelta(days=1))
+    assert not isinstance(early.value, Refused), "a clock can be set right"
     with pytest.raises(TransportError, match="not issued to a server"):
         good.check_server()
     expired = Validity(NOW - timedelta(days=2), NOW - timedelta(days=1))

@@ -327,16 +327,16 @@ class FederationClient:
                 raise DecodeError("a round begins with an opening")
             settings = Settings.from_bytes(message.settings)
             round_.codec, round_.bound = Codec(settings.field), settings.quantizer.bound
-            round_.party = self._make_party(settings.protocol, round_.model)
+            round_.party = self._make_party(settings.protocol, round_)
             return message
         return round_.codec.decode(body)
 
-    def _make_party(self, protocol: ProtocolName, model: bytes) -> RoundClient:
+    def _make_party(self, protocol: ProtocolName, round_: _Round) -> RoundClient:
         if protocol not in self._policy.protocols:
             raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
-        policy = replace(
-            self._policy, protocols=(protocol,), model=hash_model(model) if model else None
-        )
+        # Where vectors are summed that descend from no model, each round is its own.
+        model = hash_model(round_.model or round_.number.to_bytes(8, "big"))
+        policy = replace(self._policy, protocols=(protocol,), model=model)
         return PARTIES[protocol][0](self._table.id, self._identity, policy, self._ledger)
 
     async def _hand_over(self, training: asyncio.Task[Update]) -> None:

@@ -120,17 +120,22 @@ def run_server(
 def run_clients(configs: Sequence[ClientConfig]) -> None:
     """Several logical clients in one process, each with its own identity and connection.
 
-    All run to their end; then the first failure, if any, is raised.
+    All run to their end: a failure is logged when it happens, and the first is raised at the end.
     """
 
+    async def run(client: FederationClient) -> LightSecAggError | None:
+        try:
+            await client.run()
+            return None
+        except LightSecAggError as error:
+            if len(configs) > 1:
+                log.error("%s; the other clients of this process go on", error)
+            return error
+
     async def main() -> None:
-        clients = [build_client(config) for config in configs]
-        ends = await asyncio.gather(*(client.run() for client in clients), return_exceptions=True)
-        failures = [end for end in ends if isinstance(end, BaseException)]
-        for failure in failures[1:]:
-            log.error("%s", failure)
-        if failures:
-            raise failures[0]
+        ends = await asyncio.gather(*(run(build_client(config)) for config in configs))
+        for failure in filter(None, ends):
+            raise failure
 
     try:
         asyncio.run(main())

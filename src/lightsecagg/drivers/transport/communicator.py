@@ -134,8 +134,8 @@ class ClientCommunicator(Protocol):
     """A client's end of its one stream to the server."""
 
     async def connect(self) -> None:
-        """Try once, until a deadline; `TransportError` says what to check. May be called again
-        after the stream has ended."""
+        """Try once, until a deadline; `TransportError` says what to check, `Refused` that trying
+        again is of no use. May be called again after the stream has ended."""
 
     async def send(self, data: bytes) -> None:
         """Queue one message; waits while the queue is full. `PeerGone` once the stream ended."""

@@ -30,7 +30,7 @@ from lightsecagg.drivers.transport.tls import (
     is_loopback,
     split_address,
 )
-from lightsecagg.errors import ConfigurationError, PeerGone, TransportError
+from lightsecagg.errors import ConfigurationError, PeerGone, Refused, TransportError
 
 try:
     import grpc
@@ -191,8 +191,10 @@ class GrpcServer:
         try:
             client = self._authenticate(context)
             link = self._hub.admit(client)
-        except TransportError as error:
+        except Refused as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except TransportError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
         try:
             reason = await self._carry(client, link, context)
         finally:
@@ -267,6 +269,8 @@ class GrpcClient(StreamClient):
         self._server_name = server_name or self._host
         self._channel: Any = None
         self._call: Any = None
+        self._admitted = False
+        """Whether the server has ever let us in."""
 
     async def _open(self) -> tuple[Read, Write]:
         if self._credentials is not None:
@@ -282,9 +286,14 @@ class GrpcClient(StreamClient):
                 f"answer within {self._limits.connect_timeout:g} s; check the address, the network "
                 "and any firewall"
             ) from None
-        except BaseException:
+        except BaseException as error:
             await self._shut()
+            if isinstance(error, Refused) and self._admitted:
+                # These certificates have worked. An impostor on the way, or a server that comes
+                # back with a wrong file, must not end this client for good.
+                raise TransportError(str(error)) from error
             raise
+        self._admitted = True
         return self._read, self._write
 
     async def _shut(self) -> None:
@@ -318,7 +327,7 @@ class GrpcClient(StreamClient):
         state = channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                raise TransportError(await self._explanation())
+                raise await self._failure()
             await channel.wait_for_state_change(state)
             state = channel.get_state()
         own = str(self._client)
@@ -327,23 +336,25 @@ class GrpcClient(StreamClient):
         )
         answered = dict(await call.initial_metadata()).get(_CLIENT_ID)
         if answered is None:
-            raise TransportError(await self._refusal(call))
+            raise await self._refusal(call)
         if answered != own:
-            raise TransportError(f"the server takes client {own} for client {answered}")
+            raise Refused(f"the server takes client {own} for client {answered}")
 
-    async def _refusal(self, call: Any) -> str:
+    async def _refusal(self, call: Any) -> TransportError:
         code, details = await call.code(), await call.details()
         if code is grpc.StatusCode.UNAVAILABLE:
-            return await self._explanation()
+            return await self._failure()
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return "the server speaks another version of this transport; use the same release"
+            return Refused(
+                "the server speaks another version of this transport; use the same release"
+            )
         if code is grpc.StatusCode.PERMISSION_DENIED:
-            return f"the server refused this client: {details}"
-        return f"the server opened no stream: {details} ({code.name})"
+            return Refused(f"the server refused this client: {details}")
+        return TransportError(f"the server opened no stream: {details} ({code.name})")
 
-    async def _explanation(self) -> str:
-        reason = await explain_failure(self._host, self._port, self._credentials, self._server_name)
-        return f"client {self._client} cannot connect: {reason}"
+    async def _failure(self) -> TransportError:
+        found = await explain_failure(self._host, self._port, self._credentials, self._server_name)
+        return type(found)(f"client {self._client} cannot connect: {found}")
 
     async def _read(self) -> bytes | None:
         call = self._call

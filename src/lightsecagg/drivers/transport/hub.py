@@ -23,7 +23,13 @@ from lightsecagg.drivers.transport.communicator import (
 from lightsecagg.drivers.transport.framing import MAX_MESSAGE
 from lightsecagg.drivers.transport.link import CLOSED_HERE, LOST, Link
 from lightsecagg.drivers.transport.mailbox import Mailbox
-from lightsecagg.errors import ParameterError, PeerGone, RemoteProtocolError, TransportError
+from lightsecagg.errors import (
+    ParameterError,
+    PeerGone,
+    Refused,
+    RemoteProtocolError,
+    TransportError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +57,11 @@ class Hub:
         self._events: Mailbox[Event] = Mailbox()
         self._closing = False
 
-    def refuse(self, kind: str, explanation: str) -> TransportError:
+    def refuse(self, kind: str, explanation: str) -> Refused:
         """Count and log a refused stream; the caller raises or reports what is returned."""
         self.stats.refused[kind] += 1
         _log.warning("refused a stream (%s): %s", kind, explanation)
-        return TransportError(explanation)
+        return Refused(explanation)
 
     def admit(self, client: int) -> Link:
         """A link for a new stream of this authenticated identity; the newer stream wins.
@@ -64,7 +70,7 @@ class Hub:
         connection is dead.
         """
         if self._closing:
-            raise self.refuse("closing", "the server is closing")
+            raise TransportError(str(self.refuse("closing", "the server is closing")))
         if client not in self._clients:
             raise self.refuse("unknown client", f"client {client} is not on the allow-list")
         peer = self._peer(client)

@@ -30,7 +30,7 @@ class StreamClient(ABC):
 
     @abstractmethod
     async def _open(self) -> tuple[Read, Write]:
-        """Connect, within `connect_timeout`; `TransportError` says what to check."""
+        """Connect, within `connect_timeout`; `TransportError` says what to check, or `Refused`."""
 
     @abstractmethod
     async def _shut(self) -> None:

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, ObjectIdentifier
 
-from lightsecagg.errors import ConfigurationError, TransportError
+from lightsecagg.errors import ConfigurationError, Refused, TransportError
 
 _CLIENT_URI: Final = re.compile(r"lightsecagg:client:(0|[1-9][0-9]{0,9})")
 
@@ -33,17 +33,15 @@ def client_uri(client: int) -> str:
 
 
 def client_of(certificate: x509.Certificate) -> int:
-    """The one client that this certificate authenticates; `TransportError` if there is none."""
+    """The one client that this certificate authenticates; `Refused` if there is none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
-        raise TransportError(
-            "the certificate names no client: it has no alternative name"
-        ) from None
+        raise Refused("the certificate names no client: it has no alternative name") from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     match = _CLIENT_URI.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
-        raise TransportError(
+        raise Refused(
             f"the certificate names no client: its URIs are {uris}, "
             "not exactly one lightsecagg:client:<id>"
         )
@@ -56,7 +54,7 @@ def client_of_pem(pem: bytes) -> int:
     try:
         return client_of(x509.load_pem_x509_certificate(pem))
     except ValueError as error:
-        raise TransportError(f"the peer's certificate cannot be read: {error}") from error
+        raise Refused(f"the peer's certificate cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +86,19 @@ class Credentials:
         return credentials
 
     def check_client(self, client: int, now: datetime | None = None) -> None:
-        """Raise `TransportError` if a server would not accept this as the client's certificate."""
+        """Raise `Refused` if a server would never accept this as the client's certificate,
+        `TransportError` if it would not yet."""
         certificate = self._check(now)
         named = client_of(certificate)
         if named != client:
-            raise TransportError(
+            raise Refused(
                 f"{self.certificate_file} is the certificate of client {named}, but this is "
                 f"client {client}; check [client] id and [tls] certificate"
             )
 
     def check_server(self, now: datetime | None = None) -> None:
-        """Raise `TransportError` if no client would accept this as a server's certificate."""
+        """Raise `Refused` if no client would ever accept this as a server's certificate,
+        `TransportError` if it would not yet."""
         _check_purpose(self._check(now), ExtendedKeyUsageOID.SERVER_AUTH, "a server")
 
     def _check(self, now: datetime | None) -> x509.Certificate:
@@ -107,7 +107,7 @@ class Credentials:
         certificate = _parse(self.certificate_file, self.certificate)
         for path, each in ((self.authority_file, authority), (self.certificate_file, certificate)):
             if now > each.not_valid_after_utc:
-                raise TransportError(
+                raise Refused(
                     f"{path} expired on {each.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
                 )
             if now < each.not_valid_before_utc:
@@ -118,7 +118,7 @@ class Credentials:
         try:
             certificate.verify_directly_issued_by(authority)
         except (ValueError, TypeError, InvalidSignature):
-            raise TransportError(
+            raise Refused(
                 f"{self.certificate_file} was not issued by the authority {self.authority_file}; "
                 "check [tls] ca and certificate"
             ) from None
@@ -149,26 +149,27 @@ def split_address(address: str) -> tuple[str, int]:
 
 async def explain_failure(
     host: str, port: int, credentials: Credentials | None, server_name: str
-) -> str:
+) -> TransportError:
     """Connect once more, without gRPC, and say at which step and why that fails.
 
-    The caller sets the deadline.
+    `Refused` only if one side has said so: a server that is down, or that dies in the middle of a
+    handshake, may be back at the next attempt. The caller sets the deadline.
     """
     try:
-        return await _probe(host, port, credentials, server_name)
+        await _probe(host, port, credentials, server_name)
     except ConnectionRefusedError:
-        return f"nobody listens at {host}:{port}; is the server running?"
+        return TransportError(f"nobody listens at {host}:{port}; is the server running?")
     except ssl.SSLCertVerificationError as error:
-        return (
-            f"the server's certificate was refused: {error.verify_message}; "
-            f"check [tls] ca and that the server is called {server_name}"
-        )
+        return _explain_server_certificate(error, credentials, server_name)
     except ssl.SSLError as error:
         return _explain_alert(error)
     except (ConnectionError, asyncio.IncompleteReadError):
-        return _REFUSED_US if credentials else f"{host}:{port} hung up; does it expect TLS?"
+        return TransportError(
+            _REFUSED_US if credentials else f"{host}:{port} hung up; does it expect TLS?"
+        )
     except OSError as error:
-        return f"{host}:{port} cannot be reached: {error.strerror or error}"
+        return TransportError(f"{host}:{port} cannot be reached: {error.strerror or error}")
+    return TransportError(f"{host}:{port} answers, but opened no stream; try again")
 
 
 _REFUSED_US: Final = (
@@ -178,7 +179,7 @@ _REFUSED_US: Final = (
 )
 
 
-async def _probe(host: str, port: int, credentials: Credentials | None, server_name: str) -> str:
+async def _probe(host: str, port: int, credentials: Credentials | None, server_name: str) -> None:
     context = None
     if credentials is not None:
         context = ssl.create_default_context(cadata=credentials.authority.decode("ascii"))
@@ -192,24 +193,48 @@ async def _probe(host: str, port: int, credentials: Credentials | None, server_n
         await reader.readexactly(1)
     finally:
         writer.transport.abort()
-    return f"{host}:{port} answers, but opened no stream; try again"
 
 
-def _explain_alert(error: ssl.SSLError) -> str:
+# What OpenSSL says of a server's certificate, by its `verify_code`.
+_EXPIRED, _NOT_YET_VALID, _HOSTNAME_MISMATCH, _IP_MISMATCH = 10, 9, 62, 64
+
+
+def _explain_server_certificate(
+    error: ssl.SSLCertVerificationError, credentials: Credentials | None, server_name: str
+) -> TransportError:
+    """Why this client does not accept the server's certificate, and which side mends it."""
+    what = f"the server's certificate was refused: {error.verify_message.rstrip('.')}"
+    if error.verify_code == _NOT_YET_VALID:
+        return TransportError(f"{what}; check this machine's clock")
+    if error.verify_code == _EXPIRED:
+        return Refused(f"{what}; the server needs a new one, or check this machine's clock")
+    if error.verify_code in (_HOSTNAME_MISMATCH, _IP_MISMATCH):
+        return Refused(
+            f"{what}; dial the name that the server's certificate was issued for, or set "
+            f"[server] name to it (it is {server_name} now)"
+        )
+    authority = credentials.authority_file if credentials else "the authority"
+    return Refused(
+        f"{what}; it was not issued by {authority}: check [tls] ca, [server] address, and that "
+        "both sides were provisioned together"
+    )
+
+
+def _explain_alert(error: ssl.SSLError) -> TransportError:
     """What the server's TLS alert means here."""
     reason = (error.reason or "").upper()
     if "UNKNOWN_CA" in reason:
-        return (
+        return Refused(
             "the server does not know the authority of this client's certificate; "
             "check [tls] ca and certificate"
         )
     if "CERTIFICATE_EXPIRED" in reason:
-        return "the server says that this client's certificate has expired; renew it"
+        return Refused("the server says that this client's certificate has expired; renew it")
     if "CERTIFICATE_REQUIRED" in reason:
-        return "the server demands a client certificate; set [tls] certificate and key"
+        return Refused("the server demands a client certificate; set [tls] certificate and key")
     if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
-        return "the server does not speak TLS; start it without plaintext"
-    return f"{_REFUSED_US} ({reason.lower().replace('_', ' ') or error})"
+        return Refused("the server does not speak TLS; start it without plaintext")
+    return TransportError(f"{_REFUSED_US} ({reason.lower().replace('_', ' ') or error})")
 
 
 def _check_purpose(certificate: x509.Certificate, purpose: ObjectIdentifier, whose: str) -> None:
@@ -218,7 +243,7 @@ def _check_purpose(certificate: x509.Certificate, purpose: ObjectIdentifier, who
     except x509.ExtensionNotFound:
         extension = None
     if extension is None or purpose not in extension.value:  # type: ignore[operator]
-        raise TransportError(f"the certificate was not issued to {whose} (extended key usage)")
+        raise Refused(f"the certificate was not issued to {whose} (extended key usage)")
 
 
 def _read(path: Path) -> bytes:
