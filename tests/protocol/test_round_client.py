@@ -59,6 +59,7 @@ from lightsecagg.protocol.settings import (
     Policy,
     ProtocolName,
     Settings,
+    _Fields,
     hash_model,
 )
 
@@ -207,6 +208,20 @@ def proposals() -> dict[str, tuple[Settings, Policy, str]]:
             "says so in its policy",
         ),
         "another model": (settings, replace(policy, model=hash_model(b"mine")), "global model"),
+        "a model that was not given": (
+            replace(settings, model=hash_model(b"the server's")),
+            policy,
+            "global model",
+        ),
+        "sums over fewer": (settings, replace(policy, minimum=6), "over 5 clients.* demands 6"),
+        "seeded shares": (settings, replace(policy, share_mode=PAPER), "seeded shares"),
+        "explicit shares": (
+            replace(settings, parameters=replace(federation.parameters, share_mode=PAPER)),
+            replace(policy, share_mode=SEEDED),
+            "paper shares",
+        ),
+        "a tight bound": (settings, replace(policy, bound=1024.5), "bound 1024.0 .*reach 1024.5"),
+        "long shares": (settings, replace(policy, max_share_bytes=83), "84 bytes.*allows 83"),
     }
 
 
@@ -225,7 +240,14 @@ def test_S01_settings_that_fall_short_of_the_policy_are_refused(name: str) -> No
 def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
     federation = Federation(7, 2, 1, 4, MALICIOUS)
     me = federation.ids[0]
-    lenient = federation.policy(privacy=1, threat_model=HONEST)
+    lenient = federation.policy(
+        privacy=1,
+        threat_model=HONEST,
+        minimum=5,
+        share_mode=SEEDED,
+        bound=1000.0,
+        max_share_bytes=4 * 7 * 4,
+    )
     client = LightSecAggClient(me, federation.identities[me], lenient, Ledger())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
     assert isinstance(output, Send)
@@ -574,8 +596,31 @@ def test_S06_at_most_max_attempts_uploads_for_one_global_model() -> None:
         federation.network(number).start().finish().assert_exact(federation.ids)
     with pytest.raises(RemoteProtocolError, match="the most that it allows"):
         federation.network(3).start().finish()
-    another = federation.settings(3, model=hash_model(b"another model"))
-    federation.network(3, settings=another).start().finish().assert_exact(federation.ids)
+    model = hash_model(b"another model")
+    another = federation.network(4, settings=federation.settings(4, model=model), model=model)
+    another.start().finish().assert_exact(federation.ids)
+
+
+def test_S06_a_server_that_names_new_models_does_not_evade_the_count() -> None:
+    """Whatever the server calls it: the client counts for the model that it was given itself."""
+    federation = Federation(5, 1, 1)
+    for number in (1, 2):
+        federation.network(number).start().finish().assert_exact(federation.ids)
+    renamed = federation.settings(3, model=hash_model(b"a name that nobody was given"))
+    with pytest.raises(RemoteProtocolError, match="global model other than"):
+        federation.network(3, settings=renamed).start().finish()
+    with pytest.raises(RemoteProtocolError, match="max_attempts = 2"):
+        federation.network(3).start().finish()
+
+
+def test_S01_every_setting_is_bounded_by_the_policy_or_said_to_be_free() -> None:
+    """A new setting needs a decision: what may a server propose that a client cannot refuse?"""
+    bounded = {"protocol", "threat_model", "share_mode", "session", "round", "allow_list", "model"}
+    bounded |= {"clients", "privacy", "survivors", "dimension", "bound", "neighbours", "threshold"}
+    bounded |= {"buffering", "point_rule"}
+    free = {"dropouts", "modulus", "weighted", "max_samples", "scale"}
+    names = {field.name for field in msgspec.structs.fields(_Fields)}
+    assert names == bounded | free
 
 
 @pytest.mark.parametrize("kind", [LightSecAggClient, SecAggClient, PlainClient, client_party])

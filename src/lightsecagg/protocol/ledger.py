@@ -81,7 +81,8 @@ class Ledger:
         if attempts >= max_attempts:
             raise RemoteProtocolError(
                 f"this client has uploaded {attempts} updates for this global model, the most "
-                "that it allows: sums over many reruns would reveal single updates"
+                f"that it allows (max_attempts = {max_attempts}): sums over many reruns would "
+                "reveal single updates"
             )
 
     def fingerprint(self, update: Update) -> bytes:

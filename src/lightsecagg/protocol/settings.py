@@ -38,6 +38,9 @@ MAX_LENGTH = 2**30 - 1
 MAX_UNANNOUNCED_DIMENSION = 2**26
 """The longest vector for which a client makes masks without having been told to expect it."""
 
+NO_MODEL = bytes(HASH_LENGTH)
+"""What a round names as its global model where vectors are summed that descend from none."""
+
 POINT_RULE = "ntt-leaves/1"
 """Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
 
@@ -171,12 +174,12 @@ class Settings:
     """Strictly increasing in a session, also when a round is tried again."""
     allow_list: bytes
     """`AllowList.digest`"""
-    model: bytes = bytes(HASH_LENGTH)
+    model: bytes = NO_MODEL
     """Hash of the global model that clients train from; see `hash_model`."""
     neighbours: int = 0
     """SecAgg+: the degree k of the sharing graph; 0 for the complete graph."""
     buffering: Buffering | None = None
-    """The asynchronous mode's settings; `round` then numbers epochs, and `model` is zero."""
+    """The asynchronous mode's settings; `round` then numbers epochs, and `model` is NO_MODEL."""
     threshold: int = 0
     """SecAgg+: how many of its neighbours rebuild a client's secret; 0 stands for U."""
 
@@ -411,7 +414,11 @@ def hash_model(model: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a client demands of every round; the server may only tighten it (S01)."""
+    """What a client demands of every round; the server may only tighten it (S01).
+
+    `docs/security.md` goes through all settings and says which of them a policy bounds, and why
+    the others are the server's to choose.
+    """
 
     allow_list: AllowList
     session: bytes
@@ -423,12 +430,27 @@ class Policy:
     dimension: int | None = None
     """The length of the vectors this client contributes, if it is known in advance; otherwise
     the server may ask for at most `MAX_UNANNOUNCED_DIMENSION`, lest it exhaust the memory."""
-    model: bytes | None = None
-    """Hash of the global model that this client was given, if there is one (S08)."""
+    model: bytes = NO_MODEL
+    """Hash of the global model that this client was given (S08). The server must name the same:
+    if it could name any, it could name a new one each time and evade `max_attempts`."""
     buffering: Buffering | None = None
     """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
     max_attempts: int = 2
-    """How often this client uploads an update trained from one and the same global model."""
+    """How often this client uploads an update trained from one and the same global model; in
+    rounds without a model, how often in the whole session."""
+    minimum: int = 0
+    """The fewest clients whose updates may be summed. T + 2 is always demanded; a client that
+    wants to hide in a larger crowd says so here."""
+    share_mode: ShareMode | None = None
+    """LightSecAgg: how masks are shared. None takes either: seeded shares rest on AES as a
+    pseudorandom generator, the paper's do not but cost more; neither is a stricter form of the
+    other, so that the server cannot tighten one into the other."""
+    bound: float = 0.0
+    """The least bound for the entries of an update. A client that refuses an update beyond the
+    bound tells the server so by its absence; with a bound that it always keeps, it never does."""
+    max_share_bytes: int | None = None
+    """LightSecAgg: the most bytes that the shares of one round may take at this client, those
+    that it makes and those that it holds 4 N L each. The server's T and U decide about L."""
     graph_security: int = 40
     """SecAgg+: sigma; a random sharing graph may fail to protect with probability 2^-sigma.
     Zero accepts every graph, for benchmarks on made-up data only."""
@@ -461,9 +483,31 @@ class Policy:
                 f"dimension {settings.dimension}, beyond {MAX_UNANNOUNCED_DIMENSION}; a client "
                 "that expects such vectors says so in its policy"
             )
-        if self.model is not None and settings.model != self.model:
+        if settings.model != self.model:
             raise _refused("a global model other than the one this client was given")
+        if settings.minimum < self.minimum:
+            raise _refused(
+                f"sums over {settings.minimum} clients, this client demands {self.minimum}"
+            )
+        if settings.quantizer.bound < self.bound:
+            raise _refused(
+                f"bound {settings.quantizer.bound} for the entries of an update, this client's "
+                f"reach {self.bound}"
+            )
+        if settings.protocol is ProtocolName.LIGHTSECAGG:
+            self._check_sharing(settings)
         self.check_graph(settings, parameters.clients)
+
+    def _check_sharing(self, settings: Settings) -> None:
+        parameters = settings.parameters
+        if self.share_mode is not None and parameters.share_mode is not self.share_mode:
+            raise _refused(f"{parameters.share_mode} shares, this client demands {self.share_mode}")
+        size = 4 * parameters.clients * settings.share_length
+        if self.max_share_bytes is not None and size > self.max_share_bytes:
+            raise _refused(
+                f"N = {parameters.clients} shares of L = {settings.share_length} elements, "
+                f"{size} bytes, this client allows {self.max_share_bytes}; raise U - T"
+            )
 
     def check_graph(self, settings: Settings, members: int) -> None:
         """Refuse a sparse sharing graph that does not protect a roster of so many members."""
