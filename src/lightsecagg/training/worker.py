@@ -3,12 +3,16 @@
     with training_pool(workers=2) as pool:
         future = pool.submit(local_update, task_config, client, model, local_config, seed=1)
 
-A child is spawned, not forked: a fork would copy the parent's masks and keys into it.
+A child is spawned, not forked: a fork would copy the parent's masks and keys into it. It ends with
+its parent, even one that is killed in the middle of a training.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from concurrent.futures import ProcessPoolExecutor
 
 from lightsecagg.errors import ParameterError
@@ -22,5 +26,22 @@ def training_pool(workers: int = 1) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         max_workers=workers,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=use_one_thread,
+        initializer=_begin,
     )
+
+
+def end_with_parent() -> None:
+    """In a child of `multiprocessing`: end when the parent does, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _watch(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+def _begin() -> None:
+    end_with_parent()
+    use_one_thread()

@@ -130,9 +130,9 @@ def test_R32_a_killed_client_leaves_no_training_behind() -> None:
     """SIGKILL of the client in the middle of a training that would last for ten minutes."""
     code = (
         "import os, signal, time\n"
-        "from lightsecagg.drivers.federation.client import _training_pool\n"
+        "from lightsecagg.training import training_pool\n"
         "if __name__ == '__main__':\n"
-        "    pool = _training_pool()\n"
+        "    pool = training_pool(1)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    pool.submit(time.sleep, 600)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

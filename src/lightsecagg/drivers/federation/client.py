@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing.connection
 import os
 import random
 import re
-import threading
 import time
 import traceback
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
@@ -460,18 +458,4 @@ def _where(error: BaseException) -> str:
 def _training_pool() -> ProcessPoolExecutor:
     from lightsecagg.training import training_pool
 
-    pool = training_pool(1)
-    pool.submit(_end_with_parent)  # its only process runs this first
-    return pool
-
-
-def _end_with_parent() -> None:
-    """In the training process: a client that is killed must not leave its training behind."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
-
-
-def _watch(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
+    return training_pool(1)
