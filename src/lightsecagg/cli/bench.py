@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lightsecagg.cli.output import print_json, warn
+from lightsecagg.cli.output import AsJson, print_json, warn
 from lightsecagg.protocol.settings import ProtocolName
 
 app = typer.Typer(no_args_is_help=True, help="Measure the hot loops, and whole federations.")
@@ -26,7 +26,7 @@ def bench_federation(
         typer.Option(help="Repeatable. [default: plain and lightsecagg]"),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one round of a real federation over loopback TLS, and the same without protection."""
     from lightsecagg.experiments.federation_bench import FederationBench, measure
@@ -66,7 +66,7 @@ def bench_kernels(
     survivors: Annotated[int, typer.Option(help="U")] = 140,
     privacy: Annotated[int, typer.Option(help="T")] = 100,
     dim: Annotated[int, typer.Option(help="d, the length of the model")] = 1_206_590,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time every kernel on one thread, against NumPy + BLAS and against a memory copy."""
     from lightsecagg.experiments.kernel_bench import Case, measure_in_child

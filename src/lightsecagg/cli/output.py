@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,8 @@ from lightsecagg.errors import (
 )
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_ABORTED = 1, 2, 3
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _USAGE = (ParameterError, ConfigurationError, InputRefused)
 _ABORT = (Aborted, RecoveryError)

@@ -6,33 +6,29 @@ from typing import Annotated, Any
 
 import typer
 
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli import options
+from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.params import ThreatModel
 from lightsecagg.planning import STATED, Federation, Network, Plan, Topology, calibrate
 from lightsecagg.planning import plan as make_plan
+from lightsecagg.planning.traffic import in_units
 
 app = typer.Typer()
 
 
 @app.command()
 def plan(
-    clients: Annotated[int, typer.Option(help="N, the clients.")],
-    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
-    dropouts: Annotated[int, typer.Option(help="D, how many may drop.")],
-    dim: Annotated[int, typer.Option(help="d, the length of the vectors.")],
-    bandwidth: Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")] = 320.0,
-    server_bandwidth: Annotated[
-        float, typer.Option(help="Of the server, Mbit/s each way.")
-    ] = 10_000.0,
-    latency: Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")] = 20.0,
-    topology: Annotated[Topology, typer.Option(help="How shares travel.")] = Topology.RELAY,
-    threat_model: Annotated[
-        ThreatModel, typer.Option(help="Whom the clients defend against.")
-    ] = ThreatModel.HONEST_BUT_CURIOUS,
-    training_seconds: Annotated[float, typer.Option(help="How long training takes.")] = 0.0,
-    overlap: Annotated[
-        bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
-    ] = True,
+    clients: options.Clients,
+    privacy: options.Privacy,
+    dropouts: options.Dropouts,
+    dim: options.Dimension,
+    bandwidth: options.Bandwidth = 320.0,
+    server_bandwidth: options.ServerBandwidth = 10_000.0,
+    latency: options.Latency = 20.0,
+    topology: options.SharesTravel = Topology.RELAY,
+    threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
+    training_seconds: options.TrainingSeconds = 0.0,
+    overlap: options.Overlap = True,
     survivors: Annotated[
         int, typer.Option(help="U of the forecast.", show_default="the recommended")
     ] = 0,
@@ -42,7 +38,7 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure/--stated", help="Measure this machine, or use constants.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast bytes, seconds and memory per party and phase, and recommend U."""
     federation = Federation(
@@ -106,24 +102,16 @@ def show(plan: Plan) -> None:
 
 def _cells(costs: dict[str, Any]) -> list[str]:
     return [
-        _bytes(costs["client_upload_bytes"]),
-        _bytes(costs["client_download_bytes"]),
+        in_units(costs["client_upload_bytes"]),
+        in_units(costs["client_download_bytes"]),
         _seconds(costs["client_seconds"]),
         _seconds(costs["link_seconds"]),
         _seconds(costs["server_seconds"]),
-        _bytes(costs["server_bytes"]),
-        _bytes(costs["client_memory_bytes"]),
-        _bytes(costs["server_memory_bytes"]),
+        in_units(costs["server_bytes"]),
+        in_units(costs["client_memory_bytes"]),
+        in_units(costs["server_memory_bytes"]),
     ]
 
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

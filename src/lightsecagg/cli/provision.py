@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli.output import AsJson, print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -18,11 +18,21 @@ def provision(
     out: Annotated[Path, typer.Option(help="The directory to create.")],
     privacy: Annotated[int | None, typer.Option(help="T: may collude. [default: N/4]")] = None,
     dropouts: Annotated[int | None, typer.Option(help="D: may vanish. [default: N/4]")] = None,
-    task: Annotated[str, typer.Option(help="What to learn; see `lightsecagg task`.")] = "digits",
+    task: Annotated[
+        str | None, typer.Option(help="What to learn; see `lightsecagg task`. [default: digits]")
+    ] = None,
+    vectors: Annotated[
+        int | None,
+        typer.Option(help="Train nothing: sum vectors of this many entries, one per client."),
+    ] = None,
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="Average the vectors by sample counts instead.")
+    ] = False,
+    bound: Annotated[float, typer.Option(help="Largest entry of an update or vector.")] = 1.0,
     server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create a federation: authority, certificates, identities, allow-list and configuration.
 
@@ -36,6 +46,9 @@ def provision(
         privacy=privacy,
         dropouts=dropouts,
         task=task,
+        vectors=vectors,
+        weighted=weighted,
+        bound=bound,
         server_name=server_name,
         port=port,
         days=days,
@@ -53,5 +66,9 @@ def provision(
         return
     typer.echo(f"Provisioned {clients} clients in {out}.")
     typer.echo(f"  {out / 'authority'}: keep offline; it can admit clients")
+    if vectors is not None:
+        content = "an .npz with `vector` and `samples`" if weighted else "an .npy"
+        name = made.clients[0].parent / ("vector.npz" if weighted else "vector.npy")
+        typer.echo(f"  {name}: put client 0's {vectors} numbers there, {content}; and so on")
     typer.echo(f"  lightsecagg server --config {made.server}")
     typer.echo(f"  lightsecagg client --config {made.clients[0]}  # and so on")

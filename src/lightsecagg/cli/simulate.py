@@ -13,18 +13,14 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from lightsecagg.cli.output import EXIT_ABORTED, print_json, warn
+from lightsecagg.cli import options
+from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import Progress
-from lightsecagg.params import (
-    DEFAULT_MODULUS,
-    PAPER_MODULUS,
-    Parameters,
-    ShareMode,
-    ThreatModel,
-)
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import Network, Topology
+from lightsecagg.planning.traffic import in_units
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -39,13 +35,6 @@ class Choice(StrEnum):
     SECAGG_PLUS = ProtocolName.SECAGG_PLUS.value
     PLAIN = ProtocolName.PLAIN.value
     ALL = "all"
-
-
-class Field(StrEnum):
-    """The prime of the field."""
-
-    DEFAULT = "default"
-    PAPER = "paper"
 
 
 class Mode(StrEnum):
@@ -76,10 +65,10 @@ def _without_mode(args: list[str]) -> list[str]:
 
 @app.command(cls=_ByMode)
 def simulate(
-    clients: Annotated[int, typer.Option(help="N, the clients.")],
-    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
-    dropouts: Annotated[int, typer.Option(help="D, how many may drop.")],
-    dim: Annotated[int, typer.Option(help="d, the length of the vectors.")],
+    clients: options.Clients,
+    privacy: options.Privacy,
+    dropouts: options.Dropouts,
+    dim: options.Dimension,
     mode: Annotated[
         Mode, typer.Option(help="Rounds, or buffers: see simulate --mode async --help.")
     ] = Mode.SYNC,
@@ -90,12 +79,8 @@ def simulate(
     share_mode: Annotated[
         ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
     ] = ShareMode.SEEDED,
-    threat_model: Annotated[
-        ThreatModel, typer.Option(help="Whom the clients defend against.")
-    ] = ThreatModel.HONEST_BUT_CURIOUS,
-    field: Annotated[
-        Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")
-    ] = Field.DEFAULT,
+    threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
+    field: options.FieldChoice = options.Field.DEFAULT,
     drop: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,16 +99,12 @@ def simulate(
             show_default="T + 1; SecAgg+: the finder's",
         ),
     ] = 0,
-    bandwidth: Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")] = 320.0,
-    server_bandwidth: Annotated[
-        float, typer.Option(help="Of the server, Mbit/s each way.")
-    ] = 10_000.0,
-    latency: Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")] = 0.0,
-    topology: Annotated[Topology, typer.Option(help="How shares travel.")] = Topology.RELAY,
-    training_seconds: Annotated[float, typer.Option(help="How long training takes.")] = 0.0,
-    overlap: Annotated[
-        bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
-    ] = True,
+    bandwidth: options.Bandwidth = 320.0,
+    server_bandwidth: options.ServerBandwidth = 10_000.0,
+    latency: options.Latency = 0.0,
+    topology: options.SharesTravel = Topology.RELAY,
+    training_seconds: options.TrainingSeconds = 0.0,
+    overlap: options.Overlap = True,
     bound: Annotated[
         float, typer.Option(help="Largest entry; the inputs are uniform in [-1, 1).")
     ] = 1.0,
@@ -134,7 +115,7 @@ def simulate(
         int | None,
         typer.Option(metavar="n", help="Only n clients are real; for runs that are too large."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate secure aggregation in one process and report what every phase costs."""
     scenario = Scenario(
@@ -146,7 +127,7 @@ def simulate(
             survivors=survivors,
             threat_model=threat_model,
             share_mode=share_mode,
-            modulus=DEFAULT_MODULUS if field is Field.DEFAULT else PAPER_MODULUS,
+            modulus=field.modulus,
         ),
         dimension=dim,
         bound=bound,
@@ -238,11 +219,11 @@ def show(outcome: Outcome) -> None:
         table.add_row(
             phase,
             _seconds(costs["client_seconds"]),
-            _bytes(costs["client_upload_bytes"]),
-            _bytes(costs["client_download_bytes"]),
+            in_units(costs["client_upload_bytes"]),
+            in_units(costs["client_download_bytes"]),
             _seconds(costs["link_seconds"]),
             _seconds(costs["server_seconds"]),
-            _bytes(costs["server_bytes"]),
+            in_units(costs["server_bytes"]),
         )
     console = Console()
     console.print(table)
@@ -288,11 +269,3 @@ def _result(outcome: Outcome) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

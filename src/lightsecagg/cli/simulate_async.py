@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli import options
+from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.drivers.simulation.asynchronous import (
     AsyncConfig,
     AsyncReport,
@@ -31,7 +32,7 @@ from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.plain_async import FedBuffServer
 from lightsecagg.protocol.settings import Buffering
 
@@ -48,13 +49,6 @@ class Protocol(StrEnum):
     FEDBUFF = "fedbuff"
 
 
-class Field(StrEnum):
-    """The prime of the field."""
-
-    DEFAULT = "default"
-    PAPER = "paper"
-
-
 class Arrivals(StrEnum):
     """Where staleness comes from."""
 
@@ -66,8 +60,8 @@ class Arrivals(StrEnum):
 
 @app.command()
 def simulate(
-    clients: Annotated[int, typer.Option(help="N, the clients.")],
-    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")],
+    clients: options.Clients,
+    privacy: options.Privacy,
     dropouts: Annotated[int, typer.Option(help="D, how many may be away.")],
     buffer: Annotated[int, typer.Option(help="K, the updates in a buffer; at least T + 2.")],
     dim: Annotated[int, typer.Option(help="d, the length of random vectors; not with --task.")] = 0,
@@ -84,12 +78,8 @@ def simulate(
         int, typer.Option(help="U, the answers needed.", show_default="N - D")
     ] = 0,
     share_mode: Annotated[ShareMode, typer.Option(help="How shares are made.")] = ShareMode.SEEDED,
-    threat_model: Annotated[
-        ThreatModel, typer.Option(help="Whom the clients defend against.")
-    ] = ThreatModel.HONEST_BUT_CURIOUS,
-    field: Annotated[
-        Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")
-    ] = Field.DEFAULT,
+    threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
+    field: options.FieldChoice = options.Field.DEFAULT,
     staleness: Annotated[Staleness, typer.Option(help="s(tau).")] = Staleness.POLY,
     staleness_alpha: Annotated[float, typer.Option(help="Exponent of poly, slope of hinge.")] = 1.0,
     hinge_at: Annotated[int, typer.Option(help="Where hinge begins.")] = 3,
@@ -134,10 +124,10 @@ def simulate(
     learning_rate: Annotated[float, typer.Option(help="Task: local learning rate.")] = 0.05,
     server_rate: Annotated[float, typer.Option(help="Task: eta_g.")] = 0.3,
     seed: Annotated[int, typer.Option(help="Steers data, schedule, rounding; never a mask.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate buffered-asynchronous aggregation in one process, and check every sum."""
-    modulus = DEFAULT_MODULUS if field is Field.DEFAULT else PAPER_MODULUS
+    modulus = field.modulus
     function = staleness.function(staleness_alpha, hinge_at)
     table = StalenessTable.from_function(function, staleness_scale, tau_max)
     if (task is None) == (dim < 1):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
@@ -38,7 +38,7 @@ def template(
 
 @app.command("list")
 def list_tasks(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the built-in tasks and models."""
     from lightsecagg.training.builtin_tasks import DEFAULT_MODELS, PAPER_MODELS
@@ -81,7 +81,7 @@ def check(
     learning_rate: Annotated[float, typer.Option(help="Local learning rate.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
     evaluate: Annotated[bool, typer.Option(help="Evaluate too; needs test data.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build a task, train one client twice, evaluate, and report what would be federated."""
     config = TaskConfig(

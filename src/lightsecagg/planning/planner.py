@@ -26,7 +26,12 @@ from lightsecagg.params import (
 from lightsecagg.planning.memory import PhaseMemory, forecast_memory
 from lightsecagg.planning.network import Network
 from lightsecagg.planning.timeline import PhaseTimes, round_seconds
-from lightsecagg.planning.traffic import PhaseTraffic, forecast_traffic, share_counts
+from lightsecagg.planning.traffic import (
+    PhaseTraffic,
+    forecast_traffic,
+    in_units,
+    share_counts,
+)
 from lightsecagg.planning.unit_costs import STATED, UnitCosts, describe
 from lightsecagg.planning.work import PhaseWork, forecast_work
 from lightsecagg.protocol.interface import Phase
@@ -324,8 +329,8 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
         if shares.bytes > _LARGE_SHARES * model:
             said.append(
                 f"{name}: with U = {survivors} and T = {T} every explicit share has "
-                f"{_size(shares.explicit_bytes)}, and a client sends {_size(shares.bytes)} of "
-                f"shares, {shares.bytes / model:.0f} times its update; raise U or lower T"
+                f"{in_units(shares.explicit_bytes)}, and a client sends {in_units(shares.bytes)} "
+                f"of shares, {shares.bytes / model:.0f} times its update; raise U or lower T"
             )
     if survivors == T + 1:
         said.append("U = T + 1 makes every explicit share as long as the model")
@@ -336,14 +341,6 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
     if ProtocolName.SECAGG_PLUS.value in protocols:
         said.append(_about_graph(N, T, D, protocols[ProtocolName.SECAGG_PLUS.value].settings))
     return said
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:

@@ -126,6 +126,15 @@ def forecast_traffic(
     return _Forecast(settings, frozenset(dropped)).phases
 
 
+def in_units(count: float) -> str:
+    """So many bytes for a reader: 1.21 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
 def _header(settings: Settings) -> int:
     return len(Codec(settings.field).encode(SealedShare(0, 1, ShareKind.SEED, 0, b"")))
 

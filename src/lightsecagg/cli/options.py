@@ -1,0 +1,43 @@
+"""Options that several commands share, so that one word means the same in all of them.
+
+Defaults stay with the commands: the simulator's links have no latency, the planner's have.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ThreatModel
+from lightsecagg.planning import Topology
+
+
+class Field(StrEnum):
+    """The prime of the field."""
+
+    DEFAULT = "default"
+    PAPER = "paper"
+
+    @property
+    def modulus(self) -> int:
+        """q"""
+        return DEFAULT_MODULUS if self is Field.DEFAULT else PAPER_MODULUS
+
+
+Clients = Annotated[int, typer.Option(help="N, the clients.")]
+Privacy = Annotated[int, typer.Option(help="T, how many may collude with the server.")]
+Dropouts = Annotated[int, typer.Option(help="D, how many may drop.")]
+Dimension = Annotated[int, typer.Option(help="d, the length of the vectors.")]
+DefendAgainst = Annotated[ThreatModel, typer.Option(help="Whom the clients defend against.")]
+FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
+
+Bandwidth = Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")]
+ServerBandwidth = Annotated[float, typer.Option(help="Of the server, Mbit/s each way.")]
+Latency = Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")]
+SharesTravel = Annotated[Topology, typer.Option(help="How shares travel.")]
+TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
+Overlap = Annotated[
+    bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
+]
