@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
+from typer.testing import CliRunner
 
+from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
@@ -49,18 +51,17 @@ class Programs:
         self.folder = folder
         self.port = free_port()
         self.made: Provisioned = provision(
-            folder / "federation", CLIENTS, privacy=1, dropouts=1, port=self.port
+            folder / "federation",
+            CLIENTS,
+            privacy=1,
+            dropouts=1,
+            vectors=DIMENSION,
+            port=self.port,
         )
-        self._without_training(self.made.server, f'dimension = {DIMENSION}\noutput = "result.npz"')
-        for client, path in self.made.clients.items():
-            self._without_training(path, 'input = "vector.npy"')
+        for client in self.made.clients:
             self.write_vector(client)
         self.processes: list[subprocess.Popen[str]] = []
         self.logs: dict[int, Path] = {}
-
-    def _without_training(self, path: Path, vectors: str) -> None:
-        text = path.read_text()
-        path.write_text(text[: text.index("[training.task]")] + f"[vectors]\n{vectors}\n")
 
     def vector(self, client: int) -> np.ndarray[Any, Any]:
         return np.random.default_rng(client).uniform(-1, 1, DIMENSION)
@@ -144,6 +145,43 @@ def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -
     assert report == [record]
     # Off a terminal every line of the log is one JSON object.
     assert all(json.loads(line)["level"] for line in err.splitlines())
+
+
+def test_vectors_provisioned_by_the_command_are_averaged_over_sockets(tmp_path: Path) -> None:
+    """Nothing but what `lightsecagg provision` wrote, and every client's file."""
+    out, port = tmp_path / "fed", free_port()
+    command = ["provision", "--clients", "4", "--privacy", "1", "--dropouts", "1", "--port"]
+    command += [str(port), "--vectors", "6", "--weighted", "--bound", "100", "--out", str(out)]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert f"{out}/clients/0/vector.npz: put client 0's 6 numbers there" in shown.output
+    vectors = np.random.default_rng(0).uniform(-100, 100, (4, 6))
+    samples = np.array([1, 2, 3, 40])
+    clients = [out / "clients" / str(i) / f"client-{i}.toml" for i in range(4)]
+    options = [option for path in clients for option in ("--config", str(path))]
+    missing = subprocess.run(
+        [*COMMAND, "client", *options], capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 2
+    assert "vector.npz does not exist; write this client's vector there" in missing.stderr
+    for path, vector, count in zip(clients, vectors, samples, strict=True):
+        np.savez(path.parent / "vector.npz", vector=vector, samples=count)
+    serve = [*COMMAND, "server", "--config", str(out / "server/server.toml"), "--json"]
+    serve += ["--set", "rounds.min_clients=4"]
+    take_part = subprocess.Popen([*COMMAND, "client", *options])
+    try:
+        served = subprocess.run(serve, capture_output=True, text=True, timeout=60, check=False)
+        assert (served.returncode, take_part.wait(30)) == (0, 0), served.stderr
+    finally:
+        take_part.kill()
+        take_part.wait()
+    (record,) = json.loads(served.stdout)["rounds"]
+    assert record["included"] == [0, 1, 2, 3]
+    with np.load(out / "server/result.npz") as stored:
+        assert int(stored["samples"]) == samples.sum()
+        tolerance = 4 * record["quantisation_step"] / samples.sum()
+        expected = samples @ vectors / samples.sum()
+        np.testing.assert_allclose(stored["result"], expected, atol=tolerance)
 
 
 class Patient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.provisioning import (
     Provisioned,
     load_allow_list,
@@ -82,6 +84,33 @@ def test_configuration_files_are_what_server_and_client_read(made: Provisioned) 
         assert allow_list.clients == (0, 1, 2, 3)
         assert allow_list[client] == load_identity(own.client.identity).public
         Credentials.load(own.tls.ca, own.tls.certificate, own.tls.key).check_client(client)
+
+
+def test_a_job_is_training_or_vectors(tmp_path: Path) -> None:
+    def configs(folder: str, **job: Any) -> tuple[ServerConfig, ClientConfig]:
+        made = provision(tmp_path / folder, 3, **job)
+        server = load_config(ServerConfig, made.server, environment={})
+        return server, load_config(ClientConfig, made.clients[1], environment={})
+
+    server, client = configs("training", task="cifar10")
+    assert server.training is not None
+    assert server.training == client.training
+    assert server.training.task == {"task": "cifar10", "clients": 3}
+    assert (server.vectors, client.vectors, server.aggregation.bound) == (None, None, 1.0)
+    server, client = configs("sum", vectors=1000, bound=2.5)
+    assert (server.training, client.training) == (None, None)
+    assert server.vectors is not None
+    assert (server.vectors.dimension, server.vectors.weighted) == (1000, False)
+    assert server.vectors.output == tmp_path / "sum/server/result.npz"
+    # A vector is spent by its first sum.
+    assert (server.rounds.number, server.aggregation.bound) == (1, 2.5)
+    assert client.vectors is not None
+    assert client.vectors.input == tmp_path / "sum/clients/1/vector.npy"
+    server, client = configs("average", vectors=7, weighted=True)
+    assert server.vectors is not None
+    assert server.vectors.weighted
+    assert client.vectors is not None
+    assert client.vectors.input == tmp_path / "average/clients/1/vector.npz"
 
 
 def test_two_federations_share_nothing(made: Provisioned, tmp_path: Path) -> None:
@@ -168,13 +197,17 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         ({"days": 0}, "1 to 3650 days"),
         ({"port": 70000}, "port 70000"),
         ({"server_name": 'a"b'}, "not a host name"),
+        ({"vectors": 0}, "vectors: their length = 0 must be at least 1"),
+        ({"vectors": 10, "task": "digits"}, r"trains a task \(digits\) or sums vectors, not both"),
+        ({"weighted": True}, "weighted is for vectors"),
+        ({"bound": 0.0}, "bound = 0.0 must be positive"),
     ],
 )
 def test_impossible_arguments_are_named(
-    tmp_path: Path, arguments: dict[str, int | str], reason: str
+    tmp_path: Path, arguments: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ParameterError, match=reason):
-        provision(tmp_path / "federation", **({"clients": 4} | arguments))  # type: ignore[arg-type]
+        provision(tmp_path / "federation", **({"clients": 4} | arguments))
     assert list(tmp_path.iterdir()) == []
 
 

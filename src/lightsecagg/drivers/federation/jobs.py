@@ -146,6 +146,11 @@ def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
                 samples = int(loaded["samples"]) if "samples" in loaded else 1
     except KeyError as error:
         raise ConfigurationError(f"{path} has no array named 'vector'") from error
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"[vectors] input {path} does not exist; write this client's vector there, as .npy, or "
+            "as .npz with `vector` and optionally `samples`"
+        ) from None
     except (OSError, ValueError, TypeError, BadZipFile):
         # The parser's message is not repeated: it could quote the vector.
         raise ConfigurationError(f"{path} cannot be read as .npy or .npz") from None

@@ -28,14 +28,18 @@ from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.drivers.transport.certificates import Authority, Validity
 from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError, CryptoError, ParameterError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel, check_integer
 from lightsecagg.protocol.settings import AllowList
 
 DEFAULT_PORT: Final = 7700
+DEFAULT_TASK: Final = "digits"
+DEFAULT_BOUND: Final = 1.0
 _LABEL: Final = "signed allow-list"
 _VERSION: Final = 1
 
-_Table = dict[str, str | int]
+_Table = dict[str, str | int | float]
 
 
 class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +128,10 @@ def provision(
     *,
     privacy: int | None = None,
     dropouts: int | None = None,
-    task: str = "digits",
+    task: str | None = None,
+    vectors: int | None = None,
+    weighted: bool = False,
+    bound: float = DEFAULT_BOUND,
     server_name: str = "localhost",
     port: int = DEFAULT_PORT,
     days: int = 365,
@@ -133,9 +140,13 @@ def provision(
     """Create a federation of clients 0..n-1 in a directory that must not exist, or be empty.
 
     By default a quarter of the clients may collude with a malicious server, and a quarter vanish.
+    They train `task`, or sum vectors of `vectors` entries (`weighted`: average them by sample
+    counts). No entry of an update or vector is beyond `bound`.
     """
     _check_arguments(directory, server_name, port, days)
+    job = _job(clients, task, vectors, weighted)
     parameters = _parameters(clients, privacy, dropouts)
+    Quantizer(PrimeField(parameters.modulus), bound, clients)  # refuses a bound that cannot work
     session = draw(entropy, HASH_LENGTH)
     signer = IdentityKey.generate(entropy)
     identities = {client: IdentityKey.generate(entropy) for client in range(clients)}
@@ -156,8 +167,8 @@ def provision(
         "privacy": parameters.privacy,
         "dropouts": parameters.dropouts,
         "threat_model": parameters.threat_model,
+        "bound": bound,
     }
-    training: _Table = {"task": task, "clients": clients}
     listen, reach = _addresses(server_name, port)
 
     def write_all(root: Path) -> None:
@@ -179,7 +190,7 @@ def provision(
                         "aggregation": aggregation,
                         "server": {"address": listen},
                         "tls": _tls_table("server"),
-                        "training.task": training,
+                        **job.server,
                     }
                 ),
             },
@@ -205,7 +216,7 @@ def provision(
                             },
                             "server": {"address": reach},
                             "tls": _tls_table("client"),
-                            "training.task": training,
+                            **job.client,
                         }
                     ),
                 },
@@ -222,6 +233,30 @@ def provision(
             for client in identities
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the federation computes: tables of the server's configuration and of the clients'."""
+
+    server: Mapping[str, _Table]
+    client: Mapping[str, _Table]
+
+
+def _job(clients: int, task: str | None, vectors: int | None, weighted: bool) -> _Job:
+    if vectors is None:
+        if weighted:
+            raise ParameterError("weighted is for vectors; training always weights by sample count")
+        training: _Table = {"task": task or DEFAULT_TASK, "clients": clients}
+        return _Job({"training.task": training}, {"training.task": training})
+    if task is not None:
+        raise ParameterError(f"a federation trains a task ({task}) or sums vectors, not both")
+    check_integer("vectors: their length", vectors, 1)
+    table: _Table = {"dimension": vectors, "weighted": weighted, "output": "result.npz"}
+    # A vector is spent by its first sum: a second round would need new files.
+    server: dict[str, _Table] = {"rounds": {"number": 1}, "vectors": table}
+    # Only an .npz has room for a sample count.
+    return _Job(server, {"vectors": {"input": "vector.npz" if weighted else "vector.npy"}})
 
 
 def _parameters(clients: int, privacy: int | None, dropouts: int | None) -> Parameters:
@@ -264,7 +299,7 @@ def _tls_table(name: str) -> _Table:
 
 
 def _toml(tables: Mapping[str, _Table]) -> bytes:
-    """Tables of strings and integers; a JSON string is a TOML string too."""
+    """Tables of strings, numbers and truth values, which TOML writes like JSON."""
     lines = ["# Paths are relative to this file.", ""]
     for name, table in tables.items():
         lines.append(f"[{name}]")
