@@ -23,6 +23,7 @@ from lightsecagg.drivers.transport.communicator import (
     Received,
 )
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, chunks
+from lightsecagg.drivers.transport.stream_server import StreamServer
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, PeerGone, Refused, TransportError
 
@@ -359,7 +360,7 @@ def test_S24_a_server_that_is_closing_refuses_nobody_for_good(
     async def scenario() -> None:
         async with serving(server_credentials) as (server, _events):
             client = GrpcClient(server.address, 1, save(authority.issue_client(1)), limits=LIMITS)
-            await server._hub.close()
+            await StreamServer.close(server)  # the socket still listens
             with pytest.raises(TransportError, match="the server is closing") as refused:
                 await client.connect()
             assert not isinstance(refused.value, Refused)

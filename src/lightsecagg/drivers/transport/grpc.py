@@ -8,12 +8,11 @@ another's flow control. Compression is refused, because a small request could un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Container
+from collections.abc import Container
 from typing import Any, Final
 
-from lightsecagg.drivers.transport.communicator import Event, Limits, Stats
+from lightsecagg.drivers.transport.communicator import Limits
 from lightsecagg.drivers.transport.framing import MAX_CHUNK
-from lightsecagg.drivers.transport.hub import Hub
 from lightsecagg.drivers.transport.link import (
     CLOSED_BY_PEER,
     CLOSED_HERE,
@@ -23,6 +22,7 @@ from lightsecagg.drivers.transport.link import (
     Write,
 )
 from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
+from lightsecagg.drivers.transport.stream_server import StreamServer
 from lightsecagg.drivers.transport.tls import (
     Credentials,
     client_of_pem,
@@ -65,7 +65,7 @@ def _options(limits: Limits) -> list[tuple[str, int | str]]:
     ]
 
 
-class GrpcServer:
+class GrpcServer(StreamServer):
     """A `ServerCommunicator` that listens on a socket."""
 
     def __init__(
@@ -81,11 +81,10 @@ class GrpcServer:
 
         `plaintext` is for laboratories: on loopback only, and every peer is believed its id.
         """
+        super().__init__(clients, limits or Limits())
         self._host, self._port = split_address(address)
         _check_mode(self._host, credentials, plaintext)
         self._credentials = credentials
-        self._limits = limits or Limits()
-        self._hub = Hub(clients, self._limits)
         self._server: Any = None
         self._streams = 0
         self._judged = 0
@@ -125,33 +124,12 @@ class GrpcServer:
         """host:port, with the real port once the server has started."""
         return _join(self._host, self._port)
 
-    def events(self) -> AsyncIterator[Event]:
-        """Everything that happens, in order; ends after `close()`."""
-        return self._hub.events()
-
-    async def send(self, client: int, data: bytes) -> None:
-        """Queue one message for a connected client."""
-        await self._hub.send(client, data)
-
-    def disconnect(self, client: int, reason: str) -> None:
-        """Cut a client, telling it why."""
-        self._hub.disconnect(client, reason)
-
-    def set_budget(self, client: int, bytes_: int) -> None:
-        """Let this client send that many more bytes in this phase."""
-        self._hub.set_budget(client, bytes_)
-
     async def close(self) -> None:
         """Send what is queued, as long as the deadline allows, then end every stream."""
-        await self._hub.close()
+        await super().close()
         if self._server is not None:
             await self._server.stop(self._limits.close_timeout)
             self._server = None
-
-    @property
-    def stats(self) -> Stats:
-        """What was carried and refused."""
-        return self._hub.stats
 
     def _tls(self, credentials: Credentials) -> Any:
         credentials.check_server()
@@ -179,7 +157,7 @@ class GrpcServer:
         self._judged += 1
         failed = self._judged - self._streams
         if failed > self.stats.refused["TLS handshake"]:
-            self._hub.refuse(
+            self._refuse(
                 "TLS handshake",
                 "a peer began a TLS handshake and opened no stream: it has no certificate, an "
                 "expired one or one of another authority, or it does not trust this server",
@@ -190,7 +168,7 @@ class GrpcServer:
         self._streams += 1
         try:
             client = self._authenticate(context)
-            link = self._hub.admit(client)
+            link = self._admit(client)
         except Refused as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TransportError as error:
@@ -198,7 +176,7 @@ class GrpcServer:
         try:
             reason = await self._carry(client, link, context)
         finally:
-            self._hub.release(link)
+            self._release(link)
         if reason not in (CLOSED_HERE, CLOSED_BY_PEER):
             await context.abort(grpc.StatusCode.ABORTED, told_to_client(reason))
 
@@ -206,19 +184,19 @@ class GrpcServer:
         """The id of the peer: its certificate's, or (plaintext) the one that it announces."""
         if not context.peer():
             # gRPC had ended the call before it reached us: compressed, or cancelled at once.
-            raise self._hub.refuse("ended early", "a stream ended before it began")
+            raise self._refuse("ended early", "a stream ended before it began")
         announced = _announced(context)
         if self._credentials is None:
             if announced is None:
-                raise self._hub.refuse("no identity", f"a peer sent no valid {_CLIENT_ID}")
+                raise self._refuse("no identity", f"a peer sent no valid {_CLIENT_ID}")
             return announced
         try:
             certificates = context.auth_context()["x509_pem_cert"]
             client = client_of_pem(certificates[0])
         except (KeyError, IndexError, TransportError) as error:
-            raise self._hub.refuse("no identity", f"no client certificate: {error}") from error
+            raise self._refuse("no identity", f"no client certificate: {error}") from error
         if announced != client:
-            raise self._hub.refuse(
+            raise self._refuse(
                 "identity mismatch",
                 f"a peer with the certificate of client {client} calls itself client {announced}; "
                 "check [client] id and [tls] certificate",

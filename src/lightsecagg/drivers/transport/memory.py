@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Container
+from collections.abc import Container
 
-from lightsecagg.drivers.transport.communicator import Event, Limits, Stats
-from lightsecagg.drivers.transport.hub import Hub
+from lightsecagg.drivers.transport.communicator import Limits
 from lightsecagg.drivers.transport.link import Link, Read, Write
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
+from lightsecagg.drivers.transport.stream_server import StreamServer
 from lightsecagg.errors import TransportError
 
 
-class MemoryServer:
+class MemoryServer(StreamServer):
     """A `ServerCommunicator` that clients of the same event loop connect to."""
 
     def __init__(self, clients: Container[int], limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._hub = Hub(clients, self._limits)
+        super().__init__(clients, limits or Limits())
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening = False
 
@@ -26,32 +25,11 @@ class MemoryServer:
         """Accept clients from now on."""
         self._listening = True
 
-    def events(self) -> AsyncIterator[Event]:
-        """Everything that happens, in order; ends after `close()`."""
-        return self._hub.events()
-
-    async def send(self, client: int, data: bytes) -> None:
-        """Queue one message for a connected client."""
-        await self._hub.send(client, data)
-
-    def disconnect(self, client: int, reason: str) -> None:
-        """Cut a client."""
-        self._hub.disconnect(client, reason)
-
-    def set_budget(self, client: int, bytes_: int) -> None:
-        """Let this client send that many more bytes in this phase."""
-        self._hub.set_budget(client, bytes_)
-
     async def close(self) -> None:
         """End every stream."""
         self._listening = False
-        await self._hub.close()
+        await super().close()
         await asyncio.gather(*self._tasks)
-
-    @property
-    def stats(self) -> Stats:
-        """What was carried and refused."""
-        return self._hub.stats
 
     def client(self, client: int) -> MemoryClient:
         """The other end, for the client of this id."""
@@ -61,7 +39,7 @@ class MemoryServer:
         """A client's pipes, to the server and from it; each holds one chunk."""
         if not self._listening:
             raise TransportError("nobody listens: start the server first")
-        link = self._hub.admit(client)
+        link = self._admit(client)
         inwards: Mailbox[bytes] = Mailbox(1)
         outwards: Mailbox[bytes] = Mailbox(1)
         task = asyncio.create_task(self._carry(link, inwards, outwards))
@@ -75,7 +53,7 @@ class MemoryServer:
             inwards.close(reason)
             outwards.close(told_to_client(reason))
         finally:
-            self._hub.release(link)
+            self._release(link)
 
 
 class MemoryClient(StreamClient):

@@ -1,13 +1,14 @@
-"""The server's side of all streams: who is connected, what each may still send, what happened.
+"""What the servers of all transports share: who is connected, what each may still send, events.
 
-Every transport's server is a hub plus a way to get chunks in and out. Quotas belong to an
-identity, not to a stream, so reconnecting renews nothing (S26).
+A transport adds a way to get chunks in and out. Quotas belong to an identity, not to a stream, so
+reconnecting renews nothing (S26).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 
@@ -45,10 +46,15 @@ class _Peer:
     link: Link | None = None
 
 
-class Hub:
-    """All streams of a server; `clients` holds the ids that may connect."""
+class StreamServer(ABC):
+    """A `ServerCommunicator` over whatever streams `start` lets in.
+
+    A transport asks `_admit` for the link of an authenticated stream, runs it, and gives it back
+    with `_release`.
+    """
 
     def __init__(self, clients: Container[int], limits: Limits) -> None:
+        """`clients` holds the ids that may connect."""
         self.stats = Stats()
         self._clients = clients
         self._limits = limits
@@ -57,22 +63,26 @@ class Hub:
         self._events: Mailbox[Event] = Mailbox()
         self._closing = False
 
-    def refuse(self, kind: str, explanation: str) -> Refused:
+    @abstractmethod
+    async def start(self) -> None:
+        """Accept clients from now on."""
+
+    def _refuse(self, kind: str, explanation: str) -> Refused:
         """Count and log a refused stream; the caller raises or reports what is returned."""
         self.stats.refused[kind] += 1
         _log.warning("refused a stream (%s): %s", kind, explanation)
         return Refused(explanation)
 
-    def admit(self, client: int) -> Link:
+    def _admit(self, client: int) -> Link:
         """A link for a new stream of this authenticated identity; the newer stream wins.
 
         A client whose machine crashed must not wait until the server notices that its old
         connection is dead.
         """
         if self._closing:
-            raise TransportError(str(self.refuse("closing", "the server is closing")))
+            raise TransportError(str(self._refuse("closing", "the server is closing")))
         if client not in self._clients:
-            raise self.refuse("unknown client", f"client {client} is not on the allow-list")
+            raise self._refuse("unknown client", f"client {client} is not on the allow-list")
         peer = self._peer(client)
         if peer.link is not None:
             peer.link.cut("replaced by a newer stream of the same identity")
@@ -83,14 +93,14 @@ class Hub:
         self._events.put_now(Connected(client))
         return link
 
-    def release(self, link: Link) -> None:
+    def _release(self, link: Link) -> None:
         """The carrier is done with this link."""
         link.cut(LOST)
         self._links.discard(link)
         link.released.set()
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything that happens, in order; ends once the hub is closed."""
+        """Everything that happens, in order; ends after `close()`."""
         while True:
             try:
                 event = await self._events.get()
@@ -110,13 +120,13 @@ class Hub:
         await peer.link.send(data)
 
     def disconnect(self, client: int, reason: str) -> None:
-        """Cut a client, if it is connected."""
+        """Cut a client, telling it why, if it is connected."""
         peer = self._peers.get(client)
         if peer is not None and peer.link is not None:
             peer.link.cut(reason)
 
     def set_budget(self, client: int, bytes_: int) -> None:
-        """Let this client send that many more bytes."""
+        """Let this client send that many more bytes in this phase."""
         if bytes_ < 0:
             raise ParameterError(f"a budget of {bytes_} bytes must not be negative")
         self._peer(client).budget = bytes_
