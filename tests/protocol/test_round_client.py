@@ -680,6 +680,25 @@ def test_S07_a_round_that_was_aborted_answers_nothing_and_keeps_no_secret() -> N
         assert len(client.snapshot()) < 300
 
 
+def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() -> None:
+    federation = Federation(5, 1, 1)
+    network = federation.network()
+    network.train_at_once = False
+    network.start().run()
+    for client in network.clients.values():
+        assert _keys_of(client), "it opens shares until its upload"
+    given_up, *others = federation.ids
+    network.clients[given_up].abort("the driver gives up")
+    for client in others:
+        network.train(client)
+    for party in network.clients.values():
+        assert not _keys_of(party)
+
+
+def _keys_of(client: LightSecAggClient) -> list[AgreementKey]:
+    return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_S07_rounds_that_are_not_newer_are_refused(number: int) -> None:
     federation = Federation(5, 1, 1)

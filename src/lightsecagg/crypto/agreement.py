@@ -95,10 +95,12 @@ class PairwiseSecret:
 class AgreementKey:
     """An X25519 key pair, fresh in every round.
 
-    `public` holds the 32 bytes to advertise.
+    `public` holds the 32 bytes to advertise. A pair of clients seals shares in both directions,
+    and in the asynchronous mode for many masks, all under keys of one secret: so it is remembered
+    for as long as the key lives.
     """
 
-    __slots__ = ("_private", "public")
+    __slots__ = ("_private", "_secrets", "public")
 
     def __init__(self, private: bytes) -> None:
         """`private` is 32 uniform bytes: freshly drawn, or rebuilt from SecAgg's shares."""
@@ -106,6 +108,7 @@ class AgreementKey:
             raise CryptoError(f"a private key has {AGREEMENT_KEY_LENGTH} bytes, not {len(private)}")
         self._private = X25519PrivateKey.from_private_bytes(private)
         self.public = self._private.public_key().public_bytes_raw()
+        self._secrets: dict[bytes, PairwiseSecret] = {}
 
     @classmethod
     def generate(cls, entropy: Entropy = system_entropy) -> AgreementKey:
@@ -118,6 +121,9 @@ class AgreementKey:
 
     def agree(self, peer_public: bytes, peer: int) -> PairwiseSecret:
         """Agree with the client `peer`, whose advertised key is `peer_public` (S18)."""
+        known = self._secrets.get(peer_public)
+        if known is not None:
+            return known
         check_public_key(peer_public, peer)
         if peer_public == self.public:
             raise CryptoError(f"client {peer} advertised our own public key as its own")
@@ -125,7 +131,8 @@ class AgreementKey:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError as error:  # the library's own check for the all-zero secret
             raise CryptoError(f"agreement with client {peer} failed: a key of low order") from error
-        return PairwiseSecret(shared)
+        self._secrets[peer_public] = PairwiseSecret(shared)
+        return self._secrets[peer_public]
 
     def __repr__(self) -> str:
         return f"AgreementKey(public={self.public.hex()})"

@@ -24,7 +24,7 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from lightsecagg.crypto.agreement import AgreementKey, PairwiseSecret
+from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import (
@@ -100,22 +100,6 @@ class Consent:
     """None in honest-but-curious mode, where the answer goes out at once."""
     released: bool
     """Whether the answer has left."""
-
-
-class _EpochKey(AgreementKey):
-    """Agrees with each peer once: all masks of an epoch are sealed under keys of one secret."""
-
-    __slots__ = ("_secrets",)
-
-    def __init__(self, private: bytes) -> None:
-        super().__init__(private)
-        self._secrets: dict[bytes, PairwiseSecret] = {}
-
-    def agree(self, peer_public: bytes, peer: int) -> PairwiseSecret:
-        """See `AgreementKey.agree`."""
-        if peer_public not in self._secrets:
-            self._secrets[peer_public] = super().agree(peer_public, peer)
-        return self._secrets[peer_public]
 
 
 class AsyncLightSecAggClient:
@@ -300,7 +284,7 @@ class AsyncLightSecAggClient:
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
-        self._settings, self._key = settings, _EpochKey.generate(self._entropy)
+        self._settings, self._key = settings, AgreementKey.generate(self._entropy)
         keys = (self._key.public,)
         signature = sign_keys(self._identity, settings.context, self.client, keys)
         self._advertise = Advertise(keys, signature)

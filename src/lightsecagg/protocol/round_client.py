@@ -244,6 +244,7 @@ class RoundClient(ABC):
         self._entropy = entropy
         self._settings_cache: tuple[bytes, Settings] | None = None
         self._round_cache: Round | None = None
+        self._key_cache: AgreementKey | None = None
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class RoundClient(ABC):
     def abort(self, reason: str) -> None:
         """The driver gives this round up; all secrets are forgotten (S07)."""
         self.state = Closed(reason)
-        self._round_cache = None
+        self._round_cache = self._key_cache = None
         self.ledger.count_change()
 
     @property
@@ -392,11 +393,11 @@ class RoundClient(ABC):
         own_keys = state.advertise.keys
         round_ = accept_roster(settings, allow_list, message, self.client, own_keys)
         secret, own_share, outgoing = self._make_shares(round_, state.private_keys)
-        sealing_key = AgreementKey(state.private_keys[0])
+        key = AgreementKey(state.private_keys[0])
         outputs: list[Output] = [
-            Send(SERVER, seal_share(round_, sealing_key, self.client, share)) for share in outgoing
+            Send(SERVER, seal_share(round_, key, self.client, share)) for share in outgoing
         ]
-        self._round_cache = round_
+        self._round_cache, self._key_cache = round_, key
         self.state = Sharing(
             settings=state.settings,
             roster=message,
@@ -434,8 +435,7 @@ class RoundClient(ABC):
             if message.serial != 0:
                 raise CryptoError("a synchronous round has one mask per client, serial 0")
             self._check_share(round_, message.kind, message.length)
-            key = AgreementKey(state.sealing_key)
-            plaintext = open_share(round_, key, self.client, message)
+            plaintext = open_share(round_, self._sealing_key(state), self.client, message)
             self._check_plaintext(round_, message.kind, plaintext)
         except (CryptoError, ParameterError) as error:
             self.refused_shares[message.owner] = str(error)
@@ -482,6 +482,7 @@ class RoundClient(ABC):
             vector, uniform_words(vector.size, self._entropy), mask, samples
         )
         self.ledger.count_upload(settings.model)
+        self._key_cache = None
         self.state = Uploaded(
             settings=state.settings,
             roster=state.roster,
@@ -618,6 +619,12 @@ class RoundClient(ABC):
             settings = self._settings(state.settings)
             self._round_cache = fix_round(settings, self._policy.allow_list, state.roster)
         return self._round_cache
+
+    def _sealing_key(self, state: Sharing) -> AgreementKey:
+        """The key that opens shares; it remembers what was agreed when the own ones were sealed."""
+        if self._key_cache is None:
+            self._key_cache = AgreementKey(state.sealing_key)
+        return self._key_cache
 
     def _check_survivors(
         self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]
