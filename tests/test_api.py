@@ -156,15 +156,16 @@ def test_S13_an_entry_beyond_the_bound_is_refused_with_its_client(value: float) 
         aggregate(vectors, privacy=1, bound=1.0)
 
 
-def test_clipping_is_for_those_who_ask_and_never_for_nan() -> None:
+def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity() -> None:
     vectors = _vectors(5)
     vectors[3][2] = 7.0
     result = aggregate(vectors, privacy=1, bound=1.0, clip=True)
     vectors[3][2] = 1.0
     np.testing.assert_allclose(result.sum, np.sum(vectors, axis=0), atol=1e-7)
-    vectors[3][2] = np.nan
-    with pytest.raises(InputRefused, match="NaN"):
-        aggregate(vectors, privacy=1, bound=1.0, clip=True)
+    for broken in (np.nan, np.inf, -np.inf):
+        vectors[3][2] = broken
+        with pytest.raises(InputRefused, match="NaN or infinite"):
+            aggregate(vectors, privacy=1, bound=1.0, clip=True)
 
 
 @pytest.mark.parametrize(

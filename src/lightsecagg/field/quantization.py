@@ -7,7 +7,7 @@
 A sum over the field equals the sum over the integers as long as its size is at most (q - 3) / 2.
 `Quantizer` makes that certain before anything is masked: it knows how many vectors are summed,
 how large their entries and weights may be, and refuses a scale that could wrap. Entries beyond
-the bound are refused (or, if asked for, clipped); NaN and infinities are always refused.
+the bound are refused, and so are NaN and infinities; who wants clipping asks `clip_to_bound` first.
 
 Rounding is decided by one uniform 32-bit word per entry: y = c_l * s * x goes up where its fraction
 exceeds word / 2^32, that is, with probability ceil(frac * 2^32) / 2^32. The bias is therefore at
@@ -59,8 +59,6 @@ class Quantizer:
     """w_max: the largest integer weight that the server may apply (staleness)."""
     weighted: bool = False
     """Whether vectors are weighted by sample counts, which then ride as a last coordinate."""
-    clip: bool = False
-    """Clip finite entries beyond the bound instead of refusing them."""
     scale: float = 0.0
     """c_l; 0 stands for the largest safe value, which may be below 1."""
 
@@ -145,13 +143,14 @@ class Quantizer:
         self.field.check(mask, (self.length(values.size),))
         weight = self._weight(samples)
         out = np.empty(mask.size, dtype=np.uint32)
-        out[: values.size] = kernels.active().quantise_mask(
+        kernels.active().quantise_mask(
             values,
             self.scale * weight,
             self.limit,
             np.ascontiguousarray(uniforms),
             mask[: values.size],
             self.field.modulus,
+            out[: values.size],
         )
         if self.weighted:
             out[-1] = (weight + int(mask[-1])) % self.field.modulus
@@ -200,10 +199,6 @@ class Quantizer:
             )
         return self.dequantise(total[:-1], count), count
 
-    def count_clipped(self, x: Reals) -> int:
-        """How many entries lie beyond the bound. Private to the client unless masked."""
-        return int(np.count_nonzero(np.abs(x) > self._bound_for(x.dtype)))
-
     def _weight(self, samples: int) -> int:
         if not self.weighted:
             if samples != 1:
@@ -213,13 +208,6 @@ class Quantizer:
             raise InputRefused(f"sample count {samples} must be an integer of at least 1")
         return min(int(samples), self.max_samples)
 
-    def _bound_for(self, dtype: np.dtype[Any]) -> float:
-        """The bound, rounded to `dtype`: what the user's own clamping in that type produces.
-
-        Rounding may raise it by half a unit in the last place; the loops clamp to `limit`.
-        """
-        return float(dtype.type(min(self.bound, float(np.finfo(dtype).max))))
-
     def _admit(self, x: Reals) -> NDArray[Any]:
         if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
             kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
@@ -227,19 +215,34 @@ class Quantizer:
         if x.ndim != 1:
             raise InputRefused(f"the vector must be one-dimensional, got shape {x.shape}")
         values: NDArray[Any] = np.ascontiguousarray(x)
-        bound = self._bound_for(values.dtype)
-        position = kernels.active().find_beyond(values, bound)
+        position = kernels.active().find_beyond(values, _in_precision(self.bound, values.dtype))
         if position < 0:
             return values
         broken = np.flatnonzero(~np.isfinite(values))
         if broken.size:
             raise InputRefused(f"entry {broken[0]} of the vector is NaN or infinite")
-        if self.clip:
-            return values.clip(-bound, bound)
         raise InputRefused(
             f"entry {position} of the vector lies beyond the bound {self.bound}; "
             "raise the bound or ask for clipping"
         )
+
+
+def clip_to_bound(x: Reals, bound: float) -> Reals:
+    """`x` with its finite entries cut to [-bound, bound]; NaN and infinities stay, to be refused.
+
+    How many entries were cut tells about the data: keep it to yourself.
+    """
+    limit = _in_precision(bound, x.dtype)
+    clipped: Reals = np.where(np.isfinite(x), x.clip(-limit, limit), x)
+    return clipped
+
+
+def _in_precision(bound: float, dtype: np.dtype[Any]) -> float:
+    """The bound, rounded to `dtype`: what the user's own clamping in that type produces.
+
+    Rounding may raise it by half a unit in the last place; the loops clamp to `limit`.
+    """
+    return float(dtype.type(min(bound, float(np.finfo(dtype).max))))
 
 
 def signed(field: PrimeField, total: Elements) -> NDArray[np.int64]:

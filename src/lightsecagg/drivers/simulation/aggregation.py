@@ -16,7 +16,7 @@ from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.drivers.simulation.synchronous import simulate_round
 from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
 from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.quantization import Quantizer, clip_to_bound
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase, Update
 from lightsecagg.protocol.settings import ProtocolName
@@ -179,8 +179,7 @@ def _update(
 ) -> Update:
     vector = layout.flatten(client, arrays)
     if clip:
-        bound = vector.dtype.type(quantizer.bound)
-        vector = vector.clip(-bound, bound)
+        vector = clip_to_bound(vector, quantizer.bound)
     try:
         quantizer.check(vector, samples)
     except InputRefused as error:

@@ -17,7 +17,7 @@ from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, si
 from lightsecagg.errors import ParameterError
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.quantization import Quantizer, clip_to_bound
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
 from lightsecagg.params import Parameters, check_integer
 from lightsecagg.planning.network import Network
@@ -146,9 +146,7 @@ class Scenario:
         """A client's update: uniform in [-1, 1), the same whenever it is asked for."""
         generator = np.random.default_rng((self.seed, round_, client))
         vector = 2 * generator.random(self.dimension, dtype=np.float32) - 1
-        if self.clip:
-            vector = vector.clip(-np.float32(self.bound), np.float32(self.bound))
-        return Update(vector)
+        return Update(clip_to_bound(vector, self.bound) if self.clip else vector)
 
 
 @dataclass(frozen=True, slots=True)
