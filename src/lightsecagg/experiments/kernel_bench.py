@@ -289,8 +289,10 @@ def _vector_tasks(case: Case, name: str, field: PrimeField) -> Iterator[Task]:
     model = np.sin(np.arange(d, dtype=np.float32))
     limit = (q - 3) // 2 // case.clients
 
-    def quantise() -> Elements:
-        return kernels.active().quantise_mask(model, float(limit), limit, words, mask, q)
+    masked, restored = np.empty_like(mask), np.empty(d, dtype=np.float32)
+
+    def quantise() -> None:
+        kernels.active().quantise_mask(model, float(limit), limit, words, mask, q, masked)
 
     yield Task(
         "quantise-mask",
@@ -301,7 +303,7 @@ def _vector_tasks(case: Case, name: str, field: PrimeField) -> Iterator[Task]:
         bytes=16 * d,
     )
 
-    masked, restored = quantise(), np.empty(d, dtype=np.float32)
+    quantise()
 
     def unmask() -> None:
         kernels.active().unmask_dequantise(masked, mask, 1.0 / limit, q, restored)

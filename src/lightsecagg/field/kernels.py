@@ -29,8 +29,15 @@ class Loops(Protocol):
     def reduce(self, totals: Totals, q: int) -> Elements: ...
     def matmul(self, a: Elements, b: Elements, q: int) -> Elements: ...
     def quantise_mask(
-        self, x: Floats, scale: float, limit: int, uniforms: Elements, mask: Elements, q: int
-    ) -> Elements: ...
+        self,
+        x: Floats,
+        scale: float,
+        limit: int,
+        uniforms: Elements,
+        mask: Elements,
+        q: int,
+        out: Elements,
+    ) -> None: ...
     def unmask_dequantise(
         self, masked: Elements, mask: Elements, scale: float, q: int, out: Floats
     ) -> None: ...

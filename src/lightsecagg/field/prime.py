@@ -55,8 +55,12 @@ class PrimeField:
 
     def to_bytes(self, array: Elements) -> bytes:
         """Little-endian 32-bit words."""
+        return bytes(self.to_buffer(array))
+
+    def to_buffer(self, array: Elements) -> memoryview:
+        """What `to_bytes` returns, without a copy: a view into the array, to be joined or sent."""
         self.check_type(array)
-        return array.astype(_WORD, copy=False).tobytes()
+        return array.astype(_WORD, copy=False).reshape(-1).view(np.uint8).data
 
     def from_bytes(self, data: bytes | bytearray | memoryview, length: int) -> Elements:
         """The inverse of `to_bytes`; refuses a wrong length and elements >= q."""

@@ -119,15 +119,20 @@ def _reduce_floats(x: NDArray[np.float64], q: int, scratch: NDArray[np.float64])
 
 
 def quantise_mask(
-    x: Floats, scale: float, limit: int, uniforms: Elements, mask: Elements, q: int
-) -> Elements:
-    """phi(stochastic rounding of scale * x) + mask mod q.
+    x: Floats,
+    scale: float,
+    limit: int,
+    uniforms: Elements,
+    mask: Elements,
+    q: int,
+    out: Elements,
+) -> None:
+    """out = phi(stochastic rounding of scale * x) + mask mod q.
 
     `uniforms` are uniform 32-bit words: y is rounded up where its fraction exceeds word / 2^32.
     The caller has checked that |scale * x| <= limit, an integer; products that float rounding
     pushed over the limit are clamped to it.
     """
-    out = np.empty(x.size, dtype=np.uint32)
     for start in range(0, x.size, _BLOCK):
         part = slice(start, start + _BLOCK)
         y = np.clip(x[part].astype(np.float64) * scale, -limit, limit)
@@ -138,7 +143,6 @@ def quantise_mask(
         rounded[rounded < 0] += q
         rounded[rounded >= q] -= q
         out[part] = rounded
-    return out
 
 
 def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, out: Floats) -> None:

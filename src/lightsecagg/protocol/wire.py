@@ -93,13 +93,13 @@ class Codec:
                 header = _SEALED.pack(owner, recipient, serial, kind.value, length)
                 return b"".join((prefix, header, sealed))
             case MaskedUpload(held, vector):
-                return prefix + self._encode_vector(vector, held)
+                return self._encode_vector(prefix, vector, held)
             case AggregatedShare(vector):
-                return prefix + self._encode_vector(vector, b"")
+                return self._encode_vector(prefix, vector, b"")
             case BufferedUpload(tag, vector):
-                return prefix + self._encode_vector(vector, self._encoder.encode(tag))
+                return self._encode_vector(prefix, vector, self._encoder.encode(tag))
             case BufferAnswer(time, vector):
-                return prefix + self._encode_vector(vector, _TIME.pack(time))
+                return self._encode_vector(prefix, vector, _TIME.pack(time))
             case _:
                 return prefix + self._encoder.encode(message)
 
@@ -122,9 +122,9 @@ class Codec:
         message: Message = self._decode_control(kind, body)
         return message
 
-    def _encode_vector(self, vector: Elements, trailer: bytes) -> bytes:
+    def _encode_vector(self, prefix: bytes, vector: Elements, trailer: bytes) -> bytes:
         header = _VECTOR.pack(len(trailer), vector.size)
-        return b"".join((header, self._field.to_bytes(vector), trailer))
+        return b"".join((prefix, header, self._field.to_buffer(vector), trailer))
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
         try:

@@ -152,12 +152,16 @@ def matmul(a: Elements, b: Elements, q: int) -> Elements:
 
 
 def quantise_mask(
-    x: Floats, scale: float, limit: int, uniforms: Elements, mask: Elements, q: int
-) -> Elements:
-    out = np.empty(x.size, dtype=np.uint32)
+    x: Floats,
+    scale: float,
+    limit: int,
+    uniforms: Elements,
+    mask: Elements,
+    q: int,
+    out: Elements,
+) -> None:
     call = _call[f"quantise_mask{8 * x.itemsize}"]
     call(_at(x), scale, limit, _at(uniforms), _at(mask), _at(out), x.size, q)
-    return out
 
 
 def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, out: Floats) -> None:
