@@ -33,6 +33,8 @@ from lightsecagg.errors import (
 )
 
 _log = logging.getLogger(__name__)
+_LOGGED = 10
+"""Refused streams of a kind that are logged one by one."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,11 @@ class StreamServer(ABC):
     def _refuse(self, kind: str, explanation: str) -> Refused:
         """Count and log a refused stream; the caller raises or reports what is returned."""
         self.stats.refused[kind] += 1
-        _log.warning("refused a stream (%s): %s", kind, explanation)
+        count = self.stats.refused[kind]
+        # Strangers must not fill the log: of a kind, the first ten, then the 16th, the 32nd, ...
+        if count <= _LOGGED or count.bit_count() == 1:
+            number = f", number {count}" if count > 1 else ""
+            _log.warning("refused a stream (%s%s): %s", kind, number, explanation)
         return Refused(explanation)
 
     def _admit(self, client: int) -> Link:
