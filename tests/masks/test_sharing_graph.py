@@ -15,9 +15,7 @@ from lightsecagg.masks.sharing_graph import (
     GraphParameters,
     SharingGraph,
     _disconnection_bound,
-    complete_graph,
     find_graph_parameters,
-    harary_graph,
     leak_bound,
     random_order,
 )
@@ -37,19 +35,17 @@ def is_connected(graph: SharingGraph, members: set[int]) -> bool:
 @pytest.mark.parametrize(("N", "k"), REGULAR)
 def test_graphs_are_regular_symmetric_and_without_loops(N: int, k: int) -> None:
     clients = [10 * i for i in range(N)]
-    graph = harary_graph(clients, k)
+    graph = SharingGraph(random_order(clients), k)
     for client in clients:
         neighbours = graph.neighbours(client)
         assert len(set(neighbours)) == len(neighbours) == k
         assert client not in neighbours
         assert all(client in graph.neighbours(neighbour) for neighbour in neighbours)
-    assert graph.is_complete == (k == N - 1)
 
 
 @pytest.mark.parametrize("N", [2, 5, 6])
 def test_secagg_is_the_complete_graph(N: int) -> None:
-    graph = complete_graph(range(N))
-    assert graph.is_complete
+    graph = SharingGraph(tuple(range(N)), N - 1)
     assert all(graph.neighbours(i) == tuple(j for j in range(N) if j != i) for i in range(N))
 
 
@@ -73,7 +69,7 @@ def test_odd_degree_with_an_odd_number_of_clients_is_refused() -> None:
 
 def test_strangers_have_no_neighbours() -> None:
     with pytest.raises(ParameterError, match="client 9"):
-        complete_graph(range(4)).neighbours(9)
+        SharingGraph(tuple(range(4)), 3).neighbours(9)
 
 
 def replay(*draws: bytes) -> Callable[[int], bytes]:
@@ -183,12 +179,11 @@ def test_the_bound_on_disconnection_bites() -> None:
 
 
 @pytest.mark.parametrize(
-    ("D", "degree", "threshold", "is_complete"),
-    [(20, 104, 84, False), (60, 162, 101, False), (98, 199, 101, True)],
+    ("D", "degree", "threshold"), [(20, 104, 84), (60, 162, 101), (98, 199, 101)]
 )
-def test_parameters_at_200_clients(D: int, degree: int, threshold: int, is_complete: bool) -> None:
+def test_parameters_at_200_clients(D: int, degree: int, threshold: int) -> None:
     """Half of the clients corrupt, sigma = 40, eta = 30."""
-    assert find_graph_parameters(200, 100, D) == GraphParameters(degree, threshold, is_complete)
+    assert find_graph_parameters(200, 100, D) == GraphParameters(degree, threshold)
 
 
 def test_degrees_grow_slowly_with_the_number_of_clients() -> None:
@@ -200,12 +195,12 @@ def test_degrees_grow_slowly_with_the_number_of_clients() -> None:
 
 def test_no_graph_has_one_neighbour_per_client() -> None:
     """Without corrupt or dropped clients a matching would satisfy the tails, but not connect."""
-    assert find_graph_parameters(1000, 0, 0) == GraphParameters(2, 1, False)
+    assert find_graph_parameters(1000, 0, 0) == GraphParameters(2, 1)
 
 
 def test_few_clients_get_the_complete_graph() -> None:
-    assert find_graph_parameters(10, 5, 3) == GraphParameters(9, 6, True)
-    assert find_graph_parameters(2, 0, 0) == GraphParameters(1, 1, True)
+    assert find_graph_parameters(10, 5, 3) == GraphParameters(9, 6)
+    assert find_graph_parameters(2, 0, 0) == GraphParameters(1, 1)
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,6 @@ def client_mask(
     return _sum_of_masks(seeds, length, field)
 
 
-def self_masks(self_seeds: Iterable[bytes], length: int, field: PrimeField) -> Elements:
-    """The sum of n_i over the survivors."""
-    return _sum_of_masks(_Seeds(plus=self_seeds), length, field)
-
-
 def orphaned_masks(orphans: Iterable[Orphan], length: int, field: PrimeField) -> Elements:
     """What pairs of one survivor and one dropped client left in the sum of the uploads."""
     seeds = _Seeds()

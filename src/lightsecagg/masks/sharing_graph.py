@@ -19,10 +19,13 @@ from math import ceil, comb, perm
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import ParameterError
 
+SIGMA = 40
+"""Clients accept a random graph that leaves somebody unprotected with probability below 2^-40."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharingGraph:
-    """A k-regular graph of clients, given by their order on a ring."""
+    """A k-regular Harary graph of clients, given by their order on a ring; k = N - 1: complete."""
 
     order: tuple[int, ...]
     """Client ids in the order of the ring."""
@@ -41,11 +44,6 @@ class SharingGraph:
                 "one of the two numbers must be even"
             )
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether everybody is everybody's neighbour, as in SecAgg."""
-        return self.degree == len(self.order) - 1
-
     def neighbours(self, client: int) -> tuple[int, ...]:
         """The k neighbours of `client`, by ascending id."""
         if client not in self.order:
@@ -56,18 +54,6 @@ class SharingGraph:
         if self.degree % 2:
             steps.add(N // 2)
         return tuple(sorted(self.order[(position + step) % N] for step in steps))
-
-
-def complete_graph(clients: Sequence[int]) -> SharingGraph:
-    """SecAgg's graph."""
-    return SharingGraph(tuple(clients), len(clients) - 1)
-
-
-def harary_graph(
-    clients: Sequence[int], degree: int, entropy: Entropy = system_entropy
-) -> SharingGraph:
-    """SecAgg+'s graph: a Harary graph over a uniformly random order of the clients."""
-    return SharingGraph(random_order(clients, entropy), degree)
 
 
 def random_order(clients: Sequence[int], entropy: Entropy = system_entropy) -> tuple[int, ...]:
@@ -90,12 +76,10 @@ class GraphParameters:
     """k"""
     threshold: int
     """t, the shares that rebuild a secret."""
-    is_complete: bool
-    """No sparse graph would do: this is SecAgg's complete graph."""
 
 
 def find_graph_parameters(
-    clients: int, privacy: int, dropouts: int, sigma: int = 40, eta: int = 30
+    clients: int, privacy: int, dropouts: int, sigma: int = SIGMA, eta: int = 30
 ) -> GraphParameters:
     """The smallest k, and the smallest t for it, that make SecAgg+ safe and correct.
 
@@ -141,8 +125,8 @@ def find_graph_parameters(
             continue
         t = corrupt.smallest_rare_excess(min(k, N - D - 1), left / N)
         if t <= surviving.largest_rare_shortfall(k, Fraction(1, N * 2**eta)):
-            return GraphParameters(degree=k, threshold=t, is_complete=False)
-    return GraphParameters(degree=N - 1, threshold=T + 1, is_complete=True)
+            return GraphParameters(degree=k, threshold=t)
+    return GraphParameters(degree=N - 1, threshold=T + 1)
 
 
 def leak_bound(clients: int, privacy: int, dropouts: int, degree: int, threshold: int) -> Fraction:

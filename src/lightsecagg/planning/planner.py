@@ -15,7 +15,7 @@ from typing import Any
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA, find_graph_parameters, leak_bound
 from lightsecagg.params import (
     DEFAULT_MODULUS,
     Parameters,
@@ -43,7 +43,6 @@ SEEDED, PAPER = "lightsecagg-seeded", "lightsecagg-paper"
 _LARGE_SHARES = 4.0
 """Warn when a client's offline upload exceeds so many times its update."""
 _LARGE_MEMORY = 2 * 10**9
-_SIGMA = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,5 +354,5 @@ def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:
         return f"secagg+: k = {k} and t = {t} protect everybody, whatever the random graph"
     return (
         f"secagg+: with k = {k} and t = {t} somebody is left unprotected with a probability of up "
-        f"to {float(leak):.1g} (allowed: 2^-{_SIGMA}), and the sum is lost with less than 2^-30"
+        f"to {float(leak):.1g} (allowed: 2^-{SIGMA}), and the sum is lost with less than 2^-30"
     )

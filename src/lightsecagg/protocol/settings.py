@@ -29,7 +29,7 @@ from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
-from lightsecagg.masks.sharing_graph import leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA, leak_bound
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 
 MAX_LENGTH = 2**30 - 1
@@ -451,7 +451,7 @@ class Policy:
     max_share_bytes: int | None = None
     """LightSecAgg: the most bytes that the shares of one round may take at this client, those
     that it makes and those that it holds 4 N L each. The server's T and U decide about L."""
-    graph_security: int = 40
+    graph_security: int = SIGMA
     """SecAgg+: sigma; a random sharing graph may fail to protect with probability 2^-sigma.
     Zero accepts every graph, for benchmarks on made-up data only."""
 

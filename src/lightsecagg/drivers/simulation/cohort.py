@@ -6,6 +6,7 @@ from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.registry import PARTIES
@@ -25,7 +26,7 @@ class Cohort:
         dimension: int,
         neighbours: int = 0,
         threshold: int = 0,
-        graph_security: int = 40,
+        graph_security: int = SIGMA,
     ) -> None:
         """`graph_security` is what the clients demand of SecAgg+'s graph, see `Policy`."""
         self.protocol = protocol

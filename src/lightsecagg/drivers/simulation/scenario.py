@@ -18,15 +18,12 @@ from lightsecagg.errors import ParameterError
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
-from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA, find_graph_parameters, leak_bound
 from lightsecagg.params import Parameters, check_integer
 from lightsecagg.planning.network import Network
 from lightsecagg.planning.timeline import PhaseTimes, round_seconds, timeline
 from lightsecagg.protocol.interface import Phase, Update
 from lightsecagg.protocol.settings import ProtocolName, Settings
-
-_SIGMA = 40
-"""Clients accept a sharing graph that fails with probability below 2^-sigma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class Scenario:
             self.dimension,
             neighbours,
             threshold,
-            graph_security=0 if self.is_insecure else _SIGMA,
+            graph_security=0 if self.is_insecure else SIGMA,
         )
 
     def protocol_parameters(self) -> Parameters:
@@ -126,7 +123,7 @@ class Scenario:
     @property
     def is_insecure(self) -> bool:
         """Whether real clients would refuse these parameters."""
-        return self.leak_probability() >= 2.0**-_SIGMA
+        return self.leak_probability() >= 2.0**-SIGMA
 
     def warnings(self) -> list[str]:
         """What must be said beside every figure of this scenario."""
@@ -138,7 +135,7 @@ class Scenario:
             probability = self.leak_probability()
             said.append(
                 f"insecure parameters: with k = {neighbours} and t = {threshold} somebody is left "
-                f"unprotected with a probability of up to {probability:.2g} (allowed: 2^-{_SIGMA})"
+                f"unprotected with a probability of up to {probability:.2g} (allowed: 2^-{SIGMA})"
             )
         return said
 
