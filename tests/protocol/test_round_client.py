@@ -444,6 +444,34 @@ def test_S03_bad_survivor_sets_are_refused(threat_model: ThreatModel) -> None:
         assert client.snapshot() == before
 
 
+def test_S03_bad_lists_of_owners_are_refused() -> None:
+    scene = film()
+    ids = scene.federation.ids
+    for owners, match in {
+        (*ids, ids[-1]): "names a client twice",
+        (*ids, 1): r"names \[1\], who are not on the roster",
+        tuple(c for c in ids if c != scene.me): "lacks this client",
+    }.items():
+        client = scene.client("Sharing, shares held")
+        before = client.snapshot()
+        with pytest.raises(RemoteProtocolError, match=match):
+            scene.deliver(client, SharesClosed(owners))
+        assert client.snapshot() == before
+
+
+def test_S07_a_client_that_holds_too_few_shares_says_which_and_forgets_its_secrets() -> None:
+    scene = film()
+    client = scene.client("Sharing")
+    outputs = client.receive(SERVER, SharesClosed(scene.federation.ids))
+    others = {c for c in scene.federation.ids if c != scene.me}
+    refusal, aborted = outputs
+    assert isinstance(refusal, Send)
+    assert isinstance(refusal.message, Refusal)
+    assert set(refusal.message.missing) == others
+    assert isinstance(aborted, RoundAborted)
+    assert client.state == Closed(aborted.reason)
+
+
 def test_S03_survivors_that_had_not_shared_are_refused() -> None:
     scene = film()
     ids = scene.federation.ids
@@ -869,6 +897,14 @@ def test_malformed_snapshots_are_refused() -> None:
             LightSecAggClient.restore(snapshot[:length], identity, policy, 0)
     with pytest.raises(DecodeError, match="malformed"):
         LightSecAggClient.restore(snapshot + b"\0", identity, policy, 0)
+
+
+def test_a_snapshot_belongs_to_its_protocol() -> None:
+    scene = film()
+    identity = scene.federation.identities[scene.me]
+    policy = scene.federation.policy(protocols=(ProtocolName.SECAGG,))
+    with pytest.raises(DecodeError, match="a snapshot of lightsecagg"):
+        SecAggClient.restore(scene.snapshots["Waiting"], identity, policy, 0)
 
 
 def test_a_snapshot_belongs_to_its_client_its_allow_list_and_its_session() -> None:

@@ -87,10 +87,13 @@ def _encode_from_seeds(
 
 
 def check_share_length(settings: Settings, kind: ShareKind, length: int) -> None:
-    """Raise `CryptoError` unless a share of this kind has this many bytes."""
-    expected = {ShareKind.SEED: prg.SEED_LENGTH, ShareKind.EXPLICIT: 4 * settings.share_length}
+    """Raise `CryptoError` unless a round has shares of this kind and this many bytes."""
+    expected = {ShareKind.EXPLICIT: 4 * settings.share_length}
+    mode = settings.parameters.share_mode
+    if mode is ShareMode.SEEDED:
+        expected[ShareKind.SEED] = prg.SEED_LENGTH
     if kind not in expected:
-        raise CryptoError(f"LightSecAgg has no shares of kind {kind.name}")
+        raise CryptoError(f"LightSecAgg has no shares of kind {kind.name} in {mode} mode")
     if length != expected[kind]:
         raise CryptoError(f"a share of kind {kind.name} has {expected[kind]} bytes, not {length}")
 
