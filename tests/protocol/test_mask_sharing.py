@@ -1,0 +1,41 @@
+"""Which shares a round of LightSecAgg has (S12, S19)."""
+
+from __future__ import annotations
+
+import pytest
+from driver import PAPER, SEEDED, Federation
+
+from lightsecagg.crypto.prg import SEED_LENGTH
+from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.errors import CryptoError, RemoteProtocolError
+from lightsecagg.params import ShareMode
+from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.mask_sharing import check_share_length
+from lightsecagg.protocol.messages import SealedShare
+
+
+@pytest.mark.parametrize("share_mode", [PAPER, SEEDED])
+@pytest.mark.parametrize("kind", ShareKind)
+def test_S12_a_share_has_the_length_of_its_kind_and_a_kind_of_the_rounds_mode(
+    share_mode: ShareMode, kind: ShareKind
+) -> None:
+    settings = Federation(share_mode=share_mode, dimension=40).settings()
+    lengths = {ShareKind.EXPLICIT: 4 * settings.share_length}
+    if share_mode is SEEDED:
+        lengths[ShareKind.SEED] = SEED_LENGTH
+    for length in (0, SEED_LENGTH, 4 * settings.share_length, 4 * settings.share_length + 4):
+        if lengths.get(kind) == length:
+            check_share_length(settings, kind, length)
+        else:
+            with pytest.raises(CryptoError, match=f"kind {kind.name}"):
+                check_share_length(settings, kind, length)
+
+
+def test_S19_a_server_relays_no_seed_where_all_shares_are_explicit() -> None:
+    federation = Federation(share_mode=PAPER)
+    network = federation.network()
+    network.start().run(until=lambda: network.server.phase is Phase.SHARE)
+    owner, recipient, *_ = federation.ids
+    seed = SealedShare(owner, recipient, ShareKind.SEED, SEED_LENGTH, bytes(SEED_LENGTH + 16))
+    with pytest.raises(RemoteProtocolError, match="no shares of kind SEED in paper mode"):
+        network.server.receive(owner, seed)
