@@ -15,6 +15,7 @@ import numpy as np
 from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import Profile
+from lightsecagg.experiments.timing import client_upload
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network, calibrate
 from lightsecagg.planning.planner import (
@@ -47,7 +48,8 @@ class ForecastCell(Cell):
             cell.clients, cell.privacy, cell.dropouts, cell.dimension, Network(latency=0.0)
         )
         units = calibrate()
-        measured = cell.measure()["phases"]
+        measured = cell.measure()
+        phases = measured["phases"].values()
         # The simulator's real clients come first and never drop.
         dropped = range(cell.clients - cell.dropouts, cell.clients)
         costs = round_costs(federation, _settings(federation, cell), dropped, units)
@@ -60,11 +62,9 @@ class ForecastCell(Cell):
                 "client_upload_bytes": costs.client_upload,
             },
             "simulated": {
-                "client_seconds": sum(p["client_seconds"] for p in measured.values()),
-                "server_seconds": sum(p["server_seconds"] for p in measured.values()),
-                "client_upload_bytes": int(
-                    sum(p["client_sent"] + p["client_shares_sent"] for p in measured.values())
-                ),
+                "client_seconds": sum(p["client_seconds"] for p in phases),
+                "server_seconds": sum(p["server_seconds"] for p in phases),
+                "client_upload_bytes": client_upload(measured),
             },
         }
 
