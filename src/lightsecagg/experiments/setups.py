@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lightsecagg.experiments.cells import RoundCell, TrainingCell
 from lightsecagg.params import ShareMode
-from lightsecagg.planning import Federation
+from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_survivors
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -30,7 +30,7 @@ LABELS = {
     ProtocolName.PLAIN: "plain FedAvg",
 }
 
-SERVER_BANDWIDTH = 10_000.0
+SERVER_BANDWIDTH = Network().server_bandwidth
 """The server's link in Mbit/s, unless stated otherwise."""
 
 UNLIMITED = 1_000_000.0
