@@ -25,7 +25,13 @@ from lightsecagg.protocol.lightsecagg_async_server import (
     BufferAggregate,
     BufferFailed,
 )
-from lightsecagg.protocol.messages import BufferAnnounced, BufferedUpload, Message, Tag
+from lightsecagg.protocol.messages import (
+    BufferAnnounced,
+    BufferedUpload,
+    Message,
+    Tag,
+    UploadDropped,
+)
 from lightsecagg.protocol.settings import (
     AllowList,
     Buffering,
@@ -212,8 +218,14 @@ class AsyncFederation:
         return message.tag
 
     def leave(self, client: int) -> None:
-        """The connection breaks: what was on its way is lost."""
+        """The connection breaks: what was on its way is lost; the client's driver notices."""
         self.away.add(client)
+        for data in (*self.up[client], *self.down[client]):
+            match self.codec.decode(data):
+                case BufferedUpload(tag=tag):
+                    self.clients[client].receive(SERVER, UploadDropped(tag.serial))
+                case UploadDropped() as dropped:
+                    self.clients[client].receive(SERVER, dropped)
         self.up[client].clear()
         self.down[client].clear()
         self.from_server(self.server.drop(client))
@@ -243,6 +255,10 @@ class AsyncFederation:
         return np.array(total, dtype=np.uint32)
 
     def assert_exact(self) -> None:
+        times = list(self.announced)
+        assert times == sorted(set(times))
+        masks = [(tag.owner, tag.serial) for b in self.announced.values() for tag in b.tags]
+        assert len(set(masks)) == len(masks)
         for result in self.results:
             assert np.array_equal(result.total, self.expected(result.time))
             assert result.owners == tuple(t.owner for t in self.announced[result.time].tags)

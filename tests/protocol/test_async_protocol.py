@@ -65,7 +65,8 @@ def test_buffers_of_stale_updates_are_exact(
 @given(data=st.data())
 def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) -> None:
     """R30, R33: messages of different links in any order, connections that break, clients that
-    come back, deadlines that fire and early flushes. Never a wrong sum, never a crash."""
+    come back, deadlines that fire and early flushes. Never a wrong sum, never a crash, and once
+    everybody is back, buffers are recovered again."""
     threat_model = data.draw(st.sampled_from([HONEST, MALICIOUS]), label="threat model")
     fed = AsyncFederation(
         threat_model=threat_model,
@@ -104,8 +105,28 @@ def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) ->
     for client in sorted(fed.away):
         fed.rejoin(client)
     fed.settle()
+    before = len(fed.results)
+    for _ in range(20):
+        if len(fed.results) > before:
+            break
+        everybody_uploads(fed)
+    assert len(fed.results) > before
     fed.assert_exact()
     event(f"{min(len(fed.results), 3)} buffers recovered, {min(len(fed.failures), 1)} lost")
+
+
+def everybody_uploads(fed: AsyncFederation) -> None:
+    """One update of each client that may, and a deadline if a buffer then still waits."""
+    for client, party in fed.clients.items():
+        if not party.stock and party.room:
+            fed.from_client(client, party.restock())
+            fed.settle()
+        if party.stock:
+            fed.upload(client, fed.server.time)
+            fed.settle()
+    if fed.server.phase is not Phase.UPLOAD:
+        fed.from_server(fed.server.proceed())
+        fed.settle()
 
 
 def fill(fed: AsyncFederation, owners: tuple[int, ...], version: int | None = None) -> None:
@@ -411,12 +432,30 @@ def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
     party = fed.clients[0]
     newer = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, party.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
-    with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
-        fed.upload(0)
     with pytest.raises(RemoteProtocolError, match="the epoch is over"):
         fed.tell(0, UploadDropped(0))
+    with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
+        fed.upload(0)
     assert not party._kept
     assert not party._stock
+    assert party._key is None
+    another = fed.clients[1]  # which notices when it is asked for something, not when told
+    newer = AsyncLightSecAggClient(1, fed.keys[1], fed.policy, another.ledger)
+    newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
+    with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
+        another.restock()
+
+
+def test_S06_what_a_ledger_must_remember_makes_older_copies_of_it_stale() -> None:
+    """Else a snapshot from before could be resumed, and would know of no upload since."""
+    fed = AsyncFederation()
+    ledger = fed.clients[0].ledger
+    generations = [ledger.generation]
+    fed.open()
+    generations.append(ledger.generation)
+    fed.upload(0)
+    generations.append(ledger.generation)
+    assert generations == sorted(set(generations))
 
 
 def test_S06_no_mask_no_upload() -> None:
@@ -438,7 +477,19 @@ def test_S08_two_models_of_one_version_are_refused_before_masking() -> None:
     fed.upload(0, version=0)
     with pytest.raises(RemoteProtocolError, match="two different models of version 0"):
         fed.make_upload(0, 0, model_of(99))
+    with pytest.raises(RemoteProtocolError, match="models of version -1"):
+        fed.make_upload(0, -1)
     assert fed.clients[0].stock == 1
+
+
+def test_S08_a_client_holds_the_server_to_the_models_that_its_peers_trained_from() -> None:
+    fed = AsyncFederation().open()
+    fill(fed, (0, 1, 2, 3))
+    fed.settle()
+    assert len(fed.results) == 1
+    with pytest.raises(RemoteProtocolError, match="than its peers have trained from"):
+        fed.make_upload(5, 0, model_of(99))
+    assert fed.make_upload(5, 0).tag.model == model_of(0)
 
 
 @pytest.mark.parametrize(
@@ -460,8 +511,9 @@ def test_S13_a_bad_update_is_refused_and_costs_no_mask(
 
 def test_stock_is_capped_by_what_peers_keep() -> None:
     fed = AsyncFederation(stock=3).open()
-    with pytest.raises(LocalProtocolError, match="at most 3 per owner"):
-        fed.clients[0].restock(2)
+    for count in (2, 0, -1):
+        with pytest.raises(LocalProtocolError, match="at most 3 per owner"):
+            fed.clients[0].restock(count)
     fed.upload(0)
     assert fed.clients[0].room == 1  # an upload that waits still needs its shares
 
@@ -511,7 +563,10 @@ def test_S29_the_server_refuses_bad_uploads_and_goes_on() -> None:
     fed.server.receive(0, good)
     assert fed.server.waiting == 1
     assert fed.server.receive(0, good) == []  # a duplicate
+    assert fed.server.late_messages == {"BufferedUpload": 1}
     assert fed.server.waiting == 1
+    with pytest.raises(RemoteProtocolError, match="0 was used already"):
+        fed.server.receive(0, replace(good, tag=_changed(good.tag, digest=bytes(32))))
 
 
 def test_S29_an_upload_under_a_mask_whose_shares_were_lost_is_dropped() -> None:

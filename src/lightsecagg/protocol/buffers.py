@@ -210,9 +210,14 @@ def _whole_groups(
     groups: Mapping[int, list[AnyWaiting]], size: int, least: int
 ) -> list[AnyWaiting]:
     """At most `size` uploads, of each weight none or at least `least`; large groups first."""
-    chosen: list[AnyWaiting] = []
+    taken: list[list[AnyWaiting]] = []
     for group in sorted(groups.values(), key=len, reverse=True):
-        room = size - len(chosen)
-        if room >= least:
-            chosen += group[:room]
+        if sum(map(len, taken)) < size and least * (len(taken) + 1) <= size:
+            taken.append(group)
+    spare = size - least * len(taken)
+    chosen: list[AnyWaiting] = []
+    for group in taken:
+        share = group[: least + spare]
+        spare -= len(share) - least
+        chosen += share
     return chosen

@@ -21,6 +21,7 @@ summed without its owner: a driver that keeps the ledger on disk stores it befor
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -121,6 +122,8 @@ class AsyncLightSecAggClient:
         self.ledger = ledger
         self.refused_shares: dict[int, str] = {}
         """Owners whose latest share did not open, and why."""
+        self.late_messages: Counter[str] = Counter()
+        """Messages that came again or too late and were ignored, by type."""
         self._process = os.getpid()
         self._identity = identity
         self._policy = policy
@@ -130,13 +133,14 @@ class AsyncLightSecAggClient:
         self._settings: Settings | None = None
         self._key: AgreementKey | None = None
         self._advertise: Advertise | None = None
+        self._roster: Roster | None = None
         self._round: Round | None = None
         self._next_serial = 0
         self._stock: dict[int, Elements] = {}
         self._kept: dict[int, dict[int, KeptShare]] = {}  # owner -> serial -> share
         self._last_serial: dict[int, int] = {}
         self._outstanding: set[int] = set()  # serials that wait for their buffer
-        self._models: dict[int, bytes] = {}  # version -> hash of the model trained from
+        self._models: dict[int, bytes] = {}  # version -> hash, as used or signed for here
         self._time = -1
         self._consent: Consent | None = None
 
@@ -188,8 +192,7 @@ class AsyncLightSecAggClient:
             self._next_serial += 1
             shared = draw_mask(round_, self.client, serial, self._entropy)
             self._stock[serial] = shared.mask
-            self._kept.setdefault(self.client, {})[serial] = KeptShare(shared.own)
-            self._last_serial[self.client] = serial
+            self._keep(self.client, serial, shared.own)
             assert self._key is not None  # noqa: S101 - registered
             outputs += [
                 Send(SERVER, seal_share(round_, self._key, self.client, share, serial))
@@ -203,7 +206,9 @@ class AsyncLightSecAggClient:
         Takes the oldest mask of the stock; call `restock` first if there is none. The update is
         spent from now on.
 
-        * `version`, `model`: the time and the hash of the global model, as the server gave them.
+        * `version`: the time of the global model, as the server gave it.
+        * `model`: the hash of the model that was really trained from (`hash_model`). Compute it
+          here: a server that may name any hash also escapes `max_attempts`.
         """
         round_ = self._registered()
         settings = round_.settings
@@ -219,7 +224,8 @@ class AsyncLightSecAggClient:
         self.ledger.check_attempts(model, self._policy.max_attempts)
         if version < 0 or self._models.get(version, model) != model:
             raise RemoteProtocolError(
-                f"the server gave this client two different models of version {version}"
+                f"the server gave this client two different models of version {version}, or "
+                "another one than its peers have trained from"
             )
         settings.quantizer.check(update.vector, update.samples)
         serial = min(self._stock)
@@ -233,6 +239,7 @@ class AsyncLightSecAggClient:
         self._models[version] = model
         self.ledger.count_upload(model)
         self.ledger.spend(fingerprint)
+        self.ledger.count_change()
         digest = hash_upload(settings.field, masked)
         tag = sign_tag(self._identity, round_.context, self.client, serial, version, model, digest)
         return [Send(SERVER, BufferedUpload(tag, masked))]
@@ -267,9 +274,7 @@ class AsyncLightSecAggClient:
             case BufferCertificate():
                 return self._on_certificate(message)
             case UploadDropped():
-                # The mask stays used and the update spent, whatever the server says.
-                self._outstanding.discard(message.serial)
-                return []
+                return self._on_dropped(message)
             case AbortRound():
                 self.abort(message.reason)
                 return [RoundAborted(message.reason)]
@@ -280,10 +285,13 @@ class AsyncLightSecAggClient:
         if self._settings is not None:
             if message.settings != self._settings.to_bytes() or self._advertise is None:
                 raise RemoteProtocolError("the server opened two epochs at once with this client")
+            if self._round is not None:
+                return self._ignore(message)
             return [Send(SERVER, self._advertise)]
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        self.ledger.count_change()
         self._settings, self._key = settings, AgreementKey.generate(self._entropy)
         keys = (self._key.public,)
         signature = sign_keys(self._identity, settings.context, self.client, keys)
@@ -291,11 +299,18 @@ class AsyncLightSecAggClient:
         return [Send(SERVER, self._advertise)]
 
     def _on_roster(self, message: Roster) -> list[Output]:
+        if self._roster is not None and message == self._roster:
+            return self._ignore(message)
         if self._settings is None or self._advertise is None or self._round is not None:
             raise RemoteProtocolError("one roster per epoch, after the keys are advertised")
         allow_list, keys = self._policy.allow_list, self._advertise.keys
         self._round = accept_roster(self._settings, allow_list, message, self.client, keys)
+        self._roster = message
         return [NeedInput()]
+
+    def _ignore(self, message: Message) -> list[Output]:
+        self.late_messages[type(message).__name__] += 1
+        return []
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -346,12 +361,29 @@ class AsyncLightSecAggClient:
         except CryptoError as error:
             self.refused_shares[owner] = f"share {serial}: {error}"
             return []
+        self._keep(owner, serial, (message.kind.value, plaintext))
+        return []
+
+    def _on_dropped(self, message: UploadDropped) -> list[Output]:
+        """Stop counting an upload; its mask stays used and its update spent."""
+        if message.serial not in self._outstanding:
+            return self._ignore(message)
+        self._outstanding.remove(message.serial)
+        return []
+
+    def _keep(self, owner: int, serial: int, share: Share) -> None:
+        """Keep the newest shares of each owner, this client included; memory has an end."""
         self._last_serial[owner] = serial
         kept = self._kept.setdefault(owner, {})
-        kept[serial] = KeptShare((message.kind.value, plaintext))
+        kept[serial] = KeptShare(share)
         if len(kept) > self._buffering.stock:
-            del kept[min(kept)]
-        return []
+            self._forget(owner, min(kept))
+
+    def _forget(self, owner: int, serial: int) -> None:
+        del self._kept[owner][serial]
+        if owner == self.client:
+            self._stock.pop(serial, None)
+            self._outstanding.discard(serial)
 
     def _expire(self) -> None:
         for owner, kept in self._kept.items():
@@ -359,10 +391,7 @@ class AsyncLightSecAggClient:
                 if share.since is None:
                     kept[serial] = KeptShare(share.share, self._time)
                 elif self._time - share.since > self._buffering.share_lifetime:
-                    del kept[serial]
-                    if owner == self.client:
-                        self._stock.pop(serial, None)
-                        self._outstanding.discard(serial)
+                    self._forget(owner, serial)
         oldest = self._time - self._buffering.table.max_staleness
         self._models = {v: model for v, model in self._models.items() if v >= oldest}
 
@@ -400,9 +429,8 @@ class AsyncLightSecAggClient:
         ]
         answer = aggregate_shares(round_.settings.field, shares, weights)
         for tag in buffer.tags:
-            del self._kept[tag.owner][tag.serial]
-            if tag.owner == self.client:
-                self._outstanding.discard(tag.serial)
+            self._forget(tag.owner, tag.serial)
+            self._models[tag.version] = tag.model  # no later buffer may name another (S08)
         self._time = buffer.time
         self._expire()
         malicious = round_.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER

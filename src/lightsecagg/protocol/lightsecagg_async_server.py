@@ -22,7 +22,7 @@ calls `publish` with the hash of the new model, and tells clients the time toget
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
@@ -107,7 +107,12 @@ class BufferFailed:
     time: int
     owners: tuple[int, ...]
     reason: str
+    missing: tuple[int, ...] = ()
+    """Owners whose shares some client lacked, or says it lacked. A suspicion, never proof."""
 
+
+Mask = tuple[int, int]
+"""Owner and serial."""
 
 AsyncOutput = Send | BufferAggregate | BufferFailed | RoundAborted
 
@@ -151,15 +156,17 @@ class AsyncLightSecAggServer:
         self._started = False
         self._offline: set[int] = set()
         self._keys: dict[int, Advertise] = {}
+        self._roster: Roster | None = None
         self._round: Round | None = None
         self._models: dict[int, bytes] = {}  # version -> hash
-        self._bundles: dict[int, dict[int, dict[int, SealedShare]]] = {}
+        self._bundles: dict[int, tuple[int, dict[int, SealedShare]]] = {}  # owner -> the one begun
         self._shared: dict[int, dict[int, int]] = {}  # owner -> serial -> time; unused masks only
         self._last_shared: dict[int, int] = {}
         self._last_tag: dict[int, Tag] = {}
-        self._mailbox: dict[int, list[SealedShare | UploadDropped]] = {}
+        self._mailbox: dict[int, dict[Mask, SealedShare | UploadDropped]] = {}
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
+        self._tags = b""  # the hash that clients sign
         self._weights: tuple[int, ...] = ()
         self._masked_sum: Elements | None = None
         self._signatures: dict[int, bytes] = {}
@@ -175,16 +182,26 @@ class AsyncLightSecAggServer:
     @property
     def pending(self) -> frozenset[int]:
         """Clients that the current phase still waits for; nobody while collecting."""
+        return frozenset(self._awaited())
+
+    def _awaited(self) -> Iterator[int]:
+        """Its first element, or that there is none, costs less than the whole of `pending`."""
+        expected: Iterable[int] = () if self.phase is Phase.UPLOAD else self._members
+        delivered: Container[int] = ()
         match self.phase:
             case Phase.ADVERTISE:
-                waiting = set(self._invited) - set(self._keys)
+                expected, delivered = self._invited, self._keys
             case Phase.AGREE:
-                waiting = set(self._members) - set(self._signatures) - set(self.refusals)
+                delivered = self._signatures
             case Phase.RECOVER:
-                waiting = set(self._members) - set(self._answers) - set(self.refusals)
-            case _:
-                waiting = set()
-        return frozenset(waiting - self._offline)
+                delivered = self._answers
+        for client in expected:
+            if not (client in delivered or client in self.refusals or client in self._offline):
+                yield client
+
+    @property
+    def _all_in(self) -> bool:
+        return next(self._awaited(), None) is None
 
     @property
     def waiting(self) -> int:
@@ -207,14 +224,13 @@ class AsyncLightSecAggServer:
             case Advertise() if self.phase is Phase.ADVERTISE:
                 outputs = self._on_advertise(sender, message)
             case SealedShare() if self._is_member(sender):
-                outputs = self._on_share(sender, message)
+                return self._on_share(sender, message)  # moves no phase on
             case BufferedUpload() if self._is_member(sender):
                 outputs = self._on_upload(sender, message)
             case BufferSignature() | BufferRefusal() | BufferAnswer() if self._is_member(sender):
                 outputs = self._on_reply(sender, message)
             case Advertise():
-                self.late_messages["Advertise"] += 1
-                outputs = []
+                return self._ignore(message)
             case _:
                 raise RemoteProtocolError(
                     f"client {sender} sent {type(message).__name__} in phase {self.phase}"
@@ -229,15 +245,21 @@ class AsyncLightSecAggServer:
     def rejoin(self, client: int) -> list[AsyncOutput]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
-        outputs: list[AsyncOutput] = []
         if self.phase is Phase.ADVERTISE and client not in self._keys:
             return [Send(client, Opening(self.settings.to_bytes()))]
-        if not self._is_member(client):
+        if self._roster is None or not self._is_member(client):
             return []
-        outputs += [Send(client, missed) for missed in self._mailbox.pop(client, [])]
+        messages: list[Message] = []
+        if client not in self._bundles:  # it has shared nothing: perhaps it lacks the roster
+            messages.append(self._roster)
+        missed = self._mailbox.pop(client, {})
         if self._buffer is not None:
-            outputs.append(Send(client, self._buffer))
-        return outputs
+            # Its shares before it, all others after it: clients keep the newest ones only, and
+            # could otherwise lose the very shares that they are asked for.
+            masks = [(tag.owner, tag.serial) for tag in self._buffer.tags]
+            messages += [missed.pop(mask) for mask in masks if mask in missed]
+            messages.append(self._buffer)
+        return [Send(client, message) for message in (*messages, *missed.values())]
 
     def publish(self, model: bytes) -> None:
         """The hash of the model of the current time; uploads that name another are refused.
@@ -264,14 +286,13 @@ class AsyncLightSecAggServer:
         if self.phase is not Phase.UPLOAD:
             raise LocalProtocolError(f"cannot flush in phase {self.phase}")
         least = self.settings.parameters.privacy + 2
-        outputs = self._drop_stale()
         chosen = self._choose()
         if len(chosen) < least:
             raise LocalProtocolError(
                 f"{len(chosen)} of {self.waiting} waiting updates may share a buffer now; clients "
                 f"accept T + 2 = {least} or more"
             )
-        return outputs + self._announce(chosen)
+        return self._drop_useless() + self._announce(chosen)
 
     # -- registration ------------------------------------------------------------------------
 
@@ -282,11 +303,15 @@ class AsyncLightSecAggServer:
     def _is_member(self, client: int) -> bool:
         return self._round is not None and client in self._round.positions
 
+    def _ignore(self, message: Message) -> list[AsyncOutput]:
+        self.late_messages[type(message).__name__] += 1
+        return []
+
     def _on_advertise(self, sender: int, message: Advertise) -> list[AsyncOutput]:
         if sender in self._keys:
             if message != self._keys[sender]:
                 raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
-            return []
+            return self._ignore(message)
         check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, 1)
         self._keys[sender] = message
         return []
@@ -303,10 +328,10 @@ class AsyncLightSecAggServer:
             for client in self._invited
             if client in self._keys
         )
-        roster = Roster(members)
-        self._round = fix_round(self.settings, self._allow_list, roster)
+        self._roster = Roster(members)
+        self._round = fix_round(self.settings, self._allow_list, self._roster)
         self.phase = Phase.UPLOAD
-        return [Send(client, roster) for client in self._members]
+        return [Send(client, self._roster) for client in self._members]
 
     # -- stock -------------------------------------------------------------------------------
 
@@ -314,38 +339,54 @@ class AsyncLightSecAggServer:
         if (
             message.owner != sender
             or message.recipient == sender
-            or message.recipient not in self._members
+            or not self._is_member(message.recipient)
         ):
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {message.owner} to {message.recipient}"
             )
-        if message.serial <= self._last_shared.get(sender, -1):
-            self.late_messages["SealedShare"] += 1
-            return []
+        serial, bundle = self._bundles.get(sender, (-1, {}))
+        if message.serial < serial or message.serial <= self._last_shared.get(sender, -1):
+            return self._ignore(message)
         try:
             check_share_length(self.settings, message.kind, message.length)
         except CryptoError as error:
             raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
-        unfinished = self._bundles.setdefault(sender, {})
-        if message.serial not in unfinished and len(unfinished) >= self._buffering.stock:
-            raise RemoteProtocolError(
-                f"client {sender} has {len(unfinished)} incomplete masks under way"
-            )
-        bundle = unfinished.setdefault(message.serial, {})
-        bundle.setdefault(message.recipient, message)
+        if message.serial > serial:
+            # Masks are shared one after the other: one that is incomplete now is lost.
+            bundle = {}
+            self._bundles[sender] = (message.serial, bundle)
+        if message.recipient in bundle:
+            return self._ignore(message)
+        bundle[message.recipient] = message
         if len(bundle) < len(self._members) - 1:
             return []
-        # Recipients take increasing serials only, so what is incomplete below is lost.
-        self._bundles[sender] = {s: b for s, b in unfinished.items() if s > message.serial}
+        self._bundles[sender] = (message.serial, {})
         self._last_shared[sender] = message.serial
         self._shared.setdefault(sender, {})[message.serial] = self.time
-        return [output for share in bundle.values() for output in self._deliver(share)]
+        outputs = self._drop_pushed_out(sender)
+        for recipient, share in bundle.items():
+            outputs += self._deliver(recipient, (sender, message.serial), share)
+        return outputs
 
-    def _deliver(self, share: SealedShare) -> list[AsyncOutput]:
-        if share.recipient not in self._offline:
-            return [Send(share.recipient, share)]
-        self._mailbox.setdefault(share.recipient, []).append(share)
+    def _deliver(
+        self, client: int, mask: Mask, message: SealedShare | UploadDropped
+    ) -> list[AsyncOutput]:
+        if client not in self._offline:
+            return [Send(client, message)]
+        self._mailbox.setdefault(client, {})[mask] = message
         return []
+
+    def _drop_pushed_out(self, owner: int) -> list[AsyncOutput]:
+        """Clients keep so many shares of an owner; forget the masks that they have forgotten."""
+        waiting = [w.upload.tag for w in self._waiting if w.owner == owner]
+        unused = self._shared[owner]
+        excess = max(0, len(waiting) + len(unused) - self._buffering.stock)
+        outputs = self._drop(waiting[:excess])
+        old = sorted(unused)[: max(0, excess - len(waiting))]
+        for serial in old:
+            del unused[serial]
+        self._keep_back((owner, serial) for serial in old)
+        return outputs
 
     # -- uploads and buffers -----------------------------------------------------------------
 
@@ -356,7 +397,7 @@ class AsyncLightSecAggServer:
         last = self._last_tag.get(sender)
         if last is not None and tag.serial <= last.serial:
             if tag == last:
-                return []
+                return self._ignore(message)
             raise RemoteProtocolError(
                 f"client {sender} uploaded under its mask {tag.serial}, but {last.serial} was "
                 "used already"
@@ -382,66 +423,64 @@ class AsyncLightSecAggServer:
         self._waiting.append(_Waiting(message, unused[tag.serial]))
         self._last_tag[sender] = tag
         self._shared[sender] = {s: time for s, time in unused.items() if s > tag.serial}
+        self._keep_back((sender, serial) for serial in unused if serial < tag.serial)
         return []
 
     def _advance(self) -> list[AsyncOutput]:
         if not self._started:
             return []
-        if self.phase is Phase.ADVERTISE and not self.pending:
+        if self.phase is Phase.ADVERTISE and self._all_in:
             return self._close_advertise()
         if self.phase is Phase.AGREE and self._agreed:
             return self._close_agree() + self._advance()
         if self.phase is Phase.RECOVER and self._enough_answers:
             return self._close_recover() + self._advance()
         if self.phase is Phase.UPLOAD and self.waiting >= self.buffer_size:
-            dropped = self._drop_stale()
-            chosen = self._choose()
+            chosen, dropped = self._choose(), self._drop_useless()
             if len(chosen) >= self.buffer_size:
                 return dropped + self._announce(chosen)
             return dropped
         return []
 
-    def _drop_stale(self) -> list[AsyncOutput]:
-        """Drop what no buffer can use any more: updates too stale, masks whose shares expired."""
+    def _is_usable(self, waiting: _Waiting) -> bool:
+        """Whether a buffer can take it: not too stale, and its shares have not expired."""
+        return (
+            self.time - waiting.version <= self._buffering.table.max_staleness
+            and self.time - waiting.shared <= self._buffering.share_lifetime
+        )
+
+    def _drop_useless(self) -> list[AsyncOutput]:
         oldest = self.time - self._buffering.table.max_staleness
-        expired = self.time - self._buffering.share_lifetime
-        fresh: list[_Waiting] = []
-        outputs: list[AsyncOutput] = []
-        dropped: list[Tag] = []
-        for waiting in self._waiting:
-            if waiting.version >= oldest and waiting.shared >= expired:
-                fresh.append(waiting)
-            else:
-                dropped.append(waiting.upload.tag)
-                outputs += self._tell_dropped(waiting.upload.tag)
-        self._waiting = fresh
-        self._keep_back(dropped)
         self._models = {v: model for v, model in self._models.items() if v >= oldest}
-        return outputs
+        return self._drop(w.upload.tag for w in self._waiting if not self._is_usable(w))
+
+    def _drop(self, tags: Iterable[Tag]) -> list[AsyncOutput]:
+        """These uploads wait no longer; their owners are told."""
+        dropped = list(tags)
+        self._keep_back(self._take(dropped))
+        return [output for tag in dropped for output in self._tell_dropped(tag)]
 
     def _tell_dropped(self, tag: Tag) -> list[AsyncOutput]:
-        dropped = UploadDropped(tag.serial)
-        if tag.owner not in self._offline:
-            return [Send(tag.owner, dropped)]
-        self._mailbox.setdefault(tag.owner, []).append(dropped)
-        return []
+        return self._deliver(tag.owner, (tag.owner, tag.serial), UploadDropped(tag.serial))
 
-    def _keep_back(self, used: Iterable[Tag]) -> None:
+    def _take(self, tags: Iterable[Tag]) -> set[Mask]:
+        """Take uploads out of the waiting ones; their masks."""
+        masks = {(tag.owner, tag.serial) for tag in tags}
+        self._waiting = [w for w in self._waiting if (w.owner, w.upload.tag.serial) not in masks]
+        return masks
+
+    def _keep_back(self, masks: Iterable[Mask]) -> None:
         """Absent clients need no shares of masks that are past."""
-        masks = {(tag.owner, tag.serial) for tag in used}
-        for client, missed in self._mailbox.items() if masks else ():
-            self._mailbox[client] = [
-                message
-                for message in missed
-                if isinstance(message, UploadDropped)
-                or (message.owner, message.serial) not in masks
-            ]
+        past = list(masks)
+        for missed in self._mailbox.values():
+            for mask in past:
+                missed.pop(mask, None)
 
     def _choose(self) -> list[BufferedUpload]:
         """The next buffer, by owner; shorter than K if fewer updates may be summed now."""
         per_weight = self.settings.parameters.privacy + 2 if self._buffering.strict else 1
         chosen = choose_updates(
-            self._waiting,
+            filter(self._is_usable, self._waiting),
             self.buffer_size,
             lambda version: self._buffering.table.weight(self.time - version),
             Rules(self._buffering.max_ratio, per_weight),
@@ -449,13 +488,9 @@ class AsyncLightSecAggServer:
         return [waiting.upload for waiting in sorted(chosen, key=lambda waiting: waiting.owner)]
 
     def _announce(self, uploads: list[BufferedUpload]) -> list[AsyncOutput]:
-        taken = {(upload.tag.owner, upload.tag.serial) for upload in uploads}
-        self._waiting = [
-            waiting
-            for waiting in self._waiting
-            if (waiting.owner, waiting.upload.tag.serial) not in taken
-        ]
         self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
+        self._take(self._buffer.tags)
+        self._tags = hash_tags(self._buffer.tags)
         assert self._round is not None  # noqa: S101 - uploads follow the roster
         self._weights = buffer_weights(self._round, self._buffering, self._buffer)
         self._masked_sum = self.settings.field.weighted_sum(
@@ -470,29 +505,32 @@ class AsyncLightSecAggServer:
 
     @property
     def _agreed(self) -> bool:
-        return len(self._signatures) >= self.settings.parameters.quorum or not self.pending
+        return len(self._signatures) >= self.settings.parameters.quorum or self._all_in
 
     @property
     def _enough_answers(self) -> bool:
         wanted = self.settings.parameters.survivors + self._spare
-        return len(self._answers) >= wanted or not self.pending
+        return len(self._answers) >= wanted or self._all_in
 
     def _on_reply(
         self, sender: int, message: BufferSignature | BufferRefusal | BufferAnswer
     ) -> list[AsyncOutput]:
         if self._buffer is None or self._round is None or message.time != self._buffer.time:
-            self.late_messages[type(message).__name__] += 1
-            return []
+            return self._ignore(message)
         match message:
             case BufferRefusal():
+                if not {tag.owner for tag in self._buffer.tags}.issuperset(message.missing):
+                    raise RemoteProtocolError(f"client {sender} lacks shares nobody asked it for")
                 self.refusals.setdefault(sender, message.missing)
             case BufferSignature():
+                if not self.settings.parameters.quorum:
+                    raise RemoteProtocolError(f"client {sender} signed, but nobody has to agree")
                 try:
                     check_buffer_signature(
                         self._allow_list,
                         self._round.context,
                         self._buffer.time,
-                        hash_tags(self._buffer.tags),
+                        self._tags,
                         sender,
                         message.signature,
                     )
@@ -509,7 +547,9 @@ class AsyncLightSecAggServer:
                         f"client {sender} answered with {message.vector.size} elements instead "
                         f"of {self.settings.share_length}"
                     )
-                self._answers.setdefault(sender, message.vector)
+                if sender in self._answers:
+                    return self._ignore(message)
+                self._answers[sender] = message.vector
         return []
 
     def _certificate(self) -> BufferCertificate:
@@ -550,17 +590,18 @@ class AsyncLightSecAggServer:
     def _fail(self, reason: str) -> list[AsyncOutput]:
         assert self._buffer is not None  # noqa: S101 - in flight
         owners = tuple(tag.owner for tag in self._buffer.tags)
-        failed = BufferFailed(self._buffer.time, owners, reason)
+        missing = tuple(sorted({owner for lacks in self.refusals.values() for owner in lacks}))
+        failed = BufferFailed(self._buffer.time, owners, reason, missing)
         return [failed, *self._end_buffer()]
 
     def _end_buffer(self) -> list[AsyncOutput]:
         assert self._buffer is not None  # noqa: S101 - in flight
+        self._keep_back((tag.owner, tag.serial) for tag in self._buffer.tags)
         outputs: list[AsyncOutput] = []
         for tag in self._buffer.tags:
             # An owner that saw no buffer would for ever count its upload as waiting.
             if tag.owner in self._offline or tag.owner in self.refusals:
                 outputs += self._tell_dropped(tag)
-        self._keep_back(self._buffer.tags)
         self._buffer, self._masked_sum, self._weights = None, None, ()
         self._signatures, self._answers, self.refusals = {}, {}, {}
         self.time += 1
