@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
 
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import sign_buffer, sign_tag
-from lightsecagg.protocol.interface import SERVER
+from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.mask_sharing import share_elements
@@ -30,6 +31,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     Tag,
 )
+from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
 
 NOW = 5
 VICTIM = 5
@@ -51,6 +53,20 @@ class Hostile:
 
 def changed(tag: Tag, **changes: Any) -> Tag:
     return msgspec.structs.replace(tag, **changes)
+
+
+def resigned(case: Hostile, tag: Tag, context: bytes | None = None, **changes: Any) -> Tag:
+    """What a corrupt owner, or one in another epoch, would sign."""
+    tag = changed(tag, **changes)
+    return sign_tag(
+        case.fed.keys[tag.owner],
+        case.fed.server._round.context if context is None else context,
+        tag.owner,
+        tag.serial,
+        tag.version,
+        tag.model,
+        tag.digest,
+    )
 
 
 def with_tag(case: Hostile, tag: Tag) -> BufferAnnounced:
@@ -93,11 +109,27 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], BufferAnnounced], str]] = {
         lambda c: with_tag(c, changed(c.tags[4], owner=3, version=4, model=model_of(4))),
         "tag of client 3 refused",
     ),
-    "malformed hashes": (
+    "another model than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], model=model_of(9))),
+        "tag of client 3 refused",
+    ),
+    "a tag of another epoch": (
+        lambda c: with_tag(c, resigned(c, c.tags[3], context=bytes(32))),
+        "tag of client 3 refused",
+    ),
+    "a malformed digest": (
         lambda c: with_tag(c, changed(c.tags[3], digest=b"")),
         "malformed hashes",
     ),
+    "a malformed hash of the model": (
+        lambda c: with_tag(c, changed(c.tags[3], model=b"")),
+        "malformed hashes",
+    ),
     "a negative serial": (lambda c: with_tag(c, changed(c.tags[3], serial=-1)), "negative number"),
+    "a negative version": (
+        lambda c: BufferAnnounced(4, (*c.tags[2:5], changed(c.tags[5], version=-1))),
+        "negative number",
+    ),
 }
 
 
@@ -132,9 +164,7 @@ def test_S09_strict_mode_refuses_a_weight_of_few_owners() -> None:
 def test_S08_owners_that_were_given_different_models_are_not_summed() -> None:
     case = Hostile()
     fed = case.fed
-    other = sign_tag(
-        fed.keys[3], fed.server._round.context, 3, 0, 4, model_of(99), case.tags[3].digest
-    )
+    other = resigned(case, case.tags[3], model=model_of(99))
     with pytest.raises(RemoteProtocolError, match="client 3 trained from another model"):
         fed.tell(VICTIM, with_tag(case, other))
     # also when all of them agree on a model other than the client's own of that version
@@ -142,6 +172,16 @@ def test_S08_owners_that_were_given_different_models_are_not_summed() -> None:
     assert lied_to.tag.version == 4
     with pytest.raises(RemoteProtocolError, match="client 2 trained from another model"):
         fed.tell(VICTIM, case.honest())
+
+
+def test_S08_no_two_buffers_name_different_models_of_one_version() -> None:
+    """The client itself trained from neither; it holds the server to what it has signed for."""
+    case = Hostile(threat_model=MALICIOUS)
+    case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    lied_to = resigned(case, case.tags[3], model=model_of(99))  # version 4, as client 2's
+    buffer = BufferAnnounced(NOW + 1, (lied_to, case.tags[4], case.tags[5]))
+    with pytest.raises(RemoteProtocolError, match="client 3 trained from another model"):
+        case.fed.tell(VICTIM, buffer)
 
 
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
@@ -217,6 +257,92 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
     assert 0 in fed.clients[VICTIM]._kept[0]
 
 
+def registered() -> AsyncFederation:
+    fed = AsyncFederation()
+    fed.from_server(fed.server.start())
+    fed.settle()
+    return fed
+
+
+def seal(fed: AsyncFederation, owner: int, serial: int, share: OutgoingShare) -> SealedShare:
+    """What a corrupt owner can seal: anything."""
+    party = fed.clients[owner]
+    assert party._round is not None
+    assert party._key is not None
+    return seal_share(party._round, party._key, owner, share, serial)
+
+
+def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> None:
+    fed = registered()
+    length = 4 * fed.settings.share_length
+    bad = [
+        OutgoingShare(VICTIM, ShareKind.EXPLICIT, bytes(length + 4)),
+        OutgoingShare(VICTIM, ShareKind.SEED, bytes(16)),
+        OutgoingShare(VICTIM, ShareKind.EXPLICIT, b"\xff" * length),
+    ]
+    for serial, share in enumerate(bad):
+        assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == []
+        assert f"share {serial}" in fed.clients[VICTIM].refused_shares[0]
+        assert not fed.clients[VICTIM]._kept.get(0)
+    good = OutgoingShare(VICTIM, ShareKind.EXPLICIT, bytes(length))
+    fed.tell(VICTIM, seal(fed, 0, 0, good))
+    assert 0 in fed.clients[VICTIM]._kept[0]
+
+
+def test_S19_a_share_for_another_client_from_oneself_or_a_stranger_is_refused() -> None:
+    fed = registered()
+    share = next(o.message for o in fed.clients[0].restock() if o.message.recipient == VICTIM)
+    for bad in (
+        replace(share, recipient=4),
+        replace(share, owner=VICTIM),
+        replace(share, owner=77),
+    ):
+        with pytest.raises(RemoteProtocolError, match="is not for client 5"):
+            fed.tell(VICTIM, bad)
+    assert not fed.clients[VICTIM]._kept
+
+
+def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
+    """After share_lifetime buffers nothing is left that an old tag could be answered with."""
+    case = Hostile(versions=(5,) * 6, share_lifetime=6, stock=4)
+    fed = case.fed
+    for time in (NOW, NOW + 7):  # one buffer to date the shares by, one to expire them
+        for owner in (0, 1, 2):
+            case.tags[owner] = fed.make_upload(owner, time).tag
+            shares = fed.clients[owner].restock()
+            for output in shares:
+                if output.message.recipient == VICTIM:
+                    fed.tell(VICTIM, output.message)
+        assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], BufferAnswer)
+    assert not fed.clients[VICTIM]._kept[3]
+    assert not fed.clients[VICTIM].stock
+    newer = {"version": NOW + 8, "model": model_of(NOW + 8)}
+    stale = tuple(resigned(case, tag, **newer) for tag in case.tags[3:5])
+    fresh = fed.make_upload(0, NOW + 8).tag
+    replies = fed.tell(VICTIM, BufferAnnounced(NOW + 8, (fresh, *stale)))
+    assert replies == [BufferRefusal(NOW + 8, (3, 4))]
+
+
+def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum() -> None:
+    """The peer's answer stands out; with two spare answers the sum is still exact."""
+    fed = AsyncFederation(clients=7, dropouts=2, survivors=5, spare_answers=2)
+    fed.from_server(fed.server.start())
+    fed.settle()
+    lie = OutgoingShare(6, ShareKind.EXPLICIT, bytes(4 * fed.settings.share_length))
+    for client, party in fed.clients.items():
+        outputs = party.restock()
+        if client == 0:
+            outputs = [o for o in outputs if o.message.recipient != 6]
+            outputs.append(Send(SERVER, seal(fed, 0, 0, lie)))
+        fed.from_client(client, outputs)
+        fed.settle()
+    for owner in range(4):
+        fed.upload(owner)
+        fed.settle()
+    assert [result.suspects for result in fed.results] == [(6,)]
+    fed.assert_exact()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -289,6 +415,37 @@ def test_S05_no_answer_without_a_quorum_of_all_N() -> None:
     (answer,) = case.fed.tell(VICTIM, BufferCertificate(NOW, good))
     assert isinstance(answer, BufferAnswer)
     assert case.fed.tell(VICTIM, BufferCertificate(NOW, good)) == [answer]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"owner": 4},
+        {"serial": 1},
+        {"version": 5},
+        {"model": bytes(32)},
+        {"digest": bytes(32)},
+        {"time": NOW + 1},
+        {"context": bytes(32)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str, Any]) -> None:
+    """Else consents to different sums could be counted as consents to one of them.
+
+    Consents to the same tags at different times, for instance: their weights differ.
+    """
+    case = Hostile(threat_model=MALICIOUS)
+    buffer = case.honest()
+    case.fed.tell(VICTIM, buffer)
+    context = change.pop("context", case.fed.server._round.context)
+    time = change.pop("time", NOW)
+    other = BufferAnnounced(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
+    good = certificate(case, buffer, range(case.fed.parameters.quorum)).signatures
+    client = good[-1][0]
+    signature = sign_buffer(case.fed.keys[client], context, other)
+    with pytest.raises(RemoteProtocolError, match=f"signature of client {client}"):
+        case.fed.tell(VICTIM, BufferCertificate(NOW, (*good[:-1], (client, signature))))
 
 
 def test_S09_a_certificate_that_comes_after_the_next_signature_is_too_late() -> None:
