@@ -147,6 +147,22 @@ def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -
     assert all(json.loads(line)["level"] for line in err.splitlines())
 
 
+def test_S06_clients_that_were_restarted_do_not_sum_a_vector_twice(programs: Programs) -> None:
+    """A second sum without client 4 would reveal its vector as the difference."""
+    clients = programs.clients(*range(CLIENTS))
+    assert programs.finish(programs.server("rounds.min_clients=5"))[0] == 0
+    assert programs.finish(clients)[0] == 0
+    before = (programs.made.server.parent / "result.npz").read_bytes()
+    clients = programs.clients(*range(CLIENTS - 1))
+    code, _, err = programs.finish(programs.server("rounds.number=2", "rounds.retries=0"))
+    assert code == 3, err
+    code, _, err = programs.finish(clients)
+    assert code == 3
+    for client in range(CLIENTS - 1):
+        assert f"client {client} sits round 2 out: this update is spent" in err
+    assert (programs.made.server.parent / "result.npz").read_bytes() == before
+
+
 def test_vectors_provisioned_by_the_command_are_averaged_over_sockets(tmp_path: Path) -> None:
     """Nothing but what `lightsecagg provision` wrote, and every client's file."""
     out, port = tmp_path / "fed", free_port()
@@ -360,7 +376,13 @@ def test_S24_clients_that_may_not_take_part_hear_why(programs: Programs) -> None
     poll(lambda: is_listening(programs.port))
     # But for the one that could be mended by waiting, all end long before they would give up.
     patient = "client.reconnect=3600"
-    started = [programs.clients(0, settings=(patient, *settings)) for settings, _, _ in cases]
+    # One identity in several processes at once: each gets a ledger of its own.
+    started = [
+        programs.clients(
+            0, settings=(patient, f'client.ledger="{programs.folder / str(n)}"', *settings)
+        )
+        for n, (settings, _, _) in enumerate(cases)
+    ]
     for process, (_, code, message) in zip(started, cases, strict=True):
         found, out, err = programs.finish(process)
         assert (found, message in err) == (code, True), (message, err)

@@ -10,12 +10,10 @@ its parent, even one that is killed in the middle of a training.
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.connection
-import os
-import threading
 from concurrent.futures import ProcessPoolExecutor
 
 from lightsecagg.errors import ParameterError
+from lightsecagg.training.parent import end_with_parent
 from lightsecagg.training.trainer import use_one_thread
 
 
@@ -28,18 +26,6 @@ def training_pool(workers: int = 1) -> ProcessPoolExecutor:
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
     )
-
-
-def end_with_parent() -> None:
-    """In a child of `multiprocessing`: end when the parent does, however that ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
-
-
-def _watch(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
 
 
 def _begin() -> None:

@@ -25,6 +25,7 @@ from lightsecagg.drivers.federation.server import FederationServer, make_setting
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.settings import AllowList
 
 SESSION = bytes(range(32))
@@ -108,6 +109,7 @@ class Federation:
             self.allow_list,
             communicator or self.transport.client(i),
             self.jobs[i],
+            Ledger.volatile(),
         )
 
     @asynccontextmanager
@@ -127,7 +129,7 @@ class Federation:
         present = list(self.jobs) if clients is None else list(clients)
         self.awaited = len(present)
         async with self.connected([self.client(i) for i in present]):
-            return await asyncio.wait_for(self.server(**rounds).run(), 30)
+            return await asyncio.wait_for(self.server(**rounds).run(), 120)
 
     def expected(self, record: RoundRecord) -> np.ndarray[Any, Any]:
         return np.sum([self.jobs[i].given[record.round] for i in record.included], axis=0)

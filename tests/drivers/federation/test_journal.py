@@ -222,14 +222,14 @@ def attempt(federation: Federation, **rounds: Any) -> list[RoundRecord]:
 
 
 def full_disk_for(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
-    original = journal_module._write_synced
+    original = journal_module.write_synced
 
     def write(path: Path, data: bytes) -> None:
         if refused(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         original(path, data)
 
-    monkeypatch.setattr(journal_module, "_write_synced", write)
+    monkeypatch.setattr(journal_module, "write_synced", write)
 
 
 def test_R36_an_upload_that_finds_the_disk_full_is_not_acknowledged(

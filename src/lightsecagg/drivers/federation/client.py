@@ -3,8 +3,9 @@
 While training runs in a child process or thread, the party, which alone holds the secrets,
 encodes and shares its mask: that is the overlap of the offline phase with training. A client is
 crash-only: its secrets live in memory, so a restarted client is a dropout of the current round and
-joins the next; it can never answer twice. A client that merely lost its connection comes back with
-its party alive and, when the server asks again, sends again what was not acknowledged.
+joins the next; it can never answer twice. What it has spent is in its ledger, on disk. A client
+that merely lost its connection comes back with its party alive and, when the server asks again,
+sends again what was not acknowledged.
 
 Whatever the server sends, `run` ends only by a goodbye, by giving up a server that cannot be
 reached or says nothing, or by cancellation (S29, R35). A client that cannot take part in a round,
@@ -49,6 +50,7 @@ from lightsecagg.errors import (
     Aborted,
     ConfigurationError,
     DecodeError,
+    JournalError,
     LightSecAggError,
     PeerGone,
     Refused,
@@ -105,14 +107,18 @@ class FederationClient:
         allow_list: AllowList,
         communicator: ClientCommunicator,
         job: ClientJob,
+        ledger: Ledger,
         executor: Executor | None = None,
     ) -> None:
-        """`executor` runs training in `process` mode; one is made and owned if left out."""
+        """`ledger` is this client's memory of the session, see `client_ledger`.
+
+        `executor` runs training in `process` mode; one is made and owned if left out.
+        """
         self._table = table
         self._identity = identity
         self._communicator = communicator
         self._job = job
-        self._ledger = Ledger.volatile()
+        self._ledger = ledger
         self._policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -303,7 +309,8 @@ class FederationClient:
             outputs = await asyncio.to_thread(party.receive, SERVER, message)
         except LightSecAggError as error:
             log.warning("client %d, round %d: %s", self._table.id, round_.number, error)
-            if round_.party is None or isinstance(message, Opening | Roster):
+            unaccounted = isinstance(error, JournalError)
+            if round_.party is None or unaccounted or isinstance(message, Opening | Roster):
                 await self._withdraw(round_, str(error))
             return
         self._note(round_, message, start)

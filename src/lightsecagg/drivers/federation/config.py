@@ -154,6 +154,8 @@ class ClientTable(Table):
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     """The weakest server that this client accepts to trust."""
     protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    ledger: Path = Path("ledger")
+    """What it must remember across restarts: the updates that are spent, the uploads per model."""
     max_attempts: int = Field(default=2, ge=1)
     """Uploads for one global model, at most."""
     clip: bool = False

@@ -276,7 +276,7 @@ def _server_main(
 ) -> None:
     _log_to(folder / "server.log")
     from lightsecagg.drivers.federation.programs import run_server
-    from lightsecagg.training.worker import end_with_parent
+    from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
     last = ("", -1)
@@ -297,7 +297,7 @@ def _client_main(path: Path, overrides: list[str], deaths: dict[int, str], folde
 
     from lightsecagg.drivers.federation.programs import build_client
     from lightsecagg.training import use_one_thread
-    from lightsecagg.training.worker import end_with_parent
+    from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
     use_one_thread()

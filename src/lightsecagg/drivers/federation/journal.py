@@ -14,7 +14,6 @@ truncated, altered or misplaced piece is a `JournalError`, never a partial sum (
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import sqlite3
@@ -26,6 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
 from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.messages import Roster
@@ -43,7 +43,6 @@ CREATE TABLE IF NOT EXISTS uploads (
 );
 """
 _VERSION = b"1"
-_CHECKSUM = 32
 
 
 class _Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -77,29 +76,23 @@ class Journal:
         try:
             for path in (folder, self._uploads, self._models):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            # Two servers on one journal would both resume its round and announce different U1.
+            self._lock = ProcessLock(
+                folder / "lock",
+                f"another server uses the state folder {folder}; stop it, or set [server] state "
+                "to another folder",
+            )
             # SQLite gives the files beside the database the permissions of the database.
             os.close(os.open(folder / "journal.sqlite", os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise ConfigurationError(f"cannot keep a journal in {folder}: {error}") from error
         try:
-            self._take_lock()
             self._open_database()
             self._check_owner(session)
             self._sweep()
         except BaseException:
             self.close()
             raise
-
-    def _take_lock(self) -> None:
-        """Two servers on one journal would both resume its round and announce different U1."""
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(
-                f"another server uses the state folder {self._folder}; stop it, or set "
-                "[server] state to another folder"
-            ) from error
 
     def _open_database(self) -> None:
         with self._reporting("open"):
@@ -136,9 +129,7 @@ class Journal:
         """Release the files."""
         if hasattr(self, "_db"):
             self._db.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     @contextmanager
     def _reporting(self, action: str) -> Iterator[None]:
@@ -161,7 +152,7 @@ class Journal:
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
-        content = _seal(f"{settings.round}/settings", settings.to_bytes())
+        content = seal(f"{settings.round}/settings", settings.to_bytes())
         with self._reporting("write"):
             self._db.execute(
                 "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
@@ -169,8 +160,8 @@ class Journal:
 
     def close_sharing(self, number: int, roster: Roster, owners: tuple[int, ...]) -> None:
         """Sharing is closed with these owners."""
-        sealed_roster = _seal(f"{number}/roster", msgspec.msgpack.encode(roster))
-        sealed_owners = _seal(f"{number}/owners", msgspec.msgpack.encode(owners))
+        sealed_roster = seal(f"{number}/roster", msgspec.msgpack.encode(roster))
+        sealed_owners = seal(f"{number}/owners", msgspec.msgpack.encode(owners))
         with self._reporting("write"):
             self._db.execute(
                 "UPDATE rounds SET roster = ?, owners = ? WHERE number = ?",
@@ -181,9 +172,9 @@ class Journal:
         """A masked upload; on disk when this returns."""
         data = vector.tobytes()
         row = _Upload(held, hashlib.sha256(data).digest())
-        content = _seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
+        content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
         with self._reporting("write"):
-            _write_synced(self._upload_path(number, client), data)
+            write_synced(self._upload_path(number, client), data)
             self._db.execute(
                 "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
             )
@@ -198,7 +189,7 @@ class Journal:
 
     def announce(self, number: int, survivors: tuple[int, ...]) -> None:
         """U1, before anybody hears of it."""
-        content = _seal(f"{number}/survivors", msgspec.msgpack.encode(survivors))
+        content = seal(f"{number}/survivors", msgspec.msgpack.encode(survivors))
         with self._reporting("write"):
             self._db.execute("UPDATE rounds SET survivors = ? WHERE number = ?", (content, number))
 
@@ -210,7 +201,7 @@ class Journal:
             ).fetchone()
         if row is None or row[0] is None:
             return None
-        return _ids(_unseal(f"{number}/survivors", row[0]))
+        return _ids(unseal(f"{number}/survivors", row[0]))
 
     def complete(self, number: int, completed: int, model: bytes) -> None:
         """The round is done and this is the model after it: both or neither.
@@ -218,7 +209,7 @@ class Journal:
         Were they two steps, a crash between them would apply the same update twice.
         """
         with self._reporting("write"):
-            _write_synced(self._models / f"{completed}.npz", model)
+            write_synced(self._models / f"{completed}.npz", model)
             with self._transaction():
                 self._set_meta("completed", str(completed).encode())
                 self._set_meta("model", hashlib.sha256(model).digest())
@@ -277,9 +268,9 @@ class Journal:
             held[client] = self._upload_row(number, client).held
         try:
             return PendingRound(
-                settings=Settings.from_bytes(_unseal(f"{number}/settings", settings)),
-                roster=msgspec.msgpack.decode(_unseal(f"{number}/roster", roster), type=Roster),
-                owners=_ids(_unseal(f"{number}/owners", owners)),
+                settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
+                roster=msgspec.msgpack.decode(unseal(f"{number}/roster", roster), type=Roster),
+                owners=_ids(unseal(f"{number}/owners", owners)),
                 held=held,
                 survivors=self.announced(number),
             )
@@ -310,7 +301,7 @@ class Journal:
             ).fetchone()
         if row is None:
             raise JournalError(f"no upload of client {client} in round {number} is stored")
-        return msgspec.msgpack.decode(_unseal(f"{number}/upload/{client}", row[0]), type=_Upload)
+        return msgspec.msgpack.decode(unseal(f"{number}/upload/{client}", row[0]), type=_Upload)
 
     def _upload_path(self, number: int, client: int) -> Path:
         return self._uploads / f"{number}-{client}.u32"
@@ -334,10 +325,10 @@ class Journal:
     def _meta(self, key: str) -> bytes | None:
         with self._reporting("read"):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else _unseal(f"meta/{key}", row[0])
+        return None if row is None else unseal(f"meta/{key}", row[0])
 
     def _set_meta(self, key: str, value: bytes) -> None:
-        sealed = _seal(f"meta/{key}", value)
+        sealed = seal(f"meta/{key}", value)
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
 
 
@@ -366,37 +357,5 @@ class DiskUploads(MutableMapping[int, Elements]):
         return len(self._clients)
 
 
-def _seal(place: str, content: bytes) -> bytes:
-    """Content with a checksum that binds it to its place in the journal."""
-    return hashlib.sha256(place.encode() + b"\0" + content).digest() + content
-
-
-def _unseal(place: str, sealed: bytes) -> bytes:
-    content = bytes(sealed[_CHECKSUM:])
-    if _seal(place, content) != sealed:
-        raise JournalError(f"the journal's entry {place} is damaged")
-    return content
-
-
 def _ids(content: bytes) -> tuple[int, ...]:
     return msgspec.msgpack.decode(content, type=tuple[int, ...])
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or absent, whatever happens."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import (
     ClientConfig,
     FederationTable,
@@ -93,7 +94,8 @@ def build_client(
         plaintext=config.tls.insecure,
     )
     identity = load_identity(config.client.identity)
-    return kind(config.client, session, identity, allow_list, communicator, job, **extra)
+    ledger = ClientLedger(config.client.ledger, session, config.client.id)
+    return kind(config.client, session, identity, allow_list, communicator, job, ledger, **extra)
 
 
 def run_server(

@@ -1,0 +1,69 @@
+"""Files that outlive a crash: whole or absent, checksummed, and one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+from lightsecagg.errors import ConfigurationError, JournalError
+
+_CHECKSUM = 32
+
+
+def seal(place: str, content: bytes) -> bytes:
+    """Content with a checksum that binds it to its place."""
+    return hashlib.sha256(place.encode() + b"\0" + content).digest() + content
+
+
+def unseal(place: str, sealed: bytes) -> bytes:
+    """The inverse of `seal`; `JournalError` if a bit is wrong or it belongs elsewhere."""
+    content = bytes(sealed[_CHECKSUM:])
+    if seal(place, content) != sealed:
+        raise JournalError(f"the stored entry {place} is damaged")
+    return content
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole or absent, whatever happens."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class ProcessLock:
+    """Held by one object of one process at a time; a process that dies lets go of it."""
+
+    _descriptor = -1
+
+    def __init__(self, path: Path, refusal: str) -> None:
+        """`ConfigurationError` with this `refusal` if somebody else holds it."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            raise ConfigurationError(refusal) from error
+
+    def release(self) -> None:
+        """Let go; a second time does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.release()
