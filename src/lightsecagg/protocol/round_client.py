@@ -329,7 +329,8 @@ class RoundClient(ABC):
         """The party of a snapshot, if it is no older than `generation`.
 
         The driver keeps `generation` apart from the snapshot and raises it whenever outputs
-        leave; a snapshot from before would make the client answer twice (S06).
+        leave; a snapshot from before would make the client answer twice (S06). The ledger comes
+        with the snapshot: give the next round's party this one's, not an older copy.
         """
         payload = snapshot[HASH_LENGTH:]
         if snapshot[:HASH_LENGTH] != context_hash("snapshot", payload):
