@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from driver import HONEST, MALICIOUS, Federation, Network
 
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send
 from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
@@ -32,6 +33,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
+from lightsecagg.protocol.settings import ProtocolName
 
 PHASES = tuple(Phase)
 KINDS = (
@@ -286,6 +288,61 @@ def test_two_sets_of_keys_or_two_shares_for_one_peer_are_refused() -> None:
         server.receive(me, altered)
 
 
+def silenced(kind: type) -> tuple[Network, int]:
+    """A network in the phase after `kind`, of which the first one of one client was lost."""
+    federation = Federation(7, 1, 2, 4, MALICIOUS)
+    network = federation.network()
+    silent = federation.ids[3]
+    lost: list[Message] = []
+
+    def lose(sender: int, _recipient: int, message: Message) -> list[Message]:
+        if sender == silent and isinstance(message, kind) and not lost:
+            lost.append(message)
+            return []
+        return [message]
+
+    network.tamper = lose
+    network.start().run()
+    network.emit(SERVER, network.server.proceed())
+    return network, silent
+
+
+def test_S29_a_client_that_is_not_on_the_roster_shares_nothing() -> None:
+    network, silent = silenced(Advertise)
+    server, peer = network.server, network.federation.ids[0]
+    assert server.phase is Phase.SHARE
+    share = SealedShare(silent, peer, ShareKind.SEED, 32, bytes(48))
+    before = everything(server)
+    with pytest.raises(RemoteProtocolError, match=f"client {silent} is not on the roster"):
+        server.receive(silent, share)
+    assert everything(server) == before
+
+
+def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
+    """Nobody could take its mask away from the sum."""
+    network, silent = silenced(SealedShare)
+    server = network.server
+    assert server.phase is Phase.UPLOAD
+    upload = MaskedUpload(b"\x7f", np.zeros(server.settings.length, dtype=np.uint32))
+    before = everything(server)
+    with pytest.raises(RemoteProtocolError, match=f"client {silent} had not shared its mask"):
+        server.receive(silent, upload)
+    assert everything(server) == before
+
+
+def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_again() -> None:
+    scene = stage()
+    server, me = scene.server(Phase.SHARE), scene.federation.ids[0]
+    shares = scene.sent[me, SealedShare]
+    relayed = [output for share in shares for output in server.receive(me, share)]
+    assert len(relayed) == len(shares)
+    before = everything(server)
+    for share in shares:
+        assert server.receive(me, share) == []
+    assert everything(server) == before
+    assert server.owners == (me,)
+
+
 def test_an_incomplete_bundle_is_never_relayed() -> None:
     scene = stage()
     me = scene.federation.ids[0]
@@ -381,3 +438,58 @@ def test_R33_a_client_that_reconnects_is_asked_again_and_answers_the_same(
         if isinstance(federation.codec.decode(data), AggregatedShare):
             answers.setdefault(sender, set()).add(data)
     assert all(len(different) == 1 for different in answers.values())
+
+
+@pytest.mark.parametrize("lost", [Opening, SharesClosed, SurvivorSet, Certificate])
+def test_R33_what_a_client_has_not_heard_is_said_again(lost: type) -> None:
+    """A message is lost with its connection; without it the round would go on without the client.
+
+    It is the request for a client that has reconnected that brings it back, nothing else.
+    """
+    federation = Federation(7, 1, 2, 4, MALICIOUS)
+    network = federation.network()
+    client = federation.ids[3]
+    losses: list[Message] = []
+
+    def lose(_sender: int, recipient: int, message: Message) -> list[Message]:
+        if recipient == client and isinstance(message, lost) and not losses:
+            losses.append(message)
+            return []
+        return [message]
+
+    network.tamper = lose
+    network.start().run()
+    assert network.server.pending == {client}
+    outputs = network.server.request_for(client)
+    assert losses[0] in [output.message for output in outputs if isinstance(output, Send)]
+    network.emit(SERVER, outputs)
+    network.run().assert_exact(federation.ids)
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: ThreatModel) -> None:
+    scene = stage(threat_model)
+    certificate = [Certificate] if threat_model is MALICIOUS else []
+    asked = {
+        Phase.ADVERTISE: [Opening],
+        Phase.SHARE: [],
+        Phase.UPLOAD: [SharesClosed],
+        Phase.AGREE: [SurvivorSet],
+        Phase.RECOVER: [SurvivorSet, *certificate],
+        Phase.DONE: [],
+    }
+    for phase in scene.kept:
+        outputs = scene.server(phase).request_for(scene.federation.ids[0])
+        assert [type(o.message) for o in outputs if isinstance(o, Send)] == asked[phase]
+        if phase is not Phase.ADVERTISE:
+            assert scene.server(phase).request_for(999) == []
+
+
+def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:
+    federation = Federation()
+    other = replace(federation.settings(), protocol=ProtocolName.SECAGG)
+    with pytest.raises(ParameterError, match="does not speak secagg"):
+        LightSecAggServer(other, federation.allow_list)
+    foreign = Federation(clients=7).allow_list
+    with pytest.raises(ParameterError, match="another allow-list"):
+        LightSecAggServer(federation.settings(), foreign, federation.ids)

@@ -263,8 +263,6 @@ class RoundServer(ABC):
         """The deadline of the current phase fired."""
         if not self._started:
             raise LocalProtocolError("start the round before its first deadline")
-        if self.phase is Phase.DONE:
-            return []
         # Whoever is late now is out of this phase for good, though not of those before it.
         return self._close_phase()
 
