@@ -33,6 +33,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
+from lightsecagg.protocol.roster import fix_round, sign_survivors
 from lightsecagg.protocol.settings import ProtocolName
 
 PHASES = tuple(Phase)
@@ -330,6 +331,33 @@ def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
     assert everything(server) == before
 
 
+def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_refuses() -> None:
+    federation = Federation(7, 1, 2, 4, MALICIOUS)
+    network = federation.network()
+    left_out = federation.ids[3]
+    network.train_at_once = False
+    network.start().run()
+    for client in sorted(network.waiting - {left_out}):
+        network.train(client)
+    network.run()
+    network.emit(SERVER, network.server.proceed())
+    server = network.server
+    assert left_out not in server.survivors
+    context = fix_round(server.settings, federation.allow_list, server.roster).context
+    identity = federation.identities[left_out]
+    valid = SurvivorSignature(sign_survivors(identity, context, server.survivors))
+    answer = AggregatedShare(np.zeros(server.settings.share_length, dtype=np.uint32))
+    for message, phase in ((valid, Phase.AGREE), (answer, Phase.RECOVER)):
+        network.run(until=lambda phase=phase: server.phase is phase)
+        before = everything(server)
+        with pytest.raises(RemoteProtocolError, match=f"{left_out} is not in the survivor set"):
+            server.receive(left_out, message)
+        with pytest.raises(RemoteProtocolError, match=f"{left_out} refused nothing"):
+            server.receive(left_out, Refusal(()))
+        assert everything(server) == before
+    network.run().assert_exact(set(federation.ids) - {left_out})
+
+
 def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_again() -> None:
     scene = stage()
     server, me = scene.server(Phase.SHARE), scene.federation.ids[0]
@@ -366,10 +394,15 @@ def test_proceed_and_drop_after_the_end_do_nothing() -> None:
 def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> None:
     server = stage().server(phase)
     outputs = server.proceed()
-    ends = [output for output in outputs if isinstance(output, RoundAborted)]
-    if phase is Phase.AGREE:
-        assert "m = 5 are needed" in ends[0].reason
-    assert len(ends) == 1
+    (end,) = (output for output in outputs if isinstance(output, RoundAborted))
+    reasons = {
+        Phase.ADVERTISE: "0 clients advertised their keys, at least 5 are needed",
+        Phase.SHARE: "0 clients shared their masks, at least 5 are needed",
+        Phase.UPLOAD: "0 clients uploaded their masked updates, at least 5 are needed",
+        Phase.AGREE: "0 clients signed the survivor set, m = 5 are needed",
+        Phase.RECOVER: "0 clients answered, U = 4 are needed",
+    }
+    assert reasons[phase] in end.reason
     told = {o.to for o in outputs if isinstance(o, Send) and isinstance(o.message, AbortRound)}
     assert told == set(stage().federation.ids)
     assert server.phase is Phase.DONE
