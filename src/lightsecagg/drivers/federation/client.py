@@ -57,6 +57,7 @@ from lightsecagg.errors import (
     TransportError,
 )
 from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -374,8 +375,7 @@ class FederationClient:
         """As configured; how many entries were clipped stays here, it tells about the data."""
         if not self._table.clip:
             return update
-        vector = np.clip(update.vector, -bound, bound, dtype=update.vector.dtype)
-        return Update(vector, update.samples)
+        return Update(clip_to_bound(update.vector, bound), update.samples)
 
     async def _release(self, round_: _Round, outputs: list[Output]) -> None:
         for output in outputs:
