@@ -153,6 +153,17 @@ def test_S09_weights_too_far_apart_are_refused() -> None:
         case.fed.tell(VICTIM, case.honest())
 
 
+def test_S09_a_buffer_of_fewer_owners_than_the_policy_demands_is_refused() -> None:
+    """`Policy.minimum` is about sums: a large enough roster does not make up for a small buffer."""
+    case = Hostile()
+    party = case.fed.clients[VICTIM]
+    party._policy = replace(party._policy, minimum=4)
+    with pytest.raises(RemoteProtocolError, match="this client demands 4 owners"):
+        case.fed.tell(VICTIM, case.honest(0, 1, 2))
+    (reply,) = case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
+    assert isinstance(reply, BufferAnswer)
+
+
 def test_S09_strict_mode_refuses_a_weight_of_few_owners() -> None:
     case = Hostile(versions=(5, 5, 5, 4, 4, 4), strict=True)
     with pytest.raises(RemoteProtocolError, match="fewer than T \\+ 2 = 3 owners share a weight"):

@@ -128,13 +128,21 @@ def hash_tags(tags: tuple[Tag, ...]) -> bytes:
     return context_hash("tags", *parts)
 
 
-def buffer_weights(round_: Round, buffering: Buffering, buffer: BufferAnnounced) -> tuple[int, ...]:
+def buffer_weights(
+    round_: Round, buffering: Buffering, buffer: BufferAnnounced, minimum: int = 0
+) -> tuple[int, ...]:
     """The weights of a buffer in the order of its tags, if it is acceptable at all (S09).
 
     Signatures and shares are checked elsewhere.
+
+    * `minimum`: the fewest owners, if the client wants more than T + 2 (`Policy.minimum`).
     """
     owners = [tag.owner for tag in buffer.tags]
     least, most = round_.settings.parameters.privacy + 2, buffering.max_updates
+    if len(owners) < minimum:
+        raise RemoteProtocolError(
+            f"a buffer of {len(owners)} updates is refused: this client demands {minimum} owners"
+        )
     if any(second <= first for first, second in pairwise(owners)):
         raise RemoteProtocolError("a buffer lists its owners once each, in increasing order")
     if not least <= len(owners) <= most:

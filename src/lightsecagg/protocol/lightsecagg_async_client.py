@@ -407,7 +407,7 @@ class AsyncLightSecAggClient:
                 f"a buffer of time {message.time} is refused: this client has consented to "
                 f"another of time {self._time}; answering both would reveal a client's model"
             )
-        weights = buffer_weights(self._round, self._buffering, message)
+        weights = buffer_weights(self._round, self._buffering, message, self._policy.minimum)
         for tag in message.tags:
             check_tag(self._round, self._policy.allow_list, tag)
         check_models(message, self._models)
