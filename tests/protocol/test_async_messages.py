@@ -182,7 +182,7 @@ def test_S02_one_roster_and_one_opening_per_epoch() -> None:
 # -- a client's memory -------------------------------------------------------------------------
 
 
-def test_S25_a_server_that_drops_every_upload_costs_a_client_no_memory() -> None:
+def test_S28_a_server_that_drops_every_upload_costs_a_client_no_memory() -> None:
     fed = AsyncFederation(stock=2, max_attempts=1000).open(masks=1)
     party = fed.clients[0]
     for _ in range(6):
@@ -198,7 +198,7 @@ def test_S25_a_server_that_drops_every_upload_costs_a_client_no_memory() -> None
     assert party.stock == 1
 
 
-def test_S25_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> None:
+def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> None:
     fed = AsyncFederation().open()
     for time in range(10):
         for owner in range(4):
@@ -343,7 +343,7 @@ def test_S29_the_server_relays_good_shares_only() -> None:
     assert fed.server.late_messages == {"SealedShare": 6}
 
 
-def test_S25_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_next() -> None:
+def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_next() -> None:
     fed = registered(stock=2)
     for serial in range(5):
         fed.clients[0]._stock.clear()
@@ -357,7 +357,7 @@ def test_S25_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
     assert list(fed.server._shared[0]) == [5]
 
 
-def test_S25_an_owner_that_shares_without_end_costs_the_server_no_memory() -> None:
+def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> None:
     fed = AsyncFederation(stock=2).open(masks=1)
     fed.leave(5)
     for _ in range(6):
