@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_federation import Federation
@@ -138,3 +141,42 @@ def test_R40_a_finished_server_that_waits_for_clients_can_be_stopped(tmp_path: P
         assert await asyncio.wait_for(running, 10) == []
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_R38_memory_does_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
+    """Server and clients together; what grows is the report, by a few KB, and no vector of 80 KB.
+
+    `scripts/soak` does the same with processes and for a thousand rounds.
+    """
+    dimension, rounds, warm = 20_000, 30, 10
+    federation = Federation(tmp_path, 4, dimension=dimension, privacy=1, dropouts=1)
+    traced: dict[int, int] = {}
+    apply = federation.job.apply
+
+    def applied(aggregate: Any, samples: int, completed: int) -> Any:
+        for job in federation.jobs.values():
+            job.given.clear()  # what the test itself would keep
+        gc.collect()
+        traced[completed] = tracemalloc.get_traced_memory()[0]
+        return apply(aggregate, samples, completed)
+
+    federation.job.apply = applied
+    tracemalloc.start()
+    try:
+        records = asyncio.run(federation.run(number=rounds))
+    finally:
+        tracemalloc.stop()
+    assert len(records) == rounds
+    growth = (traced[rounds] - traced[warm]) / (rounds - warm)
+    assert growth < dimension, f"{growth:.0f} bytes a round"
+
+
+@pytest.mark.slow
+def test_R39_sixty_clients_are_summed(tmp_path: Path) -> None:
+    """A small part of the load that `scripts/soak load` puts on a server."""
+    federation = Federation(tmp_path, 60, privacy=15, dropouts=15)
+    phases = dict.fromkeys(("advertise", "share", "upload", "agree", "recover"), 100)
+    (record,) = asyncio.run(federation.run(wait_for_clients=100, **phases))
+    assert record.included == list(range(60))
+    federation.check(record)

@@ -80,7 +80,7 @@ def train(folder: Path, protocol: str, threat_model: ThreatModel) -> tuple[Any, 
     )
     federation.job = Averages()
     federation.jobs = {i: Remembered(i) for i in range(CLIENTS)}
-    records = asyncio.run(federation.run(number=ROUNDS, settle=5, upload=25))
+    records = asyncio.run(federation.run(number=ROUNDS, settle=5, upload=100))
     return federation, records
 
 
