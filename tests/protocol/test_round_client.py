@@ -19,6 +19,7 @@ from rich.pretty import pretty_repr
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import (
     DecodeError,
     InputRefused,
@@ -50,8 +51,8 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.plain import PlainClient
 from lightsecagg.protocol.registry import client_party
-from lightsecagg.protocol.roster import sign_keys, sign_survivors
-from lightsecagg.protocol.round_client import TRANSITIONS, Closed, Signed, Uploaded
+from lightsecagg.protocol.roster import fix_round, sign_keys, sign_survivors
+from lightsecagg.protocol.round_client import TRANSITIONS, Closed, Sharing, Signed, Uploaded
 from lightsecagg.protocol.secagg_client import SecAggClient
 from lightsecagg.protocol.settings import (
     MAX_UNANNOUNCED_DIMENSION,
@@ -62,6 +63,7 @@ from lightsecagg.protocol.settings import (
     _Fields,
     hash_model,
 )
+from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED)))
 
@@ -558,6 +560,42 @@ def test_S05_more_than_m_signatures_are_welcome() -> None:
     assert scene.deliver(scene.client("Signed"), Certificate(everybody))
 
 
+@pytest.mark.parametrize("owner", ["a stranger", "the client itself", "nobody"])
+def test_S19_a_share_that_no_peer_can_have_sealed_is_refused(owner: str) -> None:
+    scene = film()
+    federation = scene.federation
+    owners = {"a stranger": federation.ids[0] + 1, "the client itself": scene.me, "nobody": SERVER}
+    share = replace(scene.shares[0], owner=owners[owner])
+    client = scene.client("Sharing")
+    before = client.snapshot()
+    with pytest.raises(RemoteProtocolError, match="is not for client"):
+        scene.deliver(client, share)
+    assert client.snapshot() == before
+
+
+@pytest.mark.parametrize("serial", [0, 1])
+def test_S19_a_share_of_another_mask_than_the_rounds_is_not_held(serial: int) -> None:
+    """Its owner sealed it, so it would open; the control is the one mask that a round has."""
+    federation = Federation(5, 1, 1, share_mode=PAPER)
+    network = federation.network()
+    network.train_at_once = False
+    me, owner, *_ = federation.ids
+    network.tamper = lambda sender, _recipient, message: (
+        [] if sender == SERVER and isinstance(message, SealedShare | SharesClosed) else [message]
+    )
+    network.start().run()
+    client, peer = network.clients[me], network.clients[owner]
+    assert isinstance(peer.state, Sharing)
+    round_ = fix_round(federation.settings(), federation.allow_list, peer.state.roster)
+    elements = np.zeros(round_.settings.share_length, dtype=np.uint32)
+    share = OutgoingShare(me, ShareKind.EXPLICIT, elements.tobytes())
+    key = AgreementKey(peer.state.sealing_key)
+    client.receive(SERVER, seal_share(round_, key, owner, share, serial))
+    assert isinstance(client.state, Sharing)
+    assert (owner in client.state.held) == (serial == 0)
+    assert (owner in client.refused_shares) == (serial != 0)
+
+
 # -- S06, S07, S08: masks, updates and rounds are used once ---------------------------------------
 
 
@@ -727,6 +765,16 @@ def _keys_of(client: LightSecAggClient) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
 
 
+def test_S07_a_round_that_its_driver_gave_up_is_not_resumed_from_a_snapshot() -> None:
+    scene = film()
+    client = scene.client("Uploaded")
+    before = client.snapshot()
+    client.abort("the driver gives up")
+    identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
+    with pytest.raises(MaskAlreadyUsed, match="older"):
+        LightSecAggClient.restore(before, identity, policy, client.generation)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_S07_rounds_that_are_not_newer_are_refused(number: int) -> None:
     federation = Federation(5, 1, 1)
@@ -865,6 +913,19 @@ def test_S06_an_older_snapshot_is_refused() -> None:
                 scene.federation.policy(),
                 newest,
             )
+
+
+def test_S06_a_snapshot_from_before_the_input_does_not_mask_another_one() -> None:
+    """The upload leaves with `set_input`; under the same mask, a second one would lie open."""
+    scene = film()
+    client = scene.client("Sharing, closed")
+    before = client.snapshot()
+    (upload,) = client.set_input(scene.federation.update(scene.me))
+    assert isinstance(upload, Send)
+    assert isinstance(upload.message, MaskedUpload)
+    identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
+    with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
+        LightSecAggClient.restore(before, identity, policy, client.generation)
 
 
 def test_S06_a_snapshot_of_an_earlier_round_is_older_than_any_of_this_round() -> None:
