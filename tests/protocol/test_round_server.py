@@ -358,6 +358,32 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     network.run().assert_exact(set(federation.ids) - {left_out})
 
 
+def test_S19_a_share_in_the_name_of_another_client_is_not_relayed() -> None:
+    scene = stage()
+    server = scene.server(Phase.SHARE)
+    forger, owner, recipient, *_ = scene.federation.ids
+    theirs = scene.sent[owner, SealedShare]
+    share = next(s for s in theirs if isinstance(s, SealedShare) and s.recipient == recipient)
+    before = everything(server)
+    with pytest.raises(RemoteProtocolError, match=f"client {forger} sent a share from {owner}"):
+        server.receive(forger, share)
+    assert everything(server) == before
+
+
+@pytest.mark.parametrize("last", [0, -1])
+def test_R35_a_refusal_is_an_answer_that_ends_the_wait(last: int) -> None:
+    """Whoever is waited for last: nobody waits for a client that has said that it cannot."""
+    scene = stage()
+    server, ids = scene.server(Phase.AGREE), scene.federation.ids
+    for client in ids:
+        if client != ids[last]:
+            server.receive(client, scene.message(client, SurvivorSignature))
+    assert server.pending == {ids[last]}
+    server.receive(ids[last], Refusal((ids[1],)))
+    assert server.phase is Phase.RECOVER
+    assert server.refusals == {ids[last]: (ids[1],)}
+
+
 def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_again() -> None:
     scene = stage()
     server, me = scene.server(Phase.SHARE), scene.federation.ids[0]
