@@ -353,14 +353,20 @@ def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
         assert len(fed.server._bundles[0][1]) == 4
     fed.clients[0]._stock.clear()
     outputs = [output for share in shares_of(fed, 0) for output in fed.server.receive(0, share)]
-    assert len(outputs) == 5
+    relayed = [output.message for output in outputs if isinstance(output, Send)]
+    assert [share.serial for share in relayed if isinstance(share, SealedShare)] == [5] * 5
     assert list(fed.server._shared[0]) == [5]
+    assert fed.server._bundles[0] == (5, {})
 
 
 def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> None:
     fed = AsyncFederation(stock=2).open(masks=1)
     fed.leave(5)
-    for _ in range(6):
+    for _ in range(4):
+        share_beyond_the_cap(fed, 0)
+    assert sorted(fed.server._shared[0]) == [3, 4]
+    assert sorted(fed.server._mailbox[5]) == [(0, 3), (0, 4)]
+    for _ in range(4):
         share_beyond_the_cap(fed, 0)
         fed.upload(0)
         fed.settle()
