@@ -28,7 +28,7 @@ from lightsecagg.errors import (
     ParameterError,
     RemoteProtocolError,
 )
-from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, NeedInput, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
@@ -573,9 +573,21 @@ def test_S19_a_share_that_no_peer_can_have_sealed_is_refused(owner: str) -> None
     assert client.snapshot() == before
 
 
-@pytest.mark.parametrize("serial", [0, 1])
-def test_S19_a_share_of_another_mask_than_the_rounds_is_not_held(serial: int) -> None:
-    """Its owner sealed it, so it would open; the control is the one mask that a round has."""
+@pytest.mark.parametrize(
+    ("word", "extra", "serial", "reason"),
+    [
+        (0, 0, 0, None),
+        (0, 0, 1, "serial 0"),
+        (0, 4, 0, "bytes, not"),
+        (0, -4, 0, "bytes, not"),
+        (DEFAULT_MODULUS, 0, 0, "no field elements"),
+    ],
+    ids=["the control", "another mask", "too long", "too short", "not below q"],
+)
+def test_S19_a_share_that_opens_but_is_malformed_is_not_held(
+    word: int, extra: int, serial: int, reason: str | None
+) -> None:
+    """Its owner sealed it, so nothing else gives it away."""
     federation = Federation(5, 1, 1, share_mode=PAPER)
     network = federation.network()
     network.train_at_once = False
@@ -587,13 +599,13 @@ def test_S19_a_share_of_another_mask_than_the_rounds_is_not_held(serial: int) ->
     client, peer = network.clients[me], network.clients[owner]
     assert isinstance(peer.state, Sharing)
     round_ = fix_round(federation.settings(), federation.allow_list, peer.state.roster)
-    elements = np.zeros(round_.settings.share_length, dtype=np.uint32)
+    elements = np.full(round_.settings.share_length + extra // 4, word, dtype=np.uint32)
     share = OutgoingShare(me, ShareKind.EXPLICIT, elements.tobytes())
     key = AgreementKey(peer.state.sealing_key)
     client.receive(SERVER, seal_share(round_, key, owner, share, serial))
     assert isinstance(client.state, Sharing)
-    assert (owner in client.state.held) == (serial == 0)
-    assert (owner in client.refused_shares) == (serial != 0)
+    assert (owner in client.state.held) == (reason is None)
+    assert (reason or "") in client.refused_shares.get(owner, "")
 
 
 # -- S06, S07, S08: masks, updates and rounds are used once ---------------------------------------
