@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from lightsecagg.drivers.simulation import memory
+from lightsecagg.drivers.simulation.asynchronous import AsyncConfig, ProtectedFederation
 from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import Parameters, ShareMode
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Buffering, ProtocolName, Settings
 
 
 def settings(
@@ -40,6 +45,26 @@ def test_a_round_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -
     memory.check_memory(wanted)
     monkeypatch.setattr(memory, "available_memory", lambda: None)
     memory.check_memory(wanted)
+
+
+def test_the_asynchronous_mode_counts_every_mask_and_has_its_own_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parameters = Parameters(8, 2, 2)
+    once = memory.forecast(settings(parameters, 1_000_000))
+    thrice = memory.forecast(settings(parameters, 1_000_000), masks=3)
+    for name in ("vectors", "shares", "messages"):
+        assert getattr(thrice, name) == 3 * getattr(once, name)
+    config = AsyncConfig(
+        parameters,
+        Buffering(StalenessTable.from_function(constant(), 1, 4), max_updates=4),
+        Quantizer(PrimeField(parameters.modulus), 1.0, 4),
+        dimension=1_000_000,
+        buffer_size=4,
+    )
+    monkeypatch.setattr(memory, "available_memory", lambda: once.total)
+    with pytest.raises(ConfigurationError, match="--stock"):
+        ProtectedFederation(config, np.random.default_rng(0))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="the system does not say")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -70,7 +72,7 @@ def simulate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model of the built-in task.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
-    flushes: Annotated[int, typer.Option(help="Buffers to recover.")] = 10,
+    flushes: Annotated[int, typer.Option(min=1, help="Buffers to recover.")] = 10,
     protocol: Annotated[
         Protocol, typer.Option(help="Protected, or FedBuff without any protection.")
     ] = Protocol.LIGHTSECAGG,
@@ -147,25 +149,6 @@ def simulate(
             tau_max,
             seed,
         )
-    federation: Federation
-    if protocol is Protocol.FEDBUFF:
-        server = FedBuffServer(workload.dimension, buffer, function, tau_max)
-        federation = PlainFederation(clients, server)
-    else:
-        config = AsyncConfig(
-            parameters=Parameters(
-                clients, privacy, dropouts, survivors, threat_model, share_mode, modulus
-            ),
-            buffering=Buffering(table, max_updates=buffer, strict=strict, stock=stock + 2),
-            quantizer=Quantizer(PrimeField(modulus), bound, buffer, max_weight=table.max_weight)
-            if local_scale is None
-            else quantizer_of_scale(modulus, buffer, table.max_weight, local_scale),
-            dimension=workload.dimension,
-            buffer_size=buffer,
-            stock=stock,
-            departures=departures,
-        )
-        federation = ProtectedFederation(config, np.random.default_rng((seed, _ROUNDING)))
     generator = np.random.default_rng((seed, _SCHEDULE))
     schedule: Schedule
     if arrivals is Arrivals.UNIFORM:
@@ -174,20 +157,44 @@ def simulate(
         fleet = Fleet(compute, spread, bandwidth, straggling, dropout, absence, concurrency)
         schedule = EventQueue(clients, 4 * workload.dimension, fleet, generator)
     evaluations: list[dict[str, float]] = []
+    federation: Federation
+    with _progress_bar(clients, flushes) as progress:
+        if protocol is Protocol.FEDBUFF:
+            server = FedBuffServer(workload.dimension, buffer, function, tau_max)
+            federation = PlainFederation(clients, server)
+        else:
+            config = AsyncConfig(
+                parameters=Parameters(
+                    clients, privacy, dropouts, survivors, threat_model, share_mode, modulus
+                ),
+                buffering=Buffering(table, max_updates=buffer, strict=strict, stock=stock + 2),
+                quantizer=Quantizer(PrimeField(modulus), bound, buffer, max_weight=table.max_weight)
+                if local_scale is None
+                else quantizer_of_scale(modulus, buffer, table.max_weight, local_scale),
+                dimension=workload.dimension,
+                buffer_size=buffer,
+                stock=stock,
+                departures=departures,
+            )
+            rounding = np.random.default_rng((seed, _ROUNDING))
+            federation = ProtectedFederation(config, rounding, progress.stocked)
 
-    def note(flush: Flush) -> None:
-        if task is not None and flush.lost is None:
-            evaluations.append({"flush": flush.time, **workload.evaluate()})  # type: ignore[attr-defined]
+        def note(flush: Flush) -> None:
+            if flush.lost is not None:
+                return
+            progress.flushed()
+            if task is not None:
+                evaluations.append({"flush": flush.time, **workload.evaluate()})  # type: ignore[attr-defined]
 
-    report = simulate_async(
-        federation,
-        workload,
-        schedule,
-        flushes,
-        max_staleness=tau_max,
-        flush_after=flush_after,
-        on_flush=note,
-    )
+        report = simulate_async(
+            federation,
+            workload,
+            schedule,
+            flushes,
+            max_staleness=tau_max,
+            flush_after=flush_after,
+            on_flush=note,
+        )
     document = _document(protocol, report, federation, workload, evaluations)
     if as_json:
         print_json(document)
@@ -195,6 +202,41 @@ def simulate(
         _show(document)
     if report.exact is False:
         raise Aborted("a recovered sum is not what it must be")
+
+
+class _Progress(NamedTuple):
+    """What moves the two bars."""
+
+    stocked: Callable[[], None]
+    flushed: Callable[[], None]
+
+
+@contextmanager
+def _progress_bar(clients: int, flushes: int) -> Iterator[_Progress]:
+    """Bars on stderr: clients that have shared their first masks, and recovered buffers."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        masks = bar.add_task("masks shared ahead", total=clients)
+        buffers = bar.add_task("buffers recovered", total=flushes, start=False)
+
+        def stocked() -> None:
+            bar.advance(masks)
+
+        def flushed() -> None:
+            bar.start_task(buffers)
+            bar.advance(buffers)
+
+        yield _Progress(stocked, flushed)
 
 
 def _training(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -79,7 +79,6 @@ class Setup:
 
 
 PAPER_MNIST = Setup()
-PAPER_CIFAR = replace(PAPER_MNIST, task="cifar10")
 QUICK = Setup(
     task="digits",
     model=None,

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, uint
+from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import Meter
 from lightsecagg.drivers.simulation.recording import quantised
 from lightsecagg.drivers.simulation.schedule import Finished, Left, Returned, Schedule
@@ -266,8 +267,16 @@ class GivenCoins:
 class ProtectedFederation:
     """Asynchronous LightSecAgg, every party and every byte."""
 
-    def __init__(self, config: AsyncConfig, rounding: np.random.Generator) -> None:
-        """Registers the clients and shares their first masks."""
+    def __init__(
+        self,
+        config: AsyncConfig,
+        rounding: np.random.Generator,
+        on_stocked: Callable[[], None] | None = None,
+    ) -> None:
+        """Registers the clients and shares their first masks.
+
+        * `on_stocked`: called for every client that has shared its first masks.
+        """
         self.config = config
         self.meter = Meter()
         self.refused: Counter[str] = Counter()
@@ -286,6 +295,7 @@ class ProtectedFederation:
             allow_list=allow_list.digest,
             buffering=config.buffering,
         )
+        check_memory(self.settings, masks=config.stock + 1)  # one more is in use
         self.server = AsyncLightSecAggServer(self.settings, allow_list, config.buffer_size)
         policy = Policy(
             allow_list=allow_list,
@@ -317,6 +327,8 @@ class ProtectedFederation:
         self._settle()
         for client in range(parameters.clients):
             self._restock(client)
+            if on_stocked is not None:
+                on_stocked()
 
     @property
     def time(self) -> int:

@@ -9,7 +9,8 @@ All N clients live in one process. At the peak, when sharing is over, the proces
     working   16 * 4 d + 2 (N + U) * 8 L   vectors and matrices that one party works on
     program   200 MB
 
-If only n clients are real (`--sample-clients`), `shares` counts those of n clients.
+If only n clients are real (`--sample-clients`), `shares` counts those of n clients. In the
+asynchronous mode every client has several masks at a time, so the first three count as often.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ class Forecast:
         )
 
 
-def forecast(settings: Settings, sample: int | None = None) -> Forecast:
-    """The peak memory of a round; `sample` is the number of real clients, if not all are."""
+def forecast(settings: Settings, sample: int | None = None, masks: int = 1) -> Forecast:
+    """The peak memory of a simulation.
+
+    * `sample`: the number of real clients, if not all are.
+    * `masks`: how many each client has at a time.
+    """
     parameters = settings.parameters
     N, U = parameters.clients, parameters.survivors
     vector, share = 4 * settings.length, 4 * settings.share_length
@@ -58,21 +63,26 @@ def forecast(settings: Settings, sample: int | None = None) -> Forecast:
     if settings.protocol is not ProtocolName.LIGHTSECAGG:
         explicit, share = 0, 0
     return Forecast(
-        vectors=N * vector,
-        shares=(N if sample is None else sample) * explicit * share,
-        messages=N * degree * _PER_MESSAGE,
+        vectors=masks * N * vector,
+        shares=masks * (N if sample is None else sample) * explicit * share,
+        messages=masks * N * degree * _PER_MESSAGE,
         working=16 * vector + 2 * (N + U) * 2 * share,
     )
 
 
-def check_memory(settings: Settings, sample: int | None = None) -> None:
-    """Refuse a round that would not fit into this machine's memory."""
-    needed, available = forecast(settings, sample), available_memory()
+def check_memory(settings: Settings, sample: int | None = None, masks: int = 1) -> None:
+    """Refuse a simulation that would not fit into this machine's memory; see `forecast`."""
+    needed, available = forecast(settings, sample, masks), available_memory()
     if available is not None and needed.total > available:
+        instead = (
+            "or only some of them (--sample-clients)"
+            if settings.buffering is None
+            else "or keep a smaller stock of masks (--stock)"
+        )
         raise ConfigurationError(
             f"{settings.protocol} with N = {settings.parameters.clients} and d = "
             f"{settings.dimension} would need about {needed}, but {_gigabytes(available)} are "
-            "available; simulate fewer clients, or only some of them (--sample-clients)"
+            f"available; simulate fewer clients, {instead}"
         )
 
 
