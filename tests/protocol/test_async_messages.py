@@ -407,6 +407,21 @@ def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
     assert list(fed.server._mailbox[5]) == [(0, 2)]
 
 
+def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -> None:
+    fed = AsyncFederation(dropouts=0).open(masks=1)
+    fed.leave(5)
+    for owner in (0, 1, 2, 3):
+        fed.from_client(owner, fed.clients[owner].restock())
+        fed.settle()
+        fed.clients[owner]._stock.pop(0)  # 5 has no share of the other one
+        fed.upload(owner)
+        fed.step_up(owner)
+    fed.rejoin(5)
+    fed.settle()
+    assert [result.responders for result in fed.results] == [(0, 1, 2, 3, 4, 5)]
+    fed.assert_exact()
+
+
 def test_newer_shares_do_not_push_out_those_of_a_buffer_in_flight() -> None:
     """5 keeps two shares per owner; the third, of a new mask, must come after the buffer."""
     fed = AsyncFederation(stock=2, dropouts=0).open()
