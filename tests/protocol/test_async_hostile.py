@@ -164,6 +164,21 @@ def test_S09_a_buffer_of_fewer_owners_than_the_policy_demands_is_refused() -> No
     assert isinstance(reply, BufferAnswer)
 
 
+def test_S01_a_policy_whose_sums_no_buffer_can_have_is_refused() -> None:
+    policy = AsyncFederation().policy
+    assert replace(policy, minimum=4).minimum == 4
+    with pytest.raises(ParameterError, match="at least and buffers of at most K_max = 4"):
+        replace(policy, minimum=5)
+
+
+def test_S01_the_shares_of_the_whole_stock_count() -> None:
+    fed = AsyncFederation(stock=3)
+    size = 4 * 3 * 6 * fed.settings.share_length
+    replace(fed.policy, max_share_bytes=size).check(fed.settings)
+    with pytest.raises(RemoteProtocolError, match=f"3 x N = 6 shares .* {size} bytes"):
+        replace(fed.policy, max_share_bytes=size - 1).check(fed.settings)
+
+
 def test_S09_strict_mode_refuses_a_weight_of_few_owners() -> None:
     case = Hostile(versions=(5, 5, 5, 4, 4, 4), strict=True)
     with pytest.raises(RemoteProtocolError, match="fewer than T \\+ 2 = 3 owners share a weight"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from driver import PAPER, SEEDED, Federation
 
@@ -10,8 +11,9 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.mask_sharing import check_share_length
+from lightsecagg.protocol.mask_sharing import SharedMask, check_share_length
 from lightsecagg.protocol.messages import SealedShare
+from lightsecagg.protocol.share_exchange import OutgoingShare
 
 
 @pytest.mark.parametrize("share_mode", [PAPER, SEEDED])
@@ -39,3 +41,9 @@ def test_S19_a_server_relays_no_seed_where_all_shares_are_explicit() -> None:
     seed = SealedShare(owner, recipient, ShareKind.SEED, SEED_LENGTH, bytes(SEED_LENGTH + 16))
     with pytest.raises(RemoteProtocolError, match="no shares of kind SEED in paper mode"):
         network.server.receive(owner, seed)
+
+
+def test_S22_a_shared_mask_shows_neither_the_mask_nor_a_share() -> None:
+    mask = np.array([4711, 4712], dtype=np.uint32)
+    shared = SharedMask(mask, (1, b"own share"), [OutgoingShare(1, ShareKind.SEED, b"peer share")])
+    assert repr(shared) == "SharedMask(length=2, outgoing=1)"

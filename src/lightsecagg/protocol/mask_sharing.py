@@ -35,6 +35,9 @@ class SharedMask(NamedTuple):
     own: Share
     outgoing: list[OutgoingShare]
 
+    def __repr__(self) -> str:
+        return f"SharedMask(length={len(self.mask)}, outgoing={len(self.outgoing)})"
+
 
 def draw_mask(round_: Round, owner: int, serial: int, entropy: Entropy) -> SharedMask:
     """Draw a mask and encode it for every member of the roster, Section 4.1, phase 1."""

@@ -450,10 +450,19 @@ class Policy:
     bound tells the server so by its absence; with a bound that it always keeps, it never does."""
     max_share_bytes: int | None = None
     """LightSecAgg: the most bytes that the shares of one round may take at this client, those
-    that it makes and those that it holds 4 N L each. The server's T and U decide about L."""
+    that it makes and those that it holds 4 N L each; `stock` times as much in the asynchronous
+    mode. The server's T and U decide about L."""
     graph_security: int = SIGMA
     """SecAgg+: sigma; a random sharing graph may fail to protect with probability 2^-sigma.
     Zero accepts every graph, for benchmarks on made-up data only."""
+
+    def __post_init__(self) -> None:
+        if self.buffering is not None and self.buffering.max_updates < self.minimum:
+            raise ParameterError(
+                f"a sum over {self.minimum} clients at least and buffers of at most K_max = "
+                f"{self.buffering.max_updates} updates exclude each other; raise max_updates or "
+                "lower the minimum"
+            )
 
     def check(self, settings: Settings) -> None:
         """Raise `RemoteProtocolError` unless a round with these settings is acceptable."""
@@ -502,11 +511,12 @@ class Policy:
         parameters = settings.parameters
         if self.share_mode is not None and parameters.share_mode is not self.share_mode:
             raise _refused(f"{parameters.share_mode} shares, this client demands {self.share_mode}")
-        size = 4 * parameters.clients * settings.share_length
+        masks = 1 if settings.buffering is None else settings.buffering.stock
+        size = 4 * masks * parameters.clients * settings.share_length
         if self.max_share_bytes is not None and size > self.max_share_bytes:
             raise _refused(
-                f"N = {parameters.clients} shares of L = {settings.share_length} elements, "
-                f"{size} bytes, this client allows {self.max_share_bytes}; raise U - T"
+                f"{masks} x N = {parameters.clients} shares of L = {settings.share_length} "
+                f"elements, {size} bytes, this client allows {self.max_share_bytes}; raise U - T"
             )
 
     def check_graph(self, settings: Settings, members: int) -> None:
