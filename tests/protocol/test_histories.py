@@ -65,12 +65,12 @@ class Histories(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.number += 1
-        model = hash_model(b"model %d" % self.number)
-        settings_ = self.federation.settings(self.number, model=model)
+        self.model = hash_model(b"model %d" % self.number)
+        settings_ = self.federation.settings(self.number, model=self.model)
         ids = self.federation.ids
         self.server = LightSecAggServer(settings_, self.federation.allow_list, ids)
         self.clients: dict[int, LightSecAggClient] = {
-            client: self.federation.client(client) for client in ids
+            client: self.federation.client(client, model=self.model) for client in ids
         }
         self.inputs = {client: self.federation.update(client, self.number) for client in ids}
         self.links: dict[Link, deque[bytes]] = {}
@@ -175,7 +175,7 @@ class Histories(RuleBasedStateMachine):
         moved = LightSecAggClient.restore(
             old.snapshot(),
             self.federation.identities[client],
-            self.federation.policy(),
+            self.federation.policy(model=self.model),
             old.generation,
         )
         self.clients[client] = moved
