@@ -95,6 +95,26 @@ def test_R37_settings_below_a_clients_policy_are_explained_on_both_sides(
     assert len(said) == 4
 
 
+@pytest.mark.parametrize(
+    ("demand", "reason"),
+    [
+        ({"minimum": 9}, "this client demands 9"),
+        ({"share_mode": "paper"}, "this client demands paper"),
+        ({"bound": 1e6}, "this client's reach 1000000.0"),
+        ({"max_share_bytes": 1}, "this client allows 1"),
+    ],
+)
+def test_S01_a_clients_file_can_make_every_demand_of_a_policy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, demand: dict[str, Any], reason: str
+) -> None:
+    federation = Federation(tmp_path)
+    federation.client_tables[5] = demand
+    with caplog.at_level(logging.INFO, "lightsecagg"):
+        (record,) = asyncio.run(federation.run(number=1, advertise=600.0))
+    assert record.dropped == {"advertise": [5]}
+    assert any(reason in item.getMessage() for item in caplog.records)
+
+
 def test_a_server_restarted_after_its_last_round_tells_clients_that_come_back(
     tmp_path: Path,
 ) -> None:

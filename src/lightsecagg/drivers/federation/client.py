@@ -128,6 +128,10 @@ class FederationClient:
             protocols=table.protocols,
             dimension=job.dimension,
             max_attempts=table.max_attempts,
+            minimum=table.minimum,
+            share_mode=table.share_mode,
+            bound=table.bound,
+            max_share_bytes=table.max_share_bytes,
         )
         if table.id not in allow_list:
             raise ConfigurationError(f"[client] id {table.id} is not on the allow-list")

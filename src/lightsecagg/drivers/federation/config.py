@@ -154,6 +154,14 @@ class ClientTable(Table):
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     """The weakest server that this client accepts to trust."""
     protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    minimum: int = Field(default=0, ge=0)
+    """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
+    share_mode: ShareMode | None = None
+    """How its masks may be shared; left out, as the server likes."""
+    bound: float = Field(default=0.0, ge=0)
+    """The least bound that it accepts; below what its updates reach, its refusals would tell."""
+    max_share_bytes: int | None = Field(default=None, gt=0)
+    """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")
     """What it must remember across restarts: the updates that are spent, the uploads per model."""
     max_attempts: int = Field(default=2, ge=1)
