@@ -65,6 +65,20 @@ def test_the_sweep_s_arithmetic_rounds_below_and_wraps_above() -> None:
     assert errors[31] > 100 * errors[24]
 
 
+def test_the_sweep_counts_what_wraps_and_what_rounding_does() -> None:
+    exact = one_buffer(FedBuffServer(500, 4, TABLE.weight, 5), 0.3).mean
+    total = TABLE.weight(2) * 2 + TABLE.weight(1) + TABLE.weight(0)
+    for bits in (0, 16, 28, 31):
+        server = unchecked(bits)
+        mean = one_buffer(server, 0.3).mean
+        far = np.abs(mean - exact) > 1.5 * max(2.0**-bits, 1e-6)
+        assert server.wrapped == [pytest.approx(far.mean())]
+        assert server.wrapped[0] == np.mean(np.abs(exact) * total * 2.0**bits >= PAPER_MODULUS / 2)
+        near = np.sqrt(np.mean(np.where(far, 0, mean - exact) ** 2) / np.mean(exact**2))
+        assert server.noise == [pytest.approx(near, rel=0.01, abs=1e-6)]
+    assert server.wrapped[0] > 0.1
+
+
 def test_rounding_is_unbiased() -> None:
     server = UncheckedFieldServer(20_000, 1, TABLE, PAPER_MODULUS, 1.0, np.random.default_rng(1))
     (result,) = server.receive(0, PlainUpload(0, np.full(20_000, -0.3, dtype=np.float32)))
@@ -93,7 +107,10 @@ def test_protected_runs_follow_fedbuff_and_cells_are_kept(tmp_path: Path) -> Non
     assert not any(needed for _, needed in calls)
     summary = summarise(documents)
     assert [row["staleness"] for row in summary["convergence"]] == ["constant", "poly"]
-    assert list(summary["sweep"]) == [0, 16, 31]
+    assert [point["scale_bits"] for point in summary["sweep"]] == [0, 31]
+    rounded, wrapped = summary["sweep"]
+    assert rounded["noise"] > 0.1 > wrapped["noise"]
+    assert rounded["wrapped"] == 0 < wrapped["wrapped"]
     assert summary["exact"] is True
     assert summary["cost"]["client_protocol_seconds"] > 0
     assert "| 2^31 |" in to_markdown(SMALL, summary)
@@ -138,6 +155,8 @@ def made_up(cell: Cell, accuracy: float) -> dict[str, Any]:
         "uploads": 5,
         "training_seconds": 1.0,
         "phases": {},
+        "wrapped": 0.0,
+        "noise": 0.0,
     }
 
 
@@ -151,7 +170,7 @@ def test_the_summary_compares_seed_by_seed() -> None:
     (row,) = summarise(documents)["convergence"]
     assert row["seeds"] == [0]
     assert row["difference_points"] == pytest.approx(-1.0)
-    assert summarise(documents)["sweep"] == {}
+    assert summarise(documents)["sweep"] == []
 
 
 def test_figures_show_what_there_is(tmp_path: Path) -> None:

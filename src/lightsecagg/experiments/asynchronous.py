@@ -89,7 +89,6 @@ QUICK = Setup(
     rounds=60,
     batch_size=16,
     learning_rate=0.3,
-    server_rate=1.0,
 )
 
 
@@ -132,17 +131,30 @@ class UncheckedFieldServer(FedBuffServer):
         self._modulus = modulus
         self._scale = scale
         self._rounding = rounding
+        self.wrapped: list[float] = []
+        """By buffer: which part of the entries wrapped around."""
+        self.noise: list[float] = []
+        """By buffer: the error of the other entries of the mean, relative to the mean; r.m.s."""
 
     def _mean(
         self, weights: Sequence[float], uploads: Sequence[PlainUpload]
     ) -> NDArray[np.float64]:
+        exact = np.zeros(self._dimension)
         total = np.zeros(self._dimension, dtype=np.int64)
         for weight, upload in zip(weights, uploads, strict=True):
             scaled = self._scale * upload.vector.astype(np.float64)
             rounded = np.floor(scaled + self._rounding.random(scaled.size)).astype(np.int64)
+            exact += weight * scaled
             total = (total + int(weight) * (rounded % self._modulus)) % self._modulus
         signed = np.where(total >= (self._modulus - 1) // 2, total - self._modulus, total)
+        wrapped = np.abs(signed - exact) > self._modulus / 2
+        self.wrapped.append(float(wrapped.mean()))
+        self.noise.append(_rms(np.where(wrapped, 0, signed - exact)) / _rms(exact))
         return signed / (self._scale * sum(weights))
+
+
+def _rms(vector: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(vector**2)))
 
 
 def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
@@ -176,7 +188,7 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
         max_staleness=setup.max_staleness,
         on_flush=note,
     )
-    return {
+    document = {
         "setup": asdict(setup),
         "cell": asdict(cell),
         "parameters": workload.dimension,
@@ -189,6 +201,12 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
         "training_seconds": workload.seconds,
         "phases": phase_costs(federation.meter),
     }
+    if isinstance(federation, PlainFederation) and isinstance(
+        federation.server, UncheckedFieldServer
+    ):
+        server = federation.server
+        document |= {"wrapped": fmean(server.wrapped), "noise": fmean(server.noise)}
+    return document
 
 
 def _federation(setup: Setup, cell: Cell, dimension: int) -> Federation:
@@ -349,22 +367,19 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sweep(documents: list[Mapping[str, Any]]) -> dict[int, float]:
-    """log2 of c_l -> accuracy, ascending; empty unless there are cells of the sweep.
-
-    A protected run of the same staleness and seed is a point of the sweep as well: its sums are
-    exact, so it has computed the same thing.
-    """
-    swept = [document for document in documents if document["cell"]["scheme"] == UNMASKED]
-    runs = {(d["cell"]["staleness"], d["cell"]["seed"]) for d in swept}
-    protected = [
-        document
+def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The sweep's points, by c_l: accuracy, and the errors that cause it."""
+    points = [
+        {
+            "scale_bits": document["cell"]["scale_bits"],
+            "accuracy": document["final_accuracy"],
+            "wrapped": document["wrapped"],
+            "noise": document["noise"],
+        }
         for document in documents
-        if document["cell"]["scheme"] == LIGHTSECAGG
-        and (document["cell"]["staleness"], document["cell"]["seed"]) in runs
+        if document["cell"]["scheme"] == UNMASKED
     ]
-    points = {d["cell"]["scale_bits"]: d["final_accuracy"] for d in (*protected, *swept)}
-    return dict(sorted(points.items()))
+    return sorted(points, key=lambda point: point["scale_bits"])
 
 
 def _cost(protected: list[Mapping[str, Any]]) -> dict[str, float]:
@@ -409,8 +424,8 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         ]
         lines += [
             f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
-            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+.2f} points | "
-            f"{', '.join(f'{points:+.2f}' for points in row['difference_points_by_seed'])} | "
+            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+z.2f} points | "
+            f"{', '.join(f'{points:+z.2f}' for points in row['difference_points_by_seed'])} | "
             f"{row['spread_points']:.2f} points |"
             for row in summary["convergence"]
         ]
@@ -429,13 +444,18 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     if summary["sweep"]:
         lines += [
             "Sweep over c_l (poly, one seed): quantised arithmetic over F_q without masks and "
-            "without the range check, which a real client never switches off. 2^16 may be the "
-            "protected run itself.",
+            "without the range check, which a real client never switches off. Rounding error: of "
+            "a buffer's mean, relative to it (r.m.s., mean over buffers). Wrapped: entries of the "
+            "sum that left [-q/2, q/2).",
             "",
-            "| c_l | accuracy |",
-            "|---|---|",
+            "| c_l | accuracy | rounding error | wrapped |",
+            "|---|---|---|---|",
         ]
-        lines += [f"| 2^{bits} | {value:.2%} |" for bits, value in summary["sweep"].items()]
+        lines += [
+            f"| 2^{point['scale_bits']} | {point['accuracy']:.2%} | {point['noise']:.2g} | "
+            f"{point['wrapped']:.2%} |"
+            for point in summary["sweep"]
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -458,12 +478,17 @@ def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> lis
     if curves:
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()
+        colours = {function: f"C{i}" for i, function in enumerate(sorted({f for _, f in curves}))}
         for (scheme, function), runs in sorted(curves.items()):
             rounds = sorted(map(int, runs[0]))
             mean = [fmean(run[str(done)] for run in runs) for done in rounds]
-            style = "--" if scheme == FEDBUFF else "-"
+            # The curves coincide: FedBuff is a broad pale band with LightSecAgg's line on it.
+            width, alpha = (6.0, 0.35) if scheme == FEDBUFF else (1.2, 1.0)
             seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
-            axes.plot(rounds, mean, style, label=f"{names[scheme]}, {function} ({seeds})")
+            label = f"{names[scheme]}, {function} ({seeds})"
+            axes.plot(
+                rounds, mean, color=colours[function], label=label, linewidth=width, alpha=alpha
+            )
         axes.set(xlabel="round", ylabel="accuracy", title=f"{setup.task}, N = {setup.clients}")
         axes.legend()
         written.append(out / "accuracy.png")
@@ -472,7 +497,9 @@ def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> lis
     if sweep:
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(list(sweep), list(sweep.values()), "o-")
+        axes.plot(
+            [point["scale_bits"] for point in sweep], [point["accuracy"] for point in sweep], "o-"
+        )
         axes.set(
             xlabel="log2 of c_l",
             ylabel=f"accuracy, last {LAST_ROUNDS} rounds",
