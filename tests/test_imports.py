@@ -133,3 +133,48 @@ def test_S21_nothing_that_runs_code_reads_data() -> None:
         for use in executing_uses(file.read_text("utf-8"))
     }
     assert uses <= EXCEPTIONS
+
+
+# -- S28: decoders are made at import, where only one thread is -----------------------------------
+
+
+def decoders_made_late(source: str) -> set[str]:
+    """Calls inside functions that make msgspec examine a type."""
+    found = set()
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, functions):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                typed = any(keyword.arg == "type" for keyword in node.keywords)
+                late = name.endswith(".Decoder") or (name.endswith(".decode") and typed)
+                if name.startswith("msgspec.") and (late or name == "msgspec.convert"):
+                    found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("d = msgspec.msgpack.Decoder(T)", set()),
+        ("def f(): return msgspec.msgpack.Decoder(T)", {"msgspec.msgpack.Decoder"}),
+        ("def f(x): return msgspec.json.decode(x, type=T)", {"msgspec.json.decode"}),
+        ("class C:\n  def f(s, x): return msgspec.convert(x, T)", {"msgspec.convert"}),
+        ("def f(x): return msgspec.json.decode(x)", set()),
+        ("def f(x): return d.decode(x)", set()),
+    ],
+)
+def test_S28_late_decoders_are_seen(source: str, found: set[str]) -> None:
+    assert decoders_made_late(source) == found
+
+
+def test_S28_no_decoder_is_made_where_threads_may_be() -> None:
+    """Two threads in which msgspec examines the same type for the first time crash the process."""
+    late = {
+        str(path.relative_to(SOURCE)): found
+        for path in SOURCE.rglob("*.py")
+        if (found := decoders_made_late(path.read_text(encoding="utf-8")))
+    }
+    assert late == {}

@@ -28,6 +28,9 @@ class _Entries(msgspec.Struct):
     attempts: dict[str, int] = {}  # by the model's hash in hexadecimal: msgspec sorts no others
 
 
+_decoder = msgspec.msgpack.Decoder(_Entries)
+
+
 class Ledger:
     """The memory of one client in one session. Keep it as long as the session lasts.
 
@@ -122,7 +125,7 @@ class Ledger:
         """The inverse of `to_bytes`."""
         ledger = cls.__new__(cls)
         try:
-            entries = msgspec.msgpack.decode(data, type=_Entries)
+            entries = _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed ledger: {error}") from error
         if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:

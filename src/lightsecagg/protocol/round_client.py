@@ -210,6 +210,9 @@ class _Snapshot(msgspec.Struct, frozen=True):
         return f"_Snapshot(client={self.client}, state={self.state!r})"
 
 
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
 class RoundClient(ABC):
     """One client in one round; see the module's theory of operation and `interface`."""
 
@@ -336,7 +339,7 @@ class RoundClient(ABC):
         if snapshot[:HASH_LENGTH] != context_hash("snapshot", payload):
             raise DecodeError("malformed snapshot: its checksum is wrong; it was cut or altered")
         try:
-            stored = msgspec.msgpack.decode(payload, type=_Snapshot)
+            stored = _decoder.decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed snapshot: {error}") from error
         if stored.protocol != cls.protocol[0]:

@@ -36,6 +36,8 @@ from lightsecagg.protocol.secagg_round import SECRET_SHARE_BYTES, SHARE_BYTES, S
 from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
 
+_decoder = msgspec.msgpack.Decoder(UnmaskingShares)
+
 
 class SecAggClient(RoundClient):
     """One client of SecAgg or SecAgg+ in one synchronous round."""
@@ -147,7 +149,7 @@ class SecAggClient(RoundClient):
         return msgspec.msgpack.encode(answer)
 
     def _unpack_answer(self, round_: Round, packed: bytes) -> UnmaskingShares:
-        return msgspec.msgpack.decode(packed, type=UnmaskingShares)
+        return _decoder.decode(packed)
 
     def _secagg(self, round_: Round) -> SecAggRound:
         if self._secagg_cache is None or self._secagg_cache.round is not round_:

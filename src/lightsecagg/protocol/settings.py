@@ -158,6 +158,9 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     threshold: int
 
 
+_decoder = msgspec.msgpack.Decoder(_Fields)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of one synchronous round, or of one epoch of the asynchronous mode."""
@@ -347,7 +350,7 @@ class Settings:
     def from_bytes(cls, data: bytes) -> Settings:
         """The inverse of `to_bytes`; `DecodeError` or `ParameterError` for anything else."""
         try:
-            fields = msgspec.msgpack.decode(data, type=_Fields)
+            fields = _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed settings: {error}") from error
         if fields.point_rule != POINT_RULE:

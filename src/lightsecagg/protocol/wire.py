@@ -67,6 +67,12 @@ TAGS: Final[dict[type, int]] = {
 _VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload, BufferAnswer)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}
 
+# Made at import, as every decoder of this package: msgspec examines a type when it first makes a
+# decoder of it, and crashes if two threads do so at once.
+_DECODERS: Final = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (*TAGS, Tag) if issubclass(kind, Control)
+}
+
 _PREFIX = struct.Struct("<BB")
 _SEALED = struct.Struct("<IIQBI")
 _VECTOR = struct.Struct("<HI")
@@ -79,11 +85,6 @@ class Codec:
     def __init__(self, field: PrimeField) -> None:
         self._field = field
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoders = {
-            kind: msgspec.msgpack.Decoder(kind)
-            for kind in (*TAGS, Tag)
-            if issubclass(kind, Control)
-        }
 
     def encode(self, message: Message) -> bytes:
         """The bytes of a message."""
@@ -128,7 +129,7 @@ class Codec:
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
         try:
-            message = self._decoders[kind].decode(body)
+            message = _DECODERS[kind].decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DecodeError(f"malformed {kind.__name__}: {error}") from error
         if self._encoder.encode(message) != body:

@@ -23,6 +23,9 @@ class _Stored(msgspec.Struct, frozen=True):
     entries: bytes
 
 
+_decoder = msgspec.msgpack.Decoder(_Stored)
+
+
 class ClientLedger(Ledger):
     """Stored before an upload or a signature leaves; at most one process uses it."""
 
@@ -61,7 +64,7 @@ class ClientLedger(Ledger):
 
     def _load(self) -> Ledger:
         try:
-            stored = msgspec.msgpack.decode(unseal(_PLACE, self._path.read_bytes()), type=_Stored)
+            stored = _decoder.decode(unseal(_PLACE, self._path.read_bytes()))
             entries = Ledger.from_bytes(stored.entries)
         except (JournalError, DecodeError, msgspec.MsgspecError) as error:
             raise JournalError(

@@ -53,6 +53,11 @@ class _Upload(msgspec.Struct, frozen=True, array_like=True):
     """Of the file that holds the vector."""
 
 
+_rosters = msgspec.msgpack.Decoder(Roster)
+_uploads = msgspec.msgpack.Decoder(_Upload)
+_id_lists = msgspec.msgpack.Decoder(tuple[int, ...])
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRound:
     """A round that a crashed server left behind after sharing was closed."""
@@ -269,7 +274,7 @@ class Journal:
         try:
             return PendingRound(
                 settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
-                roster=msgspec.msgpack.decode(unseal(f"{number}/roster", roster), type=Roster),
+                roster=_rosters.decode(unseal(f"{number}/roster", roster)),
                 owners=_ids(unseal(f"{number}/owners", owners)),
                 held=held,
                 survivors=self.announced(number),
@@ -301,7 +306,7 @@ class Journal:
             ).fetchone()
         if row is None:
             raise JournalError(f"no upload of client {client} in round {number} is stored")
-        return msgspec.msgpack.decode(unseal(f"{number}/upload/{client}", row[0]), type=_Upload)
+        return _uploads.decode(unseal(f"{number}/upload/{client}", row[0]))
 
     def _upload_path(self, number: int, client: int) -> Path:
         return self._uploads / f"{number}-{client}.u32"
@@ -358,4 +363,4 @@ class DiskUploads(MutableMapping[int, Elements]):
 
 
 def _ids(content: bytes) -> tuple[int, ...]:
-    return msgspec.msgpack.decode(content, type=tuple[int, ...])
+    return _id_lists.decode(content)

@@ -54,6 +54,9 @@ class _SignedAllowList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str
 
 
+_decoder = msgspec.json.Decoder(_SignedAllowList)
+
+
 def sign_allow_list(authority: IdentityKey, session: bytes, allow_list: AllowList) -> bytes:
     """The allow-list of one session as a file that `load_allow_list` accepts."""
     signed = _SignedAllowList(
@@ -71,7 +74,7 @@ def load_allow_list(path: Path, authority_key: bytes, session: bytes | None = No
     With `session`, also refuse a list that was signed for another federation.
     """
     try:
-        signed = msgspec.json.decode(_read(path), type=_SignedAllowList)
+        signed = _decoder.decode(_read(path))
         named = bytes.fromhex(signed.session)
         members = [(member.id, bytes.fromhex(member.key)) for member in signed.clients]
         signature = bytes.fromhex(signed.signature)
