@@ -426,7 +426,7 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
             f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
             f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+z.2f} points | "
             f"{', '.join(f'{points:+z.2f}' for points in row['difference_points_by_seed'])} | "
-            f"{row['spread_points']:.2f} points |"
+            + (f"{row['spread_points']:.2f} points |" if len(row["seeds"]) > 1 else "- |")
             for row in summary["convergence"]
         ]
         exact = "every" if summary["exact"] else "NOT every"
