@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lightsecagg.cli.output import AsJson, print_json, warn
+from lightsecagg.cli import options
+from lightsecagg.cli.output import EXIT_INTERRUPTED, AsJson, print_json, warn
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
 app = typer.Typer(no_args_is_help=True, help="Measure the hot loops, and whole federations.")
@@ -58,6 +60,59 @@ def bench_federation(
                 f"{row['client_upload_bytes'] / 1e6:10,.1f} MB  to clients "
                 f"{row['client_download_bytes'] / 1e6:10,.1f} MB"
             )
+
+
+@app.command("soak")
+def bench_soak(
+    clients: Annotated[int, typer.Option(help="N.", min=5)] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds, one after the other.", min=1)] = 1000,
+    dim: Annotated[int, typer.Option(help="d, the length of the vectors.", min=1)] = 1000,
+    processes: Annotated[int, typer.Option(help="Processes that host the clients.", min=1)] = 2,
+    protocol: Annotated[
+        ProtocolName, typer.Option(help="Which protocol.")
+    ] = ProtocolName.LIGHTSECAGG,
+    threat_model: options.DefendAgainst = ThreatModel.MALICIOUS_SERVER,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which it reports what there is.")
+    ] = 7200.0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a real federation for long, or with many clients (--clients 1000 --rounds 2).
+
+    Tells what happens to the memory of server and clients, and compares the last sum with the
+    plain one. Ctrl-C ends it, and it reports what was measured until then (exit code 130).
+    """
+    from dataclasses import asdict
+
+    from lightsecagg.experiments.soak import Plan, soak
+
+    plan = Plan(clients, rounds, dim, processes, protocol, threat_model, timeout)
+    findings = soak(plan, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        print_json({"plan": asdict(plan), "findings": asdict(findings)})
+    else:
+        _print_findings(asdict(findings))
+    if findings.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _print_findings(findings: dict[str, Any]) -> None:
+    typer.echo(
+        f"{findings['rounds']} rounds, {findings['aborted']} aborted, in "
+        f"{findings['seconds']:.0f} s, {findings['seconds_per_round']:.3f} s each; "
+        f"{findings['included']} clients in the last sum"
+    )
+    for who in ("server", "clients"):
+        sizes = findings[f"{who}_bytes"].items()
+        typer.echo(f"{who}: " + ", ".join(f"{size / 1e6:.1f} MB ({when})" for when, size in sizes))
+    typer.echo(f"the server grew by {findings['growth_per_round']:.0f} bytes per round")
+    if findings["largest_difference"] is not None:
+        typer.echo(
+            f"the last sum is off by {findings['largest_difference']:.2g}, rounding allows "
+            f"{findings['allowed_difference']:.2g}"
+        )
+    if findings["interrupted"]:
+        warn("interrupted")
 
 
 @app.command("kernels")

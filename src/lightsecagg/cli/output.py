@@ -1,7 +1,7 @@
 """What every command shares: JSON on stdout, everything else on stderr, and exit codes.
 
 Exit codes: 0 success, 2 usage (bad flags, parameters, configuration or input), 3 a protocol
-abort, 1 anything else.
+abort, 130 Ctrl-C, 1 anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightsecagg.errors import (
     RecoveryError,
 )
 
-EXIT_FAILURE, EXIT_USAGE, EXIT_ABORTED = 1, 2, 3
+EXIT_FAILURE, EXIT_USAGE, EXIT_ABORTED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -99,7 +99,7 @@ def _run(bench: FederationBench, protocol: ProtocolName, folder: Path) -> dict[s
         bench.clients,
         privacy=bench.privacy,
         dropouts=bench.dropouts,
-        port=_free_port(),
+        port=free_port(),
     )
     threat_model = ThreatModel.HONEST_BUT_CURIOUS if plain else bench.threat_model
     lost = set(range(bench.clients - bench.lost, bench.clients))
@@ -239,7 +239,7 @@ def _host_main(
     asyncio.run(main())
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -167,7 +167,7 @@ def test_R40_a_finished_server_that_waits_for_clients_can_be_stopped(tmp_path: P
 def test_R38_memory_does_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
     """Server and clients together; what grows is the report, by a few KB, and no vector of 80 KB.
 
-    `scripts/soak` does the same with processes and for a thousand rounds.
+    `lightsecagg bench soak` does the same with processes and for a thousand rounds.
     """
     dimension, rounds, warm = 20_000, 30, 10
     federation = Federation(tmp_path, 4, dimension=dimension, privacy=1, dropouts=1)
@@ -194,7 +194,7 @@ def test_R38_memory_does_not_grow_with_the_number_of_rounds(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_R39_sixty_clients_are_summed(tmp_path: Path) -> None:
-    """A small part of the load that `scripts/soak load` puts on a server."""
+    """A small part of the load that `lightsecagg bench soak --clients 1000` puts on a server."""
     federation = Federation(tmp_path, 60, privacy=15, dropouts=15)
     phases = dict.fromkeys(("advertise", "share", "upload", "agree", "recover"), 100)
     (record,) = asyncio.run(federation.run(wait_for_clients=100, **phases))

@@ -1,31 +1,24 @@
-#!/usr/bin/env python3
-"""Run a federation for long, or with many clients, and tell what happens to its memory.
-
-    python scripts/soak rounds                    R38: 1,000 rounds of 5 clients
-    python scripts/soak load                      R39: 2 rounds of 1,000 clients in 2 processes
-    python scripts/soak rounds --rounds 200 --json
+"""A federation that runs for long, or with many clients, and what happens to its memory (R38, R39).
 
 Real processes, sockets and TLS on this machine: one server, and clients with random vectors in a
-few processes. Memory is read at 10 % of the rounds and at the end. The last sum is compared with
-the plain one. Ctrl-C, SIGTERM and --timeout end it, and it reports what was measured until then
-(exit code 130). Needs Linux (/proc). Not part of the tests: it takes minutes.
+few processes. Memory is read when everybody is connected, at 10 % of the rounds and at the end, and
+the last sum is compared with the plain one. Needs Linux (/proc).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 import urllib.request
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -36,24 +29,31 @@ from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, lo
 from lightsecagg.drivers.federation.observer import set_up_logging
 from lightsecagg.drivers.federation.programs import build_client, run_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
-from lightsecagg.experiments.federation_bench import RandomVectors
+from lightsecagg.errors import Aborted
+from lightsecagg.experiments.federation_bench import RandomVectors, free_port
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.training.parent import end_with_parent
 
+Tell = Callable[[str], None]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run."""
+    """What to run; the defaults are R38."""
 
-    clients: int
-    rounds: int
-    dimension: int
-    processes: int
-    protocol: str
-    threat_model: str
-    timeout: float
+    clients: int = 5
+    rounds: int = 1000
+    dimension: int = 1000
+    processes: int = 2
+    """That host the clients."""
+    protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+    threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    timeout: float = 7200.0
+    """Seconds after which it ends and reports what there is."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Findings:
     """What was measured."""
 
@@ -74,74 +74,50 @@ class Findings:
     """Between the last secure sum and the plain one; None if it was interrupted."""
     allowed_difference: float | None = None
     interrupted: bool = False
+    """By Ctrl-C, SIGTERM or the timeout."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=["rounds", "load"])
-    parser.add_argument("--clients", type=int, help="N [5, or 1000 for load]")
-    parser.add_argument("--rounds", type=int, help="[1000, or 2 for load]")
-    parser.add_argument("--dim", type=int, default=1000, help="d [1000]")
-    parser.add_argument("--processes", type=int, default=2, help="that host the clients [2]")
-    parser.add_argument("--protocol", default="lightsecagg", help="lightsecagg, secagg, ...")
-    parser.add_argument("--threat-model", default="malicious-server")
-    parser.add_argument("--timeout", type=float, default=7200, help="seconds [7200]")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse_args()
-    load = given.mode == "load"
-    plan = Plan(
-        clients=given.clients or (1000 if load else 5),
-        rounds=given.rounds or (2 if load else 1000),
-        dimension=given.dim,
-        processes=given.processes,
-        protocol=given.protocol,
-        threat_model=given.threat_model,
-        timeout=given.timeout,
-    )
-    with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
-        findings = soak(plan, Path(folder))
-    if given.json:
-        print(json.dumps({"plan": asdict(plan), "findings": asdict(findings)}, indent=2))
-    else:
-        show(findings)
-    sys.exit(130 if findings.interrupted else 0)
+def soak(plan: Plan, tell: Tell = lambda line: None) -> Findings:
+    """Run it; `tell` hears of progress. What was measured until an interruption is kept."""
+    findings = Findings()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
+            _soak(plan, findings, Path(folder), tell)
+    except (KeyboardInterrupt, TimeoutError):
+        findings.interrupted = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return findings
 
 
-def soak(plan: Plan, folder: Path) -> Findings:
+def _soak(plan: Plan, findings: Findings, folder: Path, tell: Tell) -> None:
     tell(f"provisioning {plan.clients} clients")
     made = provision(folder / "federation", plan.clients, vectors=plan.dimension, port=free_port())
     metrics = free_port()
     spawn = multiprocessing.get_context("spawn")
-    server = spawn.Process(target=serve, args=(plan, made, metrics, folder), daemon=True)
-    groups = np.array_split(np.arange(plan.clients), plan.processes)
+    server = spawn.Process(target=_serve, args=(plan, made, metrics, folder), daemon=True)
     hosts = [
-        spawn.Process(target=host, args=(plan, made, [int(i) for i in group], folder), daemon=True)
-        for group in groups
+        spawn.Process(target=_host, args=(plan, made, group.tolist(), folder), daemon=True)
+        for group in np.array_split(np.arange(plan.clients), plan.processes)
     ]
-    findings = Findings()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    processes = [server, *hosts]
     try:
-        for process in processes:
+        for process in (server, *hosts):
             process.start()
-        watch(plan, findings, server, hosts, metrics, folder)
-        summarise(plan, findings, made)
-    except KeyboardInterrupt:
-        findings.interrupted = True
+        _watch(plan, findings, server, hosts, metrics, folder, tell)
+        _compare(plan, findings, made)
     finally:
-        end(processes)
-    return findings
+        _end([server, *hosts])
 
 
-def watch(
+def _watch(
     plan: Plan,
     findings: Findings,
     server: SpawnProcess,
     hosts: list[SpawnProcess],
     metrics: int,
     folder: Path,
+    tell: Tell,
 ) -> None:
     """Until the server ends; reads everybody's memory as the rounds go by."""
     deadline, began, shown, early = time.monotonic() + plan.timeout, 0.0, -1, 0
@@ -149,48 +125,50 @@ def watch(
     while server.exitcode is None:
         if time.monotonic() > deadline:
             tell(f"not finished within {plan.timeout:g} s; see --timeout")
-            raise KeyboardInterrupt
+            raise TimeoutError
         for process in hosts:
             if process.exitcode not in (None, 0):
-                sys.exit(f"clients ended with {process.exitcode}: {tail(folder / 'clients.log')}")
-        health = ask(metrics)
+                raise Aborted(
+                    f"clients ended with {process.exitcode}: {_tail(folder / 'clients.log')}"
+                )
+        health = _ask(metrics)
         if health.get("connected") == plan.clients and "connected" not in findings.server_bytes:
             began = time.monotonic()
-            read_memory(findings, "connected", server, hosts)
+            _read_memory(findings, "connected", server, hosts)
         done = int(health.get("rounds", 0))
         if began and done:
             findings.rounds, findings.seconds = done, time.monotonic() - began
-            read_memory(findings, "end", server, hosts)
+            _read_memory(findings, "end", server, hosts)
             if done >= tenth and not early:
                 early = done
-                read_memory(findings, "10 %", server, hosts)
+                _read_memory(findings, "10 %", server, hosts)
             elif early and done > early:
                 grown = findings.server_bytes["end"] - findings.server_bytes["10 %"]
                 findings.growth_per_round = grown / (done - early)
-        if done != shown and (done % tenth == 0 or plan.rounds < 20):
-            shown = done
+        if done // tenth != shown:
+            shown = done // tenth
             memory = findings.server_bytes.get("end", 0) / 1e6
             connected = health.get("connected", 0)
             tell(f"{connected} connected, {done} of {plan.rounds} rounds, server {memory:.1f} MB")
         server.join(0.2 if plan.rounds > 20 else 1.0)
     if server.exitcode != 0:
-        sys.exit(f"the server ended with {server.exitcode}: {tail(folder / 'server.log')}")
+        raise Aborted(f"the server ended with {server.exitcode}: {_tail(folder / 'server.log')}")
 
 
-def read_memory(
+def _read_memory(
     findings: Findings, moment: str, server: SpawnProcess, hosts: list[SpawnProcess]
 ) -> None:
     with contextlib.suppress(OSError):  # a process that has just ended
-        findings.server_bytes[moment] = resident(server)
-        findings.clients_bytes[moment] = sum(resident(process) for process in hosts)
+        findings.server_bytes[moment] = _resident(server)
+        findings.clients_bytes[moment] = sum(_resident(process) for process in hosts)
 
 
-def resident(process: SpawnProcess) -> int:
+def _resident(process: SpawnProcess) -> int:
     pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def summarise(plan: Plan, findings: Findings, made: Provisioned) -> None:
+def _compare(plan: Plan, findings: Findings, made: Provisioned) -> None:
     """Count the rounds, and compare the last sum with the plain one."""
     records = json.loads((made.server.parent / "state" / "rounds.json").read_text())
     done = [record for record in records if record["aborted"] is None]
@@ -206,30 +184,14 @@ def summarise(plan: Plan, findings: Findings, made: Provisioned) -> None:
     findings.largest_difference = float(np.abs(total).max())
     findings.allowed_difference = findings.included * last["quantisation_step"]
     if findings.largest_difference > findings.allowed_difference:
-        sys.exit(f"the sum is wrong: off by {findings.largest_difference}")
-
-
-def show(findings: Findings) -> None:
-    print(f"{findings.rounds} rounds, {findings.aborted} aborted, in {findings.seconds:.0f} s")
-    print(f"{findings.seconds_per_round:.3f} s per round; {findings.included} in the last sum")
-    for who, memory in (("server", findings.server_bytes), ("clients", findings.clients_bytes)):
-        moments = ", ".join(f"{size / 1e6:.1f} MB ({when})" for when, size in memory.items())
-        print(f"{who}: {moments}")
-    print(f"the server's memory grows by {findings.growth_per_round:.0f} bytes per round")
-    if findings.largest_difference is not None:
-        print(
-            f"the last sum is off by {findings.largest_difference:.2g}, "
-            f"rounding allows {findings.allowed_difference:.2g}"
-        )
-    if findings.interrupted:
-        print("interrupted")
+        raise Aborted(f"the sum is wrong: off by {findings.largest_difference}")
 
 
 # -- the processes -------------------------------------------------------------------------------
 
 
-def serve(plan: Plan, made: Provisioned, metrics: int, folder: Path) -> None:
-    begin(folder / "server.log")
+def _serve(plan: Plan, made: Provisioned, metrics: int, folder: Path) -> None:
+    _begin(folder / "server.log")
     phases = ("advertise", "share", "upload", "agree", "recover")
     overrides = [
         f'aggregation.protocol="{plan.protocol}"',
@@ -243,8 +205,8 @@ def serve(plan: Plan, made: Provisioned, metrics: int, folder: Path) -> None:
     run_server(load_config(ServerConfig, made.server, overrides))
 
 
-def host(plan: Plan, made: Provisioned, ids: list[int], folder: Path) -> None:
-    begin(folder / "clients.log")
+def _host(plan: Plan, made: Provisioned, ids: list[int], folder: Path) -> None:
+    _begin(folder / "clients.log")
     overrides = [
         f'client.protocols=["{plan.protocol}"]',
         f'client.threat_model="{plan.threat_model}"',
@@ -262,7 +224,7 @@ def host(plan: Plan, made: Provisioned, ids: list[int], folder: Path) -> None:
     asyncio.run(run())
 
 
-def begin(log: Path) -> None:
+def _begin(log: Path) -> None:
     """Ctrl-C is the parent's to handle; who is left behind by it ends."""
     os.setpgrp()
     end_with_parent()
@@ -270,7 +232,7 @@ def begin(log: Path) -> None:
     set_up_logging("warning")
 
 
-def end(processes: list[SpawnProcess]) -> None:
+def _end(processes: list[SpawnProcess]) -> None:
     for process in processes:
         if process.pid is not None and process.exitcode is None:
             process.join(2)  # the clients have been told
@@ -283,7 +245,7 @@ def end(processes: list[SpawnProcess]) -> None:
                 process.join()
 
 
-def ask(port: int) -> dict[str, Any]:
+def _ask(port: int) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -292,20 +254,5 @@ def ask(port: int) -> dict[str, Any]:
         return {}
 
 
-def tail(log: Path) -> str:
+def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8")[-2000:] if log.exists() else "no log"
-
-
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,73 @@
+"""A short soak over real sockets, and one that is interrupted (R38, R40)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grpc")
+
+if not Path("/proc/self/statm").exists():
+    pytest.skip("the system does not tell a process's memory", allow_module_level=True)
+
+PROGRAM = "from lightsecagg.cli.main import main; main()"
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, "bench", "soak", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def processes_of(session: int) -> list[str]:
+    """Command lines of the living processes of this session."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((status.parent / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_R38_a_short_soak_measures_memory_and_checks_the_last_sum() -> None:
+    with start("--rounds", "20", "--dim", "50", "--timeout", "120", "--json") as run:
+        out, err = run.communicate(timeout=180)
+    assert run.returncode == 0, err
+    findings = json.loads(out)["findings"]
+    assert findings["rounds"] == 20
+    assert findings["aborted"] == 0
+    assert findings["included"] == 5
+    assert findings["largest_difference"] <= findings["allowed_difference"]
+    assert set(findings["server_bytes"]) == {"connected", "10 %", "end"}
+    assert all(10**7 < size < 10**9 for size in findings["server_bytes"].values())
+    assert findings["interrupted"] is False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_R40_an_interrupted_soak_reports_and_leaves_no_process(number: signal.Signals) -> None:
+    with start("--rounds", "100000", "--dim", "50", "--timeout", "120") as run:
+        assert run.stderr is not None
+        line = run.stderr.readline()
+        while line and " connected" not in line:
+            line = run.stderr.readline()
+        assert line
+        os.kill(run.pid, number)
+        out, err = run.communicate(timeout=60)
+        assert run.returncode == 130, err
+        assert "rounds, 0 aborted" in out
+        assert "interrupted" in err
+        deadline = time.monotonic() + 10
+        while (left := processes_of(run.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == []
