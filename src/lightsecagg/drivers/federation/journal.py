@@ -247,8 +247,10 @@ class Journal:
         self._db.execute("DELETE FROM uploads WHERE number = ?", (number,))
 
     def _delete_uploads(self, number: int) -> None:
-        for path in self._uploads.glob(f"{number}-*.u32"):
-            path.unlink(missing_ok=True)
+        # Not glob: Python remembers every pattern, and there is a new one in every round.
+        for path in self._uploads.iterdir():
+            if path.name.startswith(f"{number}-"):
+                path.unlink(missing_ok=True)
 
     def unfinished(self) -> list[int]:
         """Rounds that a crash cut short."""
