@@ -145,7 +145,7 @@ def _watch(
             elif early and done > early:
                 grown = findings.server_bytes["end"] - findings.server_bytes["10 %"]
                 findings.growth_per_round = grown / (done - early)
-        if done // tenth != shown:
+        if health and done // tenth != shown:
             shown = done // tenth
             memory = findings.server_bytes.get("end", 0) / 1e6
             connected = health.get("connected", 0)
