@@ -182,7 +182,8 @@ class FederationClient:
     async def _connect(self) -> None:
         while True:
             if self._failing_since is not None:
-                # Spread out, lest all clients return to a restarted server at once.
+                # Spread out, lest all clients return to a restarted server at once. No secret
+                # depends on it, so `random` will do.
                 await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))  # noqa: S311
             try:
                 await self._communicator.connect()
