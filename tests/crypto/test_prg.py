@@ -18,6 +18,7 @@ from lightsecagg.crypto.prg import (
     BLOCK_WORDS,
     aes_ctr_keystream,
     derive_seed,
+    draw_bound,
     draw_uniform,
     expand,
     fill_uniform,
@@ -201,3 +202,34 @@ def test_draw_uniform_takes_one_seed_from_its_entropy() -> None:
     drawn = draw_uniform(100, DEFAULT_PRIME, entropy)
     assert asked == [32]
     assert drawn.tolist() == expand(SEED, 100, DEFAULT_PRIME).tolist()
+
+
+def test_S17_bound_draws_are_exactly_uniform_if_their_words_are() -> None:
+    """For a fixed key every word has one image: 256 words give all 256 elements, each once."""
+
+    def drawn(word: int) -> int:
+        words = iter((SEED, word.to_bytes(4, "little")))
+        (element,) = draw_bound(1, 256, lambda _count: next(words), b"C1", "mask")
+        return int(element)
+
+    assert sorted(drawn(word) for word in range(256)) == list(range(256))
+
+
+def test_S06_bound_draws_differ_by_purpose_though_the_source_repeats_itself() -> None:
+    def repeated(count: int) -> bytes:
+        return (SEED * (count // len(SEED) + 1))[:count]
+
+    purposes = (
+        (b"C1", "mask", b"1"),
+        (b"C2", "mask", b"1"),
+        (b"C1", "other", b"1"),
+        (b"C1", "mask", b"2"),
+    )
+    draws = [draw_bound(100, PAPER_PRIME, repeated, *purpose) for purpose in purposes]
+    naive = [draw_uniform(100, PAPER_PRIME, repeated) for _ in purposes]
+    assert all((one == naive[0]).all() for one in naive)
+    for index, one in enumerate(draws):
+        for other in draws[:index]:
+            assert (one == other).sum() < 3
+    again = draw_bound(100, PAPER_PRIME, repeated, *purposes[0])
+    assert again.tolist() == draws[0].tolist()

@@ -51,7 +51,7 @@ class CountingEntropy:
 
     def __call__(self, count: int) -> bytes:
         seed = f"{self._name} {len(self.drawn)}".encode()
-        blocks = (hashlib.sha256(seed + bytes([k])).digest() for k in range(-(-count // 32)))
+        blocks = (hashlib.sha256(seed + k.to_bytes(4)).digest() for k in range(-(-count // 32)))
         self.drawn.append(b"".join(blocks)[:count])
         return self.drawn[-1]
 

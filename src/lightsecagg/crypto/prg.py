@@ -70,6 +70,22 @@ def draw_uniform(
     return expand(draw(entropy, SEED_LENGTH), length, modulus)
 
 
+def draw_bound(
+    length: int, modulus: int, entropy: Entropy, context: bytes, label: str, *parts: bytes
+) -> NDArray[np.uint32]:
+    """`length` fresh uniform elements of [0, modulus) for one purpose, safe if `entropy` repeats.
+
+    Every word is drawn, then encrypted under a drawn key that is bound to the purpose. Uniform
+    words stay exactly uniform, whatever AES is worth: given the key, this is a permutation. And a
+    source that repeats itself (a cloned machine, a broken generator) still gives independent
+    elements for another context, label or part, because then AES hides the repetition.
+    """
+    key = derive_seed(draw(entropy, SEED_LENGTH), context, label, *parts)
+    out = np.empty(length, dtype=np.uint32)
+    fill_uniform(_aes_ctr(key, lambda count: draw(entropy, count)), modulus, out)
+    return out
+
+
 def derive_seed(seed: bytes, context: bytes, label: str, *parts: bytes) -> bytes:
     """Derive an independent seed for one purpose: HKDF-SHA256(seed, context, label | parts)."""
     _check_seed(seed)
@@ -78,13 +94,18 @@ def derive_seed(seed: bytes, context: bytes, label: str, *parts: bytes) -> bytes
 
 def aes_ctr_keystream(seed: bytes) -> Keystream:
     """The AES-256-CTR stream of `seed`, as 32-bit little-endian words."""
+    return _aes_ctr(seed, lambda count: _ZEROS[:count])
+
+
+def _aes_ctr(seed: bytes, plaintext: Callable[[int], bytes | memoryview]) -> Keystream:
+    """What AES-256-CTR makes of `plaintext`, which is asked for block by block."""
     _check_seed(seed)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
 
     def next_words(words: NDArray[np.uint32]) -> None:
         for start in range(0, len(words), BLOCK_WORDS):
             block = words[start : start + BLOCK_WORDS]
-            encryptor.update_into(_ZEROS[: block.nbytes], block.data.cast("B"))
+            encryptor.update_into(plaintext(block.nbytes), block.data.cast("B"))
         if sys.byteorder == "big":
             words.byteswap(inplace=True)
 

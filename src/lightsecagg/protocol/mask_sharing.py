@@ -12,6 +12,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy, draw
 from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.crypto.transcript import uint
 from lightsecagg.errors import CryptoError, FieldError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.mask_encoding import (
@@ -43,7 +44,7 @@ def draw_mask(round_: Round, owner: int, serial: int, entropy: Entropy) -> Share
     """Draw a mask and encode it for every member of the roster, Section 4.1, phase 1."""
     if round_.settings.parameters.share_mode is ShareMode.PAPER:
         seeds: dict[int, bytes] = {}
-        encoded = _encode_explicitly(round_.settings, entropy)
+        encoded = _encode_explicitly(round_, owner, serial, entropy)
     else:
         seeds, encoded = _encode_from_seeds(round_, owner, serial, entropy)
     outgoing = []
@@ -58,9 +59,18 @@ def draw_mask(round_: Round, owner: int, serial: int, entropy: Entropy) -> Share
     return SharedMask(encoded.mask, (own.kind.value, own.plaintext), outgoing)
 
 
-def _encode_explicitly(settings: Settings, entropy: Entropy) -> EncodedMask:
+def _encode_explicitly(round_: Round, owner: int, serial: int, entropy: Entropy) -> EncodedMask:
+    settings = round_.settings
     parameters, length = settings.parameters, settings.share_length
-    rows = prg.draw_uniform(parameters.survivors * length, settings.field.modulus, entropy)
+    rows = prg.draw_bound(
+        parameters.survivors * length,
+        settings.field.modulus,
+        entropy,
+        round_.context,
+        "explicit mask",
+        uint(owner),
+        uint(serial),
+    )
     pieces, noise = np.split(rows.reshape(parameters.survivors, length), [parameters.pieces])
     return encode_mask(settings.code, pieces, noise, settings.length)
 
