@@ -25,7 +25,7 @@ EXTRAS = (
     "torch",
 )
 COMMAND_LINE = ("click", "rich", "typer")
-CORE = ("errors", "params", "field", "crypto", "masks", "protocol")
+CORE = ("errors", "foreign", "params", "field", "crypto", "masks", "protocol")
 
 
 def modules(layer: str) -> list[str]:

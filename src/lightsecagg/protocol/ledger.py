@@ -15,6 +15,7 @@ import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import DecodeError, MaskAlreadyUsed, RemoteProtocolError
+from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import Update
 
 _KEY_LENGTH = 32
@@ -124,10 +125,7 @@ class Ledger:
     def from_bytes(cls, data: bytes) -> Ledger:
         """The inverse of `to_bytes`."""
         ledger = cls.__new__(cls)
-        try:
-            entries = _decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DecodeError(f"malformed ledger: {error}") from error
+        entries = decode(_decoder.decode, data, "ledger")
         if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:
             raise DecodeError("malformed ledger: a key or counter is out of range")
         ledger._entries = entries

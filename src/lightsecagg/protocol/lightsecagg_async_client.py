@@ -38,6 +38,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.foreign import shown
 from lightsecagg.masks.one_shot_recovery import aggregate_shares
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
@@ -276,8 +277,9 @@ class AsyncLightSecAggClient:
             case UploadDropped():
                 return self._on_dropped(message)
             case AbortRound():
-                self.abort(message.reason)
-                return [RoundAborted(message.reason)]
+                reason = shown(message.reason)
+                self.abort(reason)
+                return [RoundAborted(reason)]
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for a client")
 

@@ -45,6 +45,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.foreign import decode, shown
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import (
     SERVER,
@@ -338,10 +339,7 @@ class RoundClient(ABC):
         payload = snapshot[HASH_LENGTH:]
         if snapshot[:HASH_LENGTH] != context_hash("snapshot", payload):
             raise DecodeError("malformed snapshot: its checksum is wrong; it was cut or altered")
-        try:
-            stored = _decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DecodeError(f"malformed snapshot: {error}") from error
+        stored = decode(_decoder.decode, payload, "snapshot")
         if stored.protocol != cls.protocol[0]:
             raise DecodeError(f"this is a snapshot of {stored.protocol}")
         ledger = Ledger.from_bytes(stored.ledger)
@@ -567,8 +565,9 @@ class RoundClient(ABC):
     def _on_abort(self, message: AbortRound) -> list[Output]:
         if isinstance(self.state, Closed):
             return []
-        self.abort(message.reason)
-        return [RoundAborted(message.reason)]
+        reason = shown(message.reason)
+        self.abort(reason)
+        return [RoundAborted(reason)]
 
     def _answer_once(self, state: Uploaded | Signed, survivors: tuple[int, ...]) -> list[Output]:
         round_ = self._round(state)

@@ -28,6 +28,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
 from lightsecagg.field import shamir
 from lightsecagg.field.prime import Elements
+from lightsecagg.foreign import decode
 from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.protocol.messages import Message, UnmaskingShares
 from lightsecagg.protocol.roster import Round
@@ -149,7 +150,7 @@ class SecAggClient(RoundClient):
         return msgspec.msgpack.encode(answer)
 
     def _unpack_answer(self, round_: Round, packed: bytes) -> UnmaskingShares:
-        return _decoder.decode(packed)
+        return decode(_decoder.decode, packed, "stored answer")
 
     def _secagg(self, round_: Round) -> SecAggRound:
         if self._secagg_cache is None or self._secagg_cache.round is not round_:

@@ -29,6 +29,7 @@ from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
+from lightsecagg.foreign import decode, shown
 from lightsecagg.masks.sharing_graph import SIGMA, leak_bound
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 
@@ -349,12 +350,9 @@ class Settings:
     @classmethod
     def from_bytes(cls, data: bytes) -> Settings:
         """The inverse of `to_bytes`; `DecodeError` or `ParameterError` for anything else."""
-        try:
-            fields = _decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DecodeError(f"malformed settings: {error}") from error
+        fields = decode(_decoder.decode, data, "settings")
         if fields.point_rule != POINT_RULE:
-            raise DecodeError(f"unknown rule for the points: {fields.point_rule!r}")
+            raise DecodeError(f"unknown rule for the points: {shown(repr(fields.point_rule))}")
         parameters = Parameters(
             clients=fields.clients,
             privacy=fields.privacy,

@@ -27,6 +27,7 @@ import msgspec
 from lightsecagg.crypto.sealing import ShareKind, sealed_length
 from lightsecagg.errors import DecodeError, FieldError
 from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.foreign import decode
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.messages import (
     AggregatedShare,
@@ -128,10 +129,7 @@ class Codec:
         return b"".join((prefix, header, self._field.to_buffer(vector), trailer))
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
-        try:
-            message = _DECODERS[kind].decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DecodeError(f"malformed {kind.__name__}: {error}") from error
+        message = decode(_DECODERS[kind].decode, body, kind.__name__)
         if self._encoder.encode(message) != body:
             raise DecodeError(f"malformed {kind.__name__}: not in its one canonical form")
         return message

@@ -12,6 +12,7 @@ import msgspec
 
 from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError
+from lightsecagg.foreign import decode
 from lightsecagg.protocol.ledger import Ledger
 
 _PLACE = "client ledger, version 1"
@@ -64,9 +65,10 @@ class ClientLedger(Ledger):
 
     def _load(self) -> Ledger:
         try:
-            stored = _decoder.decode(unseal(_PLACE, self._path.read_bytes()))
+            content = unseal(_PLACE, self._path.read_bytes())
+            stored = decode(_decoder.decode, content, "entry")
             entries = Ledger.from_bytes(stored.entries)
-        except (JournalError, DecodeError, msgspec.MsgspecError) as error:
+        except (JournalError, DecodeError) as error:
             raise JournalError(
                 f"{self._path} is damaged: {error}; restore it. Without it this client does not "
                 "know which updates it has spent: remove it only if none of them can come again"

@@ -19,7 +19,8 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, DecodeError
+from lightsecagg.foreign import decode
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -222,12 +223,12 @@ def load_config(
 ) -> Config:
     """Read, override, validate; `ConfigurationError` names the key and what is allowed."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = decode(tomllib.loads, path.read_text(encoding="utf-8"), "TOML")
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no configuration file {path}; `lightsecagg provision` writes one"
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, DecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     for name, value in environment.items():
         table, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
@@ -262,8 +263,8 @@ def _override(document: dict[str, Any], key: str, value: str, source: str) -> No
 def _parse(value: str) -> Any:
     """A TOML value, or the bare string."""
     try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return decode(tomllib.loads, f"value = {value}", "value")["value"]
+    except DecodeError:
         return value
 
 

@@ -19,7 +19,8 @@ def seal(place: str, content: bytes) -> bytes:
 
 def unseal(place: str, sealed: bytes) -> bytes:
     """The inverse of `seal`; `JournalError` if a bit is wrong or it belongs elsewhere."""
-    content = bytes(sealed[_CHECKSUM:])
+    # A damaged database may hand out a number or a text where bytes were stored.
+    content = sealed[_CHECKSUM:] if isinstance(sealed, bytes) else b""
     if seal(place, content) != sealed:
         raise JournalError(f"the stored entry {place} is damaged")
     return content

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from lightsecagg.errors import DecodeError
+from lightsecagg.foreign import decode
 
 VERSION = 1
 _ROUND = struct.Struct("<BQ")
@@ -90,11 +91,8 @@ def pack_protocol(round_number: int, message: bytes) -> bytes:
 def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
     """A control message, or the round number and the encoded protocol message."""
     if data[:1] == b"\x00":
-        try:
-            control: AnyControl = _decoder.decode(memoryview(data)[1:])
-            return control
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DecodeError(f"malformed control message: {error}") from error
+        control: AnyControl = decode(_decoder.decode, memoryview(data)[1:], "control message")
+        return control
     if data[:1] == b"\x01" and len(data) >= _ROUND.size:
         return _ROUND.unpack_from(data)[1], memoryview(data)[_ROUND.size :]
     raise DecodeError("neither a control nor a protocol message")

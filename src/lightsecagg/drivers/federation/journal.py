@@ -21,15 +21,19 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
-from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
+from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
+from lightsecagg.foreign import decode, shown
 from lightsecagg.protocol.messages import Roster
 from lightsecagg.protocol.settings import Settings
+
+T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -141,10 +145,12 @@ class Journal:
         """Disk full, damaged database and the like, as our own error."""
         try:
             yield
-        except (OSError, sqlite3.Error) as error:
+        except LightSecAggError:
+            raise
+        except Exception as error:  # SQLite's on a damaged page: not all of them are its own
             raise JournalError(
-                f"cannot {action} the journal in {self._folder}: {error}; nothing was announced "
-                "or acknowledged that is not stored"
+                f"cannot {action} the journal in {self._folder}: {shown(error)}; nothing was "
+                "announced or acknowledged that is not stored"
             ) from error
 
     # -- rounds ------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class Journal:
         """A round number that was never used."""
         with self._reporting("read"):
             (latest,) = self._db.execute("SELECT coalesce(max(number), 0) FROM rounds").fetchone()
-        return int(latest) + 1
+            return int(latest) + 1
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
@@ -206,7 +212,7 @@ class Journal:
             ).fetchone()
         if row is None or row[0] is None:
             return None
-        return _ids(unseal(f"{number}/survivors", row[0]))
+        return _unpack(_id_lists, f"{number}/survivors", row[0])
 
     def complete(self, number: int, completed: int, model: bytes) -> None:
         """The round is done and this is the model after it: both or neither.
@@ -256,7 +262,7 @@ class Journal:
         """Rounds that a crash cut short."""
         with self._reporting("read"):
             rows = self._db.execute("SELECT number FROM rounds WHERE outcome IS NULL").fetchall()
-        return [int(number) for (number,) in rows]
+            return [int(number) for (number,) in rows]
 
     def pending(self, number: int) -> PendingRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""
@@ -276,12 +282,12 @@ class Journal:
         try:
             return PendingRound(
                 settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
-                roster=_rosters.decode(unseal(f"{number}/roster", roster)),
-                owners=_ids(unseal(f"{number}/owners", owners)),
+                roster=_unpack(_rosters, f"{number}/roster", roster),
+                owners=_unpack(_id_lists, f"{number}/owners", owners),
                 held=held,
                 survivors=self.announced(number),
             )
-        except (msgspec.MsgspecError, LightSecAggError) as error:
+        except LightSecAggError as error:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
 
     def load_upload(self, number: int, client: int) -> Elements:
@@ -308,7 +314,7 @@ class Journal:
             ).fetchone()
         if row is None:
             raise JournalError(f"no upload of client {client} in round {number} is stored")
-        return _uploads.decode(unseal(f"{number}/upload/{client}", row[0]))
+        return _unpack(_uploads, f"{number}/upload/{client}", row[0])
 
     def _upload_path(self, number: int, client: int) -> Path:
         return self._uploads / f"{number}-{client}.u32"
@@ -364,5 +370,8 @@ class DiskUploads(MutableMapping[int, Elements]):
         return len(self._clients)
 
 
-def _ids(content: bytes) -> tuple[int, ...]:
-    return _id_lists.decode(content)
+def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, sealed: bytes) -> T:
+    try:
+        return decode(decoder.decode, unseal(place, sealed), f"entry {place}")
+    except DecodeError as error:
+        raise JournalError(str(error)) from error

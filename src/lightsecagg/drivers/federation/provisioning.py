@@ -30,6 +30,7 @@ from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError, CryptoError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.foreign import decode, shown
 from lightsecagg.params import Parameters, ThreatModel, check_integer
 from lightsecagg.protocol.settings import AllowList
 
@@ -74,12 +75,12 @@ def load_allow_list(path: Path, authority_key: bytes, session: bytes | None = No
     With `session`, also refuse a list that was signed for another federation.
     """
     try:
-        signed = _decoder.decode(_read(path))
+        signed = decode(_decoder.decode, _read(path), "list")
         named = bytes.fromhex(signed.session)
         members = [(member.id, bytes.fromhex(member.key)) for member in signed.clients]
         signature = bytes.fromhex(signed.signature)
-    except ValueError as error:  # msgspec's errors are ValueErrors too
-        raise ConfigurationError(f"{path} is not an allow-list: {error}") from error
+    except ValueError as error:  # a `DecodeError` is one too
+        raise ConfigurationError(f"{path} is not an allow-list: {shown(error)}") from error
     if signed.version != _VERSION:
         raise ConfigurationError(
             f"{path} has version {signed.version}, this release reads version {_VERSION}"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading, shown
 from lightsecagg.training.datasets.dataset import Dataset, as_labels, data_folder, find_file
 from lightsecagg.training.datasets.images import open_image
 
@@ -24,16 +25,6 @@ _TEST = "test_batch"
 _CONTENTS = (
     "cifar-10-batches-py (data_batch_1 to data_batch_5 and test_batch), or data_batch_1.png to "
     "data_batch_5.png and test_batch.png with train_labels.json and test_labels.json"
-)
-# What unpickling, and taking apart what it returned, can raise on arbitrary bytes.
-_MALFORMED = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OverflowError,
-    TypeError,
-    ValueError,
 )
 _Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -64,10 +55,8 @@ def _png_parts(root: Path) -> tuple[_Part, _Part]:
         # One published set of these PNGs spells the word "lables".
         names = [f"{part}_labels.json", f"{part}_lables.json"]
         path = find_file("cifar10", [root], names, _CONTENTS)
-        try:
+        with reading(path, "a JSON list of labels"):
             return as_labels(json.loads(path.read_text(encoding="utf-8")), str(path))
-        except ValueError as error:
-            raise ConfigurationError(f"{path} is not a JSON list of labels") from error
 
     def pixels(name: str) -> NDArray[np.uint8]:
         path = find_file("cifar10", [root], [f"{name}.png"], _CONTENTS)
@@ -84,18 +73,15 @@ def _png_parts(root: Path) -> tuple[_Part, _Part]:
 
 def read_batch(path: Path) -> _Part:
     """One CIFAR batch file: images (n, 3, 32, 32) and labels, without trusting the file."""
-    try:
-        with path.open("rb") as file:
-            batch = _CifarUnpickler(file, encoding="bytes").load()
+    with reading(path, "a CIFAR-10 batch with 'data' and 'labels'"):
+        try:
+            with path.open("rb") as file:
+                batch = _CifarUnpickler(file, encoding="bytes").load()
+        except pickle.UnpicklingError as error:
+            raise ConfigurationError(f"{path} is not a CIFAR-10 batch: {shown(error)}") from error
         keys = {_text(key): value for key, value in batch.items()}
         images = keys["data"].to_bytes_array()
         return images.reshape(-1, 3, 32, 32), as_labels(keys["labels"], str(path))
-    except pickle.UnpicklingError as error:
-        raise ConfigurationError(f"{path} is not a CIFAR-10 batch: {error}") from error
-    except _MALFORMED as error:
-        raise ConfigurationError(
-            f"{path} is not a CIFAR-10 batch with 'data' and 'labels'; fetch it again"
-        ) from error
 
 
 def _text(key: object) -> str:

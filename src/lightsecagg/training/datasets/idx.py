@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading
 from lightsecagg.training.datasets.dataset import Dataset, data_folder, find_file
 
 
@@ -67,12 +67,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """One idx file of bytes: magic 0, 0, 8, dimensions; big-endian sizes; the values."""
     header = 4 + 4 * dimensions
     zipped = path.suffix == ".gz"
-    try:
-        with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            head = file.read(header)
-            body = file.read() if zipped else b""
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigurationError(f"{path} is not a complete gzip file; fetch it again") from error
+    with (
+        reading(path, "a complete gzip file"),
+        gzip.open(path, "rb") if zipped else path.open("rb") as file,
+    ):
+        head = file.read(header)
+        body = file.read() if zipped else b""
     if len(head) != header or head[:4] != bytes([0, 0, 8, dimensions]):
         raise ConfigurationError(f"{path} is not an idx file of {dimensions}-dimensional bytes")
     shape = struct.unpack(f">{dimensions}I", head[4:])

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading
 from lightsecagg.training.datasets.dataset import Dataset, data_folder
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"}
@@ -91,11 +92,8 @@ def open_image(path: Path, side: int | None = None) -> NDArray[np.uint8]:
         raise ConfigurationError(
             "reading images needs pillow: pip install 'lightsecagg[torch]'"
         ) from error
-    try:
-        with Image.open(path) as image:
-            rgb = image.convert("RGB")
-            if side is not None:
-                rgb = rgb.resize((side, side))
-            return np.asarray(rgb, dtype=np.uint8)
-    except (OSError, Image.DecompressionBombError) as error:
-        raise ConfigurationError(f"{path} cannot be read as an image") from error
+    with reading(path, "an image"), Image.open(path) as image:
+        rgb = image.convert("RGB")
+        if side is not None:
+            rgb = rgb.resize((side, side))
+        return np.asarray(rgb, dtype=np.uint8)

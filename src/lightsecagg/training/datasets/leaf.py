@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading
 from lightsecagg.training.datasets.dataset import Dataset, data_folder
 
 _CONTENTS = (
@@ -40,7 +41,7 @@ def _read_part(
     ys: list[NDArray[np.int64]] = []
     users: list[str] = []
     for path in files:
-        try:
+        with reading(path, "a LEAF file with user_data of x and y"):
             data = json.loads(path.read_text(encoding="utf-8"))["user_data"]
             for user, examples in data.items():
                 if not len(examples["y"]):
@@ -50,10 +51,6 @@ def _read_part(
                 if xs[-1].ndim != 2 or len(xs[-1]) != len(ys[-1]):
                     raise ValueError("x and y differ in length")
                 users.append(user)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"femnist: {path} is not a LEAF file with user_data of x and y"
-            ) from error
     if len({x.shape[1] for x in xs}) != 1:
         raise ConfigurationError(f"femnist: the examples in {folder} differ in length")
     inputs = np.concatenate(xs)

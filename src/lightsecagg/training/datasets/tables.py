@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading
 from lightsecagg.training.datasets.dataset import Dataset, Inputs, as_labels, data_folder, find_file
 
 _NPZ = "data.npz with x_train, y_train and, as needed, x_test, y_test, users"
@@ -64,11 +64,8 @@ def read_writer_ids(path: Path) -> NDArray[np.int64]:
 
 def load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """All arrays of an npz file; pickled objects inside it are refused."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(f"{path} is not an npz file of plain arrays") from error
+    with reading(path, "an npz file of plain arrays"), np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _dataset(
@@ -102,7 +99,10 @@ def _examples(array: NDArray[np.generic], path: Path) -> NDArray[np.uint8] | NDA
 def _read_table(
     path: Path,
 ) -> tuple[list[str], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64] | None]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with (
+        reading(path, "a table in CSV and UTF-8"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
         reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
         if "label" not in header or len(set(header)) != len(header):
