@@ -3,6 +3,7 @@
     LightSecAggError
     ├── ParameterError          parameters that can never work together
     ├── ConfigurationError      a file, flag or data set that the user must mend
+    │   └── MissingExtra        a package that only an extra of this one brings
     ├── InputRefused            a model or vector that must not be masked (NaN, Inf, over range)
     ├── FieldError              bytes or arrays that are not vectors over F_q
     ├── CryptoError             a key, signature or sealed share that does not verify
@@ -39,6 +40,18 @@ class ParameterError(LightSecAggError, ValueError):
 
 class ConfigurationError(LightSecAggError):
     """A file, flag or data set that the user must mend."""
+
+
+class MissingExtra(ConfigurationError):  # noqa: N818 - reads as what is wrong
+    """A package is not installed that only an extra of this one brings."""
+
+    def __init__(self, need: str, *extras: str) -> None:
+        """`need` is the half sentence "training needs torch"."""
+        # Nothing is published: a name on an index that is not ours must not be installed.
+        extra = ",".join(extras)
+        super().__init__(
+            f"{need}; in the repository, run: pip install -c constraints.txt '.[{extra}]'"
+        )
 
 
 class InputRefused(LightSecAggError, ValueError):  # noqa: N818 - reads as what happened

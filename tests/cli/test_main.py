@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from lightsecagg import __version__
 from lightsecagg.cli.main import COMMANDS, app
+from lightsecagg.errors import MissingExtra
 from lightsecagg.field import kernels
 
 
@@ -51,6 +52,41 @@ def test_version_names_the_active_kernels(backend: str) -> None:
     assert result.exit_code == 0
     assert result.output == f"lightsecagg {__version__} ({backend} kernels)\n"
     assert kernels.backend() == backend
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["task", "check"], ["simulate"]])
+def test_the_short_form_of_help_works_everywhere(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "-h"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert "completion" not in result.output
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightsecagg", "--version"], capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"lightsecagg ")
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (["run"], "torch", "torch"),
+        (["run"], "pydantic", "grpc"),
+        (["server", "--config", "nowhere.toml"], "grpc", "grpc"),
+        (["experiments", "figure5"], "matplotlib", "report"),
+    ],
+)
+def test_a_command_that_lacks_an_extra_names_it_before_anything_else(
+    command: list[str], package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, MissingExtra)
+    assert f"needs {package}" in str(error)
+    assert str(error).endswith(f"'.[{extra}]'")
 
 
 def test_no_command_at_all_shows_the_help() -> None:

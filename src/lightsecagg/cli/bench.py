@@ -7,11 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from lightsecagg.cli import options
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import EXIT_INTERRUPTED, AsJson, print_json, warn
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
-app = typer.Typer(no_args_is_help=True, help="Measure the hot loops, and whole federations.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Measure the hot loops, and whole federations."
+)
 
 
 @app.command("federation")
@@ -31,6 +34,7 @@ def bench_federation(
     as_json: AsJson = False,
 ) -> None:
     """Run one round of a real federation over loopback TLS, and the same without protection."""
+    require("bench federation", "grpc")
     from lightsecagg.experiments.federation_bench import FederationBench, measure
 
     bench = FederationBench(
@@ -82,6 +86,7 @@ def bench_soak(
     Tells what happens to the memory of server and clients, and compares the last sum with the
     plain one. Ctrl-C ends it, and it reports what was measured until then (exit code 130).
     """
+    require("bench soak", "grpc")
     from dataclasses import asdict
 
     from lightsecagg.experiments.soak import Plan, soak

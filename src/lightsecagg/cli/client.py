@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json
 
 app = typer.Typer(add_completion=False)
@@ -31,6 +32,7 @@ def client(
     Exit codes: 0 the federation has finished, 1 the server cannot be reached or refuses this
     client, 2 configuration, 3 the server gave up or speaks another version.
     """
+    require("client", "grpc")
     from lightsecagg.drivers.federation.config import ClientConfig, load_config
     from lightsecagg.drivers.federation.observer import set_up_logging
 
@@ -38,6 +40,8 @@ def client(
     if print_config:
         print_json({"clients": [item.model_dump(mode="json") for item in loaded]})
         return
+    if any(item.training is not None for item in loaded):
+        require("a client that trains", "torch")
     set_up_logging(log_level)
     from lightsecagg.drivers.federation.programs import run_clients
 

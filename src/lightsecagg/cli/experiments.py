@@ -10,10 +10,13 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli import laboratory
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json
 from lightsecagg.errors import ParameterError
 
-app = typer.Typer(no_args_is_help=True, help="Regenerate the paper's tables and figures.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Regenerate the paper's tables and figures."
+)
 
 
 @app.callback()
@@ -51,6 +54,7 @@ def asynchronous(
 
     Finished runs are kept in OUT/cells and not computed again.
     """
+    require("experiments async", "torch", "report")
     from lightsecagg.experiments import asynchronous as experiment
     from lightsecagg.training import use_one_thread
 

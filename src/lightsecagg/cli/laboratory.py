@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json, warn
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
     from lightsecagg.experiments.setups import FULL, QUICK
     from lightsecagg.field import kernels
 
+    profile = QUICK if quick else FULL
+    for name in names:
+        require(f"experiments {name}", *sorted(experiment(name).extras(profile)))
     if kernels.backend() != "native":
         warn("the native kernels are not in use: these figures are those of the NumPy fallback")
-    profile = QUICK if quick else FULL
     documents = {}
     for name in names:
         chosen = experiment(name)

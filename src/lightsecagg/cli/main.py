@@ -7,11 +7,10 @@ a command is one line in `COMMANDS`.
 from __future__ import annotations
 
 import importlib
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from lightsecagg import __version__
 from lightsecagg.cli.output import exit_codes
@@ -31,24 +30,27 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """A command group that imports a command's module when the command is asked for."""
+    """A command group that imports a command's module when the command is asked for.
+
+    Contexts and formatters are `Any`: older typers have those of click, newer ones their own.
+    """
 
     _only_listing = False
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module, summary = COMMANDS[cmd_name]
         if self._only_listing:
-            return click.Command(cmd_name, short_help=summary, help=summary)
+            return TyperCommand(cmd_name, short_help=summary, help=summary)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
         return command
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone: no command's module is imported for it."""
         self._only_listing = True
         try:
@@ -62,6 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Secure aggregation for federated learning.",
 )
 

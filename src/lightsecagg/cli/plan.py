@@ -13,7 +13,7 @@ from lightsecagg.planning import STATED, Federation, Network, Plan, Topology, ca
 from lightsecagg.planning import plan as make_plan
 from lightsecagg.planning.traffic import in_units
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json, warn
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
@@ -68,6 +69,7 @@ def run(
     Needs no download: the default task is scikit-learn's digits. For the final check the demo's
     clients ALSO write their plain updates to a temporary folder, which no real client does.
     """
+    require("run", "grpc", "torch")
     from lightsecagg.drivers.federation.demo import DemoConfig, run_demo
 
     weak = protocol in (ProtocolName.SECAGG_PLUS, ProtocolName.PLAIN)

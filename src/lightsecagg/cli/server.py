@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json
 
 app = typer.Typer(add_completion=False)
@@ -37,6 +38,7 @@ def server(
     Ctrl-C or SIGTERM finishes the current round, a second one ends at once. Exit codes: 0 done or
     stopped, 2 configuration, 3 a round was aborted for good, 1 anything else.
     """
+    require("server", "grpc")
     from lightsecagg.drivers.federation.config import ServerConfig, load_config
     from lightsecagg.drivers.federation.observer import set_up_logging
 
@@ -44,6 +46,8 @@ def server(
     if print_config:
         print_json(loaded.model_dump(mode="json"))
         return
+    if loaded.training is not None:
+        require("a server that trains", "torch")
     set_up_logging(log_level)
     from lightsecagg.drivers.federation.programs import run_server
 

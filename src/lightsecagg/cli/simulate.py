@@ -9,7 +9,6 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -24,7 +23,7 @@ from lightsecagg.planning.traffic import in_units
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 class Choice(StrEnum):
@@ -48,8 +47,8 @@ class _ByMode(TyperCommand):
     """The asynchronous mode has options of its own: `simulate --mode async --help`."""
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **kw: Any
-    ) -> click.Context:
+        self, info_name: str | None, args: list[str], parent: Any = None, **kw: Any
+    ) -> Any:
         if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
             return super().make_context(info_name, args, parent, **kw)
         from lightsecagg.cli import simulate_async

@@ -38,7 +38,7 @@ from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.plain_async import FedBuffServer
 from lightsecagg.protocol.settings import Buffering
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 # Random streams that never meet; batches are seeded by the training engine.
 _SCHEDULE, _ROUNDING = 1, 2

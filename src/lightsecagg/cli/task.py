@@ -9,11 +9,14 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
-app = typer.Typer(no_args_is_help=True, help="Start, check and list learning tasks.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Start, check and list learning tasks."
+)
 
 
 @app.command()
@@ -41,6 +44,7 @@ def list_tasks(
     as_json: AsJson = False,
 ) -> None:
     """List the built-in tasks and models."""
+    require("task list", "torch")
     from lightsecagg.training.builtin_tasks import DEFAULT_MODELS, PAPER_MODELS
     from lightsecagg.training.datasets import DATASETS
     from lightsecagg.training.models import MODELS
@@ -84,6 +88,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Build a task, train one client twice, evaluate, and report what would be federated."""
+    require("task check", "torch")
     config = TaskConfig(
         task=task,
         clients=clients,

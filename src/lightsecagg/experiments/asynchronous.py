@@ -38,7 +38,7 @@ from lightsecagg.drivers.simulation.asynchronous import (
     simulate_async,
 )
 from lightsecagg.drivers.simulation.schedule import UniformStaleness
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, MissingExtra
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
@@ -465,9 +465,7 @@ def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> lis
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "figures need matplotlib: pip install 'lightsecagg[report]'"
-        ) from error
+        raise MissingExtra("figures need matplotlib", "report") from error
     done, written = list(documents), []
     curves: dict[tuple[str, str], list[dict[str, float]]] = {}
     for document in done:

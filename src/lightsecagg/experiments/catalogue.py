@@ -31,6 +31,13 @@ class Experiment:
     """What must be measured."""
     report: Callable[[Profile, Results], Report]
     """What it comes to."""
+    draws: bool = False
+    """Whether the report has pictures."""
+
+    def extras(self, profile: Profile) -> set[str]:
+        """The extras of this package that it takes."""
+        needed = {extra for cell in self.cells(profile) for extra in cell.extras}
+        return needed | ({"report"} if self.draws else set())
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -40,12 +47,14 @@ EXPERIMENTS: dict[str, Experiment] = {
     "table4": Experiment(breakdown.table4_cells, breakdown.table4_report),
     "table5": Experiment(complexity.count_cells, complexity.table5_report),
     "table6": Experiment(complexity.table6_cells, complexity.table6_report),
-    "figure5": Experiment(breakdown.figure5_cells, breakdown.figure5_report),
+    "figure5": Experiment(breakdown.figure5_cells, breakdown.figure5_report, draws=True),
     **{
-        name: Experiment(partial(growth.growth_cells, name), partial(growth.growth_report, name))
+        name: Experiment(
+            partial(growth.growth_cells, name), partial(growth.growth_report, name), draws=True
+        )
         for name in growth.FIGURES
     },
-    "impact-of-u": Experiment(impact_of_u.impact_cells, impact_of_u.impact_report),
+    "impact-of-u": Experiment(impact_of_u.impact_cells, impact_of_u.impact_report, draws=True),
     "overhead": Experiment(overhead.overhead_cells, overhead.overhead_report),
     "planner": Experiment(forecasts.forecast_cells, forecasts.forecast_report),
     "transport": Experiment(transport.transport_cells, transport.transport_report),

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.scenario import Scenario, run
@@ -33,6 +33,9 @@ Results = dict[str, Document]
 
 class Cell(ABC):
     """One measurement."""
+
+    extras: ClassVar[tuple[str, ...]] = ()
+    """The extras of this package that it takes."""
 
     @property
     @abstractmethod
@@ -133,6 +136,7 @@ def _loads(report: RoundReport) -> dict[Phase, dict[str, float]]:
 class TrainingCell(Cell):
     """Local training of one client, in CPU seconds of one thread, on tensors of random pixels."""
 
+    extras: ClassVar[tuple[str, ...]] = ("torch",)
     task: str
     """A key of `PAPER_MODELS`."""
     samples: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import MissingExtra
 from lightsecagg.experiments.cells import Results
 from lightsecagg.experiments.machine import describe_machine, is_busy
 
@@ -173,9 +173,7 @@ def _draw(plot: Plot, path: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "plots need matplotlib: pip install 'lightsecagg[report]'"
-        ) from error
+        raise MissingExtra("plots need matplotlib", "report") from error
     figure = Figure(figsize=plot.size, layout="constrained")
     FigureCanvasAgg(figure)
     plot.draw(figure)

@@ -17,9 +17,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, MissingExtra
 from lightsecagg.experiments.cells import Cell, Document, Results
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import Profile
@@ -43,6 +43,7 @@ _HOST = "127.0.0.1"
 class TransportCell(Cell):
     """Seconds for all messages, by one way of sending them."""
 
+    extras: ClassVar[tuple[str, ...]] = ("grpc", "torch")
     method: str
     messages: int = 200
     size: int = 120 * 1024
@@ -101,7 +102,7 @@ def _grpc() -> Any:
     try:
         import grpc
     except ModuleNotFoundError as error:
-        raise ConfigurationError("this needs gRPC: pip install 'lightsecagg[grpc]'") from error
+        raise MissingExtra("this needs gRPC", "grpc") from error
     return grpc
 
 

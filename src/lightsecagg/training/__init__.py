@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import MissingExtra
 
 if TYPE_CHECKING:
     from lightsecagg.training.builtin_tasks import PAPER_MODELS, PaperModel
@@ -104,9 +104,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ConfigurationError(
-            "training needs torch: pip install 'lightsecagg[torch]'"
-        ) from error
+        raise MissingExtra("training needs torch", "torch") from error
     return getattr(module, name)
 
 

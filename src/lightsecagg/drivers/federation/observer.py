@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, MissingExtra
 
 log = logging.getLogger("lightsecagg")
 LEVELS = ("debug", "info", "warning", "error")
@@ -118,9 +118,7 @@ class Metrics:
         try:
             import prometheus_client as prometheus
         except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                "metrics need prometheus-client: pip install 'lightsecagg[grpc]'"
-            ) from error
+            raise MissingExtra("metrics need prometheus-client", "grpc") from error
         self._registry = prometheus.CollectorRegistry()
         self._seconds = prometheus.Histogram(
             "lightsecagg_phase_seconds", "Duration of a phase", ["phase"], registry=self._registry

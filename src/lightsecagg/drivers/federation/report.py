@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import MissingExtra
 
 PHASES = ("advertise", "share", "training", "upload", "agree", "recover")
 _COLOURS = {
@@ -45,9 +45,7 @@ def draw_timeline(
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "the timeline needs matplotlib: pip install 'lightsecagg[report]'"
-        ) from error
+        raise MissingExtra("the timeline needs matplotlib", "report") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.patches import Patch

@@ -30,15 +30,13 @@ from lightsecagg.drivers.transport.tls import (
     is_loopback,
     split_address,
 )
-from lightsecagg.errors import ConfigurationError, PeerGone, Refused, TransportError
+from lightsecagg.errors import ConfigurationError, MissingExtra, PeerGone, Refused, TransportError
 
 try:
     import grpc
     import grpc.aio
 except ImportError as missing:
-    raise ConfigurationError(
-        "the networked system needs gRPC: pip install 'lightsecagg[grpc]'"
-    ) from missing
+    raise MissingExtra("the networked system needs gRPC", "grpc") from missing
 
 # The version is part of the name: peers of another version find no such method (R37).
 _SERVICE: Final = "lightsecagg.v1.Transport"

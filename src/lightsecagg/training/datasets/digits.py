@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import MissingExtra
 from lightsecagg.training.datasets.dataset import Dataset, as_labels
 
 
@@ -13,9 +13,7 @@ def read_digits() -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "the digits task needs scikit-learn: pip install 'lightsecagg[torch]'"
-        ) from error
+        raise MissingExtra("the digits task needs scikit-learn", "torch") from error
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     targets = as_labels(labels, "digits")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, MissingExtra
 from lightsecagg.foreign import reading
 from lightsecagg.training.datasets.dataset import Dataset, data_folder
 
@@ -89,9 +89,7 @@ def open_image(path: Path, side: int | None = None) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "reading images needs pillow: pip install 'lightsecagg[torch]'"
-        ) from error
+        raise MissingExtra("reading images needs pillow", "torch") from error
     with reading(path, "an image"), Image.open(path) as image:
         rgb = image.convert("RGB")
         if side is not None:

@@ -1,0 +1,134 @@
+"""What a newcomer gets from a plain `pip install`: the core alone, and today's versions of all.
+
+The other tests run in the environment of constraints.txt, with every extra; this one fetches what
+pip chooses without it. `LIGHTSECAGG_OFFLINE=1` leaves it out where there is no package index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from lightsecagg.cli.extras import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+OLDEST_TYPER = re.search(r'"typer>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+
+WORKS = [
+    "--version",
+    "--help",
+    "simulate --clients 5 --privacy 1 --dropouts 1 --dim 50 --protocol all",
+    "simulate --mode async --clients 6 --privacy 1 --dropouts 1 --buffer 3 --dim 50 --flushes 1",
+    "plan --clients 10 --privacy 2 --dropouts 2 --dim 1000 --stated",
+    "provision --clients 3 --out federation",
+    "task template my_task.py",
+    "bench kernels --clients 5 --survivors 4 --privacy 2 --dim 1000",
+    "experiments table6 --quick",
+    "run --help",
+]
+LACKS = {
+    "run": "grpc,torch",
+    "server --config federation/server/server.toml": "grpc",
+    "client --config federation/clients/0/client-0.toml": "grpc",
+    "bench federation": "grpc",
+    "bench soak": "grpc",
+    "task list": "torch",
+    "task check digits": "torch",
+    "experiments table4 --quick": "torch",
+    "experiments figure5 --quick": "report,torch",
+    "experiments async --quick": "torch,report",
+    "experiments transport": "grpc,torch",
+}
+
+
+class Newcomer:
+    """A fresh environment with the package and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "venv" / "bin" / "python"
+        venv.create(folder / "venv", with_pip=True)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Python, in an empty folder, without a trace of the environment of the tests."""
+        ours = ("LIGHTSECAGG_", "PYTHON", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return subprocess.run(
+            [self.python, *arguments],
+            env={**kept, "COLUMNS": "80"},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def install(self, *what: str) -> None:
+        done = self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+        assert done.returncode == 0, done.stderr
+
+    def lightsecagg(self, command: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "lightsecagg", *command.split())
+
+
+def wheel_of_this_tree(folder: Path) -> Path:
+    """Without build isolation: the tools are here, and what is tested is the installation."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
+    # The build folder is not the one in the tree: other tests may be using it.
+    options = ["--no-deps", "--no-index", "--wheel-dir", str(folder)]
+    options += ["--config-settings", f"build-dir={folder / 'build'}"]
+    built = subprocess.run(
+        [*command, *options, str(ROOT)], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # pip fetches and installs, perhaps on a busy machine
+@pytest.mark.skipif("LIGHTSECAGG_OFFLINE" in os.environ, reason="LIGHTSECAGG_OFFLINE is set")
+def test_a_plain_install_of_the_core_works_and_names_the_extra_that_a_command_lacks(
+    tmp_path: Path,
+) -> None:
+    newcomer = Newcomer(tmp_path)
+    newcomer.install(str(wheel_of_this_tree(tmp_path)))
+    for command in WORKS:
+        done = newcomer.lightsecagg(command)
+        assert done.returncode == 0, (command, done.stderr)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (ten_lines, *_) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    done = newcomer.run("-c", ten_lines)
+    assert done.stdout.startswith("(0, 1, 2, 3, 5) 1270"), done.stderr
+    for command, extra in LACKS.items():
+        done = newcomer.lightsecagg(command)
+        assert done.returncode == 2, (command, done.stderr)
+        assert done.stdout == ""
+        assert re.fullmatch(
+            rf"error: .* needs? .*pip install -c constraints.txt '\.\[{extra}\]'\n", done.stderr
+        ), (command, done.stderr)
+    assert OLDEST_TYPER is not None
+    newcomer.install(f"typer=={OLDEST_TYPER[1]}")
+    for command in WORKS[:5]:
+        done = newcomer.lightsecagg(command)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_no_message_or_document_names_a_package_that_is_not_published() -> None:
+    """Whoever claimed the name on an index could run code on our users' machines."""
+    texts = [*(ROOT / "src").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for path in texts:
+        found = re.findall(r"pip install\s.*?lightsecagg.*", path.read_text("utf-8"))
+        assert not found, (path, found)
+
+
+def test_every_extra_that_is_asked_for_exists() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(PACKAGES) <= set(project["optional-dependencies"])
