@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightsecagg.crypto.identity import IdentityKey
-    from lightsecagg.drivers.simulation.aggregation import AggregationResult, aggregate
+    from lightsecagg.drivers.aggregation import AggregationResult, aggregate
     from lightsecagg.errors import LightSecAggError
     from lightsecagg.field.prime import DEFAULT_FIELD
     from lightsecagg.field.quantization import Quantizer
@@ -67,7 +67,7 @@ __all__ = [
 
 _HOMES = {
     "lightsecagg.crypto.identity": ("IdentityKey",),
-    "lightsecagg.drivers.simulation.aggregation": ("AggregationResult", "aggregate"),
+    "lightsecagg.drivers.aggregation": ("AggregationResult", "aggregate"),
     "lightsecagg.errors": ("LightSecAggError",),
     "lightsecagg.field.prime": ("DEFAULT_FIELD",),
     "lightsecagg.field.quantization": ("Quantizer",),

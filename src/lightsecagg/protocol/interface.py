@@ -22,6 +22,8 @@ entropy, a server does the same again.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -94,6 +96,13 @@ class RoundAborted:
 Output = Send | NeedInput | Aggregate | RoundAborted
 
 
+class Party(Protocol):
+    """Either end of a wire, in a round or in the asynchronous mode."""
+
+    def receive(self, sender: int, message: Message) -> Sequence[object]:
+        """Take a message from `sender`; send every returned message, in order."""
+
+
 class ClientParty(Protocol):
     """One client in one round."""
 
@@ -106,9 +115,19 @@ class ClientParty(Protocol):
     def snapshot(self) -> bytes:
         """The whole state, secrets included; store it before releasing this call's outputs."""
 
+    def abort(self, reason: str) -> None:
+        """The driver gives this round up; the party forgets all its secrets."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the secrets and shares that it keeps for later phases."""
+
 
 class ServerParty(Protocol):
     """The server in one round."""
+
+    late_messages: Counter[str]
+    """Messages that came after their phase and were ignored, by type."""
 
     @property
     def phase(self) -> Phase:

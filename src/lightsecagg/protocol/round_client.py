@@ -310,6 +310,14 @@ class RoundClient(ABC):
         self.ledger.count_change()
 
     @property
+    def stored(self) -> int:
+        """See `ClientParty.stored`; an input that waits in the same place is not counted."""
+        state = self.state
+        if not isinstance(state, Sharing | Uploaded | Signed):
+            return 0
+        return len(state.secret) + sum(len(share) for _, share in state.held.values())
+
+    @property
     def generation(self) -> int:
         """Grows with every change, over all rounds of the ledger; see `restore`."""
         return self.ledger.generation

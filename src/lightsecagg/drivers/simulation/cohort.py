@@ -72,7 +72,9 @@ class Cohort:
         """A client's signing key."""
         return self._identities[client]
 
-    def client(self, client: int, settings: Settings, entropy: Entropy) -> RoundClient:
+    def client(
+        self, client: int, settings: Settings, entropy: Entropy = system_entropy
+    ) -> RoundClient:
         """A client's party in a round."""
         policy = Policy(
             allow_list=self.allow_list,

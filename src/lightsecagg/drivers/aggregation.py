@@ -9,17 +9,17 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.drivers.local import run_round
 from lightsecagg.drivers.simulation.cohort import Cohort
-from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.scenario import Scenario
-from lightsecagg.drivers.simulation.synchronous import simulate_round
-from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
+from lightsecagg.errors import Aborted, InputRefused, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
-from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.interface import RoundAborted, Update
 from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.wire import Codec
 
 Array = NDArray[Any]
 Arrays = Array | Mapping[str, Array]
@@ -101,16 +101,14 @@ def aggregate(
     }
     parameters = scenario.protocol_parameters()
     cohort = Cohort(scenario.protocol, parameters, quantizer, layout.size, *scenario.graph())
-    check_memory(cohort.settings())
-    gone = [client for client, arrays in enumerate(vectors) if arrays is None]
-    faults = Faults(drops=dict.fromkeys(gone, (Phase.UPLOAD, Moment.BEFORE)))
-    report = simulate_round(cohort, updates.__getitem__, faults)
-    if report.aggregate is None:
-        raise Aborted(report.aborted)
-    if not report.exact:
-        raise RecoveryError("the recovered sum is not that of the included clients")
-    included = report.aggregate.included
-    values, weight = report.settings.average(report.aggregate.total)
+    settings = cohort.next_round()
+    check_memory(settings)
+    clients = {client: cohort.client(client, settings) for client in cohort.clients}
+    result = run_round(cohort.server(settings), clients, Codec(settings.field), updates.get)
+    if isinstance(result, RoundAborted):
+        raise Aborted(result.reason)
+    included = result.included
+    values, weight = settings.average(result.total)
     if weights is None:
         weight = len(included)
         values = values / weight
