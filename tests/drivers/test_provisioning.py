@@ -77,6 +77,7 @@ def test_configuration_files_are_what_server_and_client_read(made: Provisioned) 
         own = config.load_config(config.ClientConfig, path, environment={})
         assert own.client.id == client
         assert own.client.privacy == 1
+        assert (own.client.bound, own.client.clip) == (aggregation.bound, True)
         assert own.server.address == server.server.address
         assert bytes.fromhex(own.federation.session) == made.session
         authority = bytes.fromhex(own.federation.authority)
@@ -103,7 +104,7 @@ def test_a_job_is_training_or_vectors(tmp_path: Path) -> None:
     assert (server.vectors.dimension, server.vectors.weighted) == (1000, False)
     assert server.vectors.output == tmp_path / "sum/server/result.npz"
     # A vector is spent by its first sum.
-    assert (server.rounds.number, server.aggregation.bound) == (1, 2.5)
+    assert (server.rounds.number, server.aggregation.bound, client.client.bound) == (1, 2.5, 2.5)
     assert client.vectors is not None
     assert client.vectors.input == tmp_path / "sum/clients/1/vector.npy"
     server, client = configs("average", vectors=7, weighted=True)

@@ -28,7 +28,9 @@ def provision(
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Average the vectors by sample counts instead.")
     ] = False,
-    bound: Annotated[float, typer.Option(help="Largest entry of an update or vector.")] = 1.0,
+    bound: Annotated[
+        float, typer.Option(help="Largest entry of an update or vector; larger ones are clipped.")
+    ] = 1.0,
     server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,

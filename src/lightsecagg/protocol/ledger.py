@@ -27,6 +27,7 @@ class _Entries(msgspec.Struct):
     last_round: int = -1
     spent: set[bytes] = set()
     attempts: dict[str, int] = {}  # by the model's hash in hexadecimal: msgspec sorts no others
+    openings: dict[str, int] = {}  # likewise
 
 
 _decoder = msgspec.msgpack.Decoder(_Entries)
@@ -88,6 +89,21 @@ class Ledger:
                 f"that it allows (max_attempts = {max_attempts}): sums over many reruns would "
                 "reveal single updates"
             )
+
+    def count_opening(self, model: bytes, max_openings: int) -> None:
+        """Note that a round begins from `model`; refuse one too many (S44).
+
+        A server could open one round after another from the same model and end each before the
+        uploads; whoever it hears of, or misses, is an answer to whatever it varies.
+        """
+        openings = self._entries.openings.get(model.hex(), 0)
+        if openings >= max_openings:
+            raise RemoteProtocolError(
+                f"the server has opened {openings} rounds from this global model, the most that "
+                f"this client allows (max_openings = {max_openings}): who takes part in ever more "
+                "of them would tell about its update; if they failed honestly, raise max_openings"
+            )
+        self._entries.openings[model.hex()] = openings + 1
 
     def fingerprint(self, update: Update) -> bytes:
         """A keyed hash that tells updates apart and nothing else.

@@ -42,6 +42,7 @@ class PlainClient(RoundClient):
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        self.ledger.count_opening(settings.model, self._policy.max_openings)
         # A roster of nobody: there is nobody to share with, and sharing is closed already.
         self.state = Sharing(
             settings=message.settings,

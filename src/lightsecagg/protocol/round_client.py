@@ -378,6 +378,7 @@ class RoundClient(ABC):
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        self.ledger.count_opening(settings.model, self._policy.max_openings)
         pairs = [AgreementKey.generate(self._entropy) for _ in range(self.key_count)]
         keys = tuple(pair.public for pair in pairs)
         signature = sign_keys(self._identity, settings.context, self.client, keys)

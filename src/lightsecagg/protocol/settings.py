@@ -439,6 +439,9 @@ class Policy:
     max_attempts: int = 2
     """How often this client uploads an update trained from one and the same global model; in
     rounds without a model, how often in the whole session."""
+    max_openings: int = 16
+    """In how many rounds from one and the same global model this client takes part, those
+    included that end before its upload (S44); without a model, in the whole session."""
     minimum: int = 0
     """The fewest clients whose updates may be summed. T + 2 is always demanded; a client that
     wants to hide in a larger crowd says so here."""
@@ -446,9 +449,10 @@ class Policy:
     """LightSecAgg: how masks are shared. None takes either: seeded shares rest on AES as a
     pseudorandom generator, the paper's do not but cost more; neither is a stricter form of the
     other, so that the server cannot tighten one into the other."""
-    bound: float = 0.0
-    """The least bound for the entries of an update. A client that refuses an update beyond the
-    bound tells the server so by its absence; with a bound that it always keeps, it never does."""
+    bound: float | None = None
+    """The bound for the entries of an update, exactly (S44). A client whose update lies beyond it
+    is missing from the sum, and the server sees that: were the bound the server's to choose, it
+    could search for the largest entry. None leaves it to the server."""
     max_share_bytes: int | None = None
     """LightSecAgg: the most bytes that the shares of one round may take at this client, those
     that it makes and those that it holds 4 N L each; `stock` times as much in the asynchronous
@@ -499,10 +503,10 @@ class Policy:
             raise _refused(
                 f"sums over {settings.minimum} clients, this client demands {self.minimum}"
             )
-        if settings.quantizer.bound < self.bound:
+        if self.bound is not None and settings.quantizer.bound != self.bound:
             raise _refused(
-                f"bound {settings.quantizer.bound} for the entries of an update, this client's "
-                f"reach {self.bound}"
+                f"bound {settings.quantizer.bound} for the entries of an update, this client's is "
+                f"{self.bound}; who changes it changes it at every client"
             )
         if settings.protocol is ProtocolName.LIGHTSECAGG:
             self._check_sharing(settings)

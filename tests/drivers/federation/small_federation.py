@@ -97,6 +97,7 @@ class Federation:
         defaults: dict[str, Any] = {
             "id": i,
             "identity": Path("unused"),
+            "bound": self.aggregation.bound,
             "overlap": "thread",
             "reconnect": 3,
             "protocols": (self.aggregation.protocol,),

@@ -44,6 +44,18 @@ def test_S06_a_restart_forgets_nothing(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "ledger").stat().st_mode) == 0o600
 
 
+def test_S44_a_restart_forgets_no_opening(tmp_path: Path) -> None:
+    for number in (1, 2):
+        ledger = ClientLedger(tmp_path / "ledger", SESSION, 3)
+        ledger.open_round(number, b"model", 2)
+        ledger.count_opening(b"model", 2)
+        ledger.close()
+    again = ClientLedger(tmp_path / "ledger", SESSION, 3)
+    with pytest.raises(RemoteProtocolError, match="opened 2 rounds from this global model"):
+        again.count_opening(b"model", 2)
+    again.count_opening(b"another", 2)
+
+
 def test_S06_one_process_at_a_time(tmp_path: Path) -> None:
     first = ClientLedger(tmp_path / "ledger", SESSION, 3)
     with pytest.raises(ConfigurationError, match="another process runs as client 3"):
@@ -81,14 +93,17 @@ def test_a_ledger_that_cannot_be_kept_is_a_mistake_in_the_configuration(tmp_path
         ClientLedger(tmp_path / "missing" / "ledger", SESSION, 3)
 
 
-@pytest.mark.parametrize("writes", [1, 2])
+@pytest.mark.parametrize("writes", [1, 2, 3])
 def test_R36_a_client_whose_disk_is_full_sends_nothing_that_a_restart_would_forget(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     writes: int,
 ) -> None:
-    """Full after one write, it does not upload; after two, it does not sign. The others go on."""
+    """Full after one write, it sends no keys; after two, no upload; after three, no signature.
+
+    The others go on.
+    """
     federation = Federation(tmp_path / "state", 5, privacy=1, dropouts=1)
     original, done = module.write_synced, 0
 
@@ -112,7 +127,7 @@ def test_R36_a_client_whose_disk_is_full_sends_nothing_that_a_restart_would_forg
 
     (record,) = asyncio.run(scenario())
     assert "cannot be written: No space left on device; nothing was sent" in caplog.text
-    assert record.dropped == {("upload", "agree")[writes - 1]: [2]}
-    assert (2 in record.included) == (writes == 2), "uploaded, but not signed for"
+    assert record.dropped == {("advertise", "upload", "agree")[writes - 1]: [2]}
+    assert (2 in record.included) == (writes == 3), "uploaded, but not signed for"
     assert 2 not in record.responders
     federation.check(record)

@@ -29,6 +29,7 @@ dimension = 3
 CLIENT = f"""{FEDERATION}
 [client]
 id = 2
+bound = 1.0
 identity = "identity.key"
 [training.task]
 task = "npz"

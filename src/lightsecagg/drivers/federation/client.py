@@ -128,6 +128,7 @@ class FederationClient:
             protocols=table.protocols,
             dimension=job.dimension,
             max_attempts=table.max_attempts,
+            max_openings=table.max_openings,
             minimum=table.minimum,
             share_mode=table.share_mode,
             bound=table.bound,

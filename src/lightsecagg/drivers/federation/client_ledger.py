@@ -28,7 +28,7 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 
 class ClientLedger(Ledger):
-    """Stored before an upload or a signature leaves; at most one process uses it."""
+    """Stored before keys, an upload or a signature leave; at most one process uses it."""
 
     def __init__(self, path: Path, session: bytes, client: int) -> None:
         """Go on from the file, or begin it if there is none."""
@@ -48,6 +48,11 @@ class ClientLedger(Ledger):
             raise ConfigurationError(
                 f"[client] ledger {path} cannot be kept: {error.strerror or error}"
             ) from error
+
+    def count_opening(self, model: bytes, max_openings: int) -> None:
+        """A round begins from `model`."""
+        super().count_opening(model, max_openings)
+        self._store_or_refuse()
 
     def count_upload(self, model: bytes) -> None:
         """An update trained from `model` leaves this client."""

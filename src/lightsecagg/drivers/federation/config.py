@@ -159,16 +159,19 @@ class ClientTable(Table):
     """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
     share_mode: ShareMode | None = None
     """How its masks may be shared; left out, as the server likes."""
-    bound: float = Field(default=0.0, ge=0)
-    """The least bound that it accepts; below what its updates reach, its refusals would tell."""
+    bound: float = Field(gt=0)
+    """The bound of every round, exactly: a server that could vary it could search for the largest
+    entry of an update, by who is missing from the sum."""
     max_share_bytes: int | None = Field(default=None, gt=0)
     """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")
     """What it must remember across restarts: the updates that are spent, the uploads per model."""
     max_attempts: int = Field(default=2, ge=1)
     """Uploads for one global model, at most."""
+    max_openings: int = Field(default=16, ge=1)
+    """Rounds that the server may open from one global model, those included that fail early."""
     clip: bool = False
-    """Clip entries beyond the bound instead of refusing to upload."""
+    """Clip entries beyond the bound instead of missing the round, which the server would see."""
     overlap: Literal["process", "thread", "off"] = "process"
     """Where training runs while masks are encoded and shared; `off`: before it."""
     reconnect: float = Field(default=120.0, gt=0)

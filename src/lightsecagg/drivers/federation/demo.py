@@ -120,6 +120,7 @@ def run_demo(config: DemoConfig, folder: Path, watch: Watch) -> DemoResult:
         config.clients,
         privacy=config.privacy,
         dropouts=config.dropouts,
+        bound=config.bound,
         port=_free_port(),
     )
     processes = _Processes(config, made, trace, deaths)
@@ -220,7 +221,6 @@ class _Processes:
             f'aggregation.protocol="{config.protocol}"',
             f'aggregation.threat_model="{config.threat_model}"',
             f"aggregation.survivors={config.survivors}",
-            f"aggregation.bound={config.bound}",
             "aggregation.max_samples=10000",
             f"rounds.number={config.rounds}",
             "rounds.settle=5.0",

@@ -145,7 +145,8 @@ def provision(
 
     By default a quarter of the clients may collude with a malicious server, and a quarter vanish.
     They train `task`, or sum vectors of `vectors` entries (`weighted`: average them by sample
-    counts). No entry of an update or vector is beyond `bound`.
+    counts). No entry of an update or vector is beyond `bound`: clients clip it, and refuse a
+    round with another bound.
     """
     _check_arguments(directory, server_name, port, days)
     job = _job(clients, task, vectors, weighted)
@@ -217,6 +218,8 @@ def provision(
                                 "identity": "identity.key",
                                 "privacy": parameters.privacy,
                                 "threat_model": parameters.threat_model,
+                                "bound": bound,
+                                "clip": True,
                             },
                             "server": {"address": reach},
                             "tls": _tls_table("client"),
