@@ -141,6 +141,7 @@ def _header(header: dict[str, Any]) -> ShareHeader:
         header["recipient"],
         header["mask_id"],
         header["length"],
+        bytes.fromhex(header["salt"]),
     )
 
 
@@ -243,7 +244,7 @@ def examples() -> list[m.Message]:
         m.Opening(b"settings"),
         m.Advertise((fixed("key"),), fixed("signature", 64)),
         m.Roster((member, m.Member(300, (fixed("other key"),), fixed("other signature", 64)))),
-        m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("sealed", 48)),
+        m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("salt", 16), fixed("sealed", 48)),
         m.SharesClosed((7, 300, 70000)),
         m.MaskedUpload(b"\x05", vector_),
         m.SurvivorSet((7, 300)),
@@ -278,12 +279,12 @@ def wire_vectors() -> Iterator[Vector]:
         yield decode(f"{name}, last byte missing", data[:-1])
         yield decode(f"{name}, one byte too many", data + b"\0")
     data = codec.encode(examples()[4])
-    for version in (0, 2, 255):
+    for version in (0, 1, 3, 255):
         yield decode(f"version {version}", bytes([version]) + data[1:])
     for tag in (0, 127, 255):
         yield decode(f"unknown tag {tag}", bytes([VERSION, tag]) + data[2:])
     yield decode("nothing", b"")
-    yield decode("a version and no tag", b"\1")
+    yield decode("a version and no tag", bytes([VERSION]))
     for name, content in {
         "1 as uint8": "9191cc01",
         "1 as uint16": "9191cd0001",
@@ -305,7 +306,7 @@ def wire_vectors() -> Iterator[Vector]:
     yield decode("AbortRound, bytes for text", body(m.AbortRound, bytes.fromhex("91c40178")))
     yield decode("AbortRound, no UTF-8", body(m.AbortRound, bytes.fromhex("91a2fffe")))
     for q in MODULI:
-        for kind, trailer in ((m.MaskedUpload, b"\1"), (m.AggregatedShare, b"")):
+        for kind, trailer in ((m.MaskedUpload, bytes([VERSION])), (m.AggregatedShare, b"")):
             header = struct.pack("<HI", len(trailer), 1)
             for element in (q - 1, q, 2**32 - 1):
                 content = header + struct.pack("<I", element) + trailer
@@ -317,7 +318,7 @@ def wire_vectors() -> Iterator[Vector]:
     claim = struct.pack("<HI", 0, 2**32 - 1)
     yield decode("AggregatedShare, claims 16 GiB", body(m.AggregatedShare, claim))
     for kind_value, length in ((0, 32), (4, 32), (1, 31), (1, 33), (2, 2**32 - 1)):
-        header = struct.pack("<IIQBI", 7, 300, 0, kind_value, length)
+        header = struct.pack("<IIQBI", 7, 300, 0, kind_value, length) + fixed("salt", 16)
         name = f"SealedShare, kind {kind_value}, length {length}"
         yield decode(name, body(m.SealedShare, header + fixed("sealed", 48)))
 
@@ -539,6 +540,7 @@ def sealing_vectors() -> Iterator[Vector]:
         "recipient": 300,
         "mask_id": 0,
         "length": 32,
+        "salt": fixed("salt", 16).hex(),
     }
     ours = {"private": fixed("alice").hex(), "peer": bob.public.hex()}
     theirs = {"private": fixed("bob").hex(), "peer": alice.public.hex()}
@@ -565,6 +567,10 @@ def sealing_vectors() -> Iterator[Vector]:
         "by another recipient": {"recipient": 301},
         "reflected": {"sender": 300, "recipient": 7},
         "as another mask": {"mask_id": 1},
+        "under another salt": {"salt": fixed("another salt", 16).hex()},
+        "under no salt": {"salt": ""},
+        "under a short salt": {"salt": fixed("salt", 15).hex()},
+        "under a long salt": {"salt": fixed("salt", 17).hex()},
         "as a shorter share": {"length": 31},
         "as a longer share": {"length": 33},
     }.items():

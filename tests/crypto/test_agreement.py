@@ -44,6 +44,7 @@ def test_S19_keys_follow_every_input() -> None:
         secret.directed_key(CONTEXT, "seal", 3, 2, 0),
         secret.directed_key(CONTEXT, "seal", 1, 3, 0),
         secret.directed_key(CONTEXT, "seal", 1, 2, 1),
+        secret.directed_key(CONTEXT, "seal", 1, 2, 0, b"salt"),
         secret.symmetric_seed(CONTEXT, "seal", 1, 2),
         secret.symmetric_seed(b"D" * 32, "seal", 1, 2),
         secret.symmetric_seed(CONTEXT, "other", 1, 2),
@@ -51,7 +52,7 @@ def test_S19_keys_follow_every_input() -> None:
         other.directed_key(CONTEXT, "seal", 1, 2, 0),
         other.symmetric_seed(CONTEXT, "seal", 1, 2),
     }
-    assert len(keys) == 12
+    assert len(keys) == 13
 
 
 def test_a_key_with_oneself_is_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightsecagg.crypto.agreement import AgreementKey, PairwiseSecret
 from lightsecagg.crypto.sealing import (
     CHUNK_LENGTH,
+    SALT_LENGTH,
     SealingKey,
     ShareHeader,
     ShareKind,
@@ -23,7 +24,9 @@ from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
 ALICE, BOB = AgreementKey(b"a" * 32), AgreementKey(b"b" * 32)
 SECRET = ALICE.agree(BOB.public, 2)
 SHARE = bytes(range(32))
-HEADER = ShareHeader(b"C" * 32, ShareKind.SEED, sender=1, recipient=2, mask_id=0, length=32)
+HEADER = ShareHeader(
+    b"C" * 32, ShareKind.SEED, sender=1, recipient=2, mask_id=0, length=32, salt=b"s" * SALT_LENGTH
+)
 SEALED = seal(SealingKey(SECRET, HEADER), HEADER, SHARE)
 
 # Three chunks, the last one short.
@@ -82,8 +85,18 @@ def test_S19_a_flipped_bit_in_any_chunk_is_refused(position: int) -> None:
         replace(HEADER, recipient=3),
         replace(HEADER, sender=2, recipient=1),
         replace(HEADER, mask_id=1),
+        replace(HEADER, salt=b"t" * SALT_LENGTH),
     ],
-    ids=["cross-round", "kind", "kind", "cross-sender", "cross-recipient", "reflection", "mask"],
+    ids=[
+        "cross-round",
+        "kind",
+        "kind",
+        "cross-sender",
+        "cross-recipient",
+        "reflection",
+        "mask",
+        "salt",
+    ],
 )
 def test_S19_a_share_opens_under_its_own_header_only(header: ShareHeader) -> None:
     with pytest.raises(CryptoError):
@@ -99,6 +112,7 @@ def test_S19_a_share_opens_under_its_own_header_only(header: ShareHeader) -> Non
         replace(HEADER, recipient=3),
         replace(HEADER, sender=2, recipient=1),
         replace(HEADER, mask_id=1),
+        replace(HEADER, salt=b"t" * SALT_LENGTH),
     ],
 )
 def test_S19_the_header_is_authenticated_even_under_the_right_key(header: ShareHeader) -> None:
@@ -161,6 +175,30 @@ def test_a_share_unlike_its_header_is_not_sealed() -> None:
     with pytest.raises(LocalProtocolError, match=r"32 bytes .* 31"):
         seal(key, HEADER, SHARE[:31])
     assert seal(key, HEADER, SHARE) == SEALED
+
+
+def test_S19_two_shares_of_one_header_reveal_nothing_of_each_other_under_fresh_salts() -> None:
+    """A client that is restored twice from one snapshot seals twice for the same recipient.
+
+    Under one key and nonce, the difference of the ciphertexts is that of the shares.
+    """
+
+    def difference(one: bytes, other: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(one[:32], other[:32], strict=True))
+
+    def sealed_twice(first: ShareHeader, second: ShareHeader) -> bytes:
+        one = seal(SealingKey(SECRET, first), first, SHARE)
+        return difference(one, seal(SealingKey(SECRET, second), second, b"x" * 32))
+
+    stolen = difference(SHARE, b"x" * 32)
+    assert sealed_twice(HEADER, HEADER) == stolen, "without a fresh salt the attack works"
+    assert sealed_twice(HEADER, replace(HEADER, salt=b"t" * SALT_LENGTH)) != stolen
+
+
+@pytest.mark.parametrize("length", [0, 15, 17])
+def test_S19_a_salt_has_one_length(length: int) -> None:
+    with pytest.raises(ParameterError, match=f"16 bytes, not {length}"):
+        replace(HEADER, salt=bytes(length))
 
 
 def test_negative_lengths_are_refused() -> None:

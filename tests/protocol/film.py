@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from driver import MALICIOUS, Federation
 
@@ -118,9 +118,7 @@ class Film:
         messages: dict[type, Message] = {
             Opening: Opening(self.federation.settings(2).to_bytes()),
             Roster: Roster(members),
-            SealedShare: SealedShare(
-                share.owner, others[-1], share.kind, share.length, share.sealed
-            ),
+            SealedShare: replace(share, recipient=others[-1]),
             SharesClosed: SharesClosed(others),
             SurvivorSet: SurvivorSet(others),
         }

@@ -555,7 +555,7 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         BufferCertificate(0, ()),
         upload,
         Advertise((), b""),
-        SealedShare(0, 0, shares_of(registered(), 0)[0].kind, 0, b""),
+        SealedShare(0, 0, shares_of(registered(), 0)[0].kind, 0, bytes(16), b""),
         BufferSignature(9, b""),
         BufferRefusal(9, ()),
         BufferAnswer(9, vector),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -253,9 +254,7 @@ def corrupt_share(victim: int, recipients: set[int]) -> object:
             and message.recipient in recipients
         ):
             sealed = bytes(byte ^ 1 for byte in message.sealed)
-            return [
-                SealedShare(message.owner, message.recipient, message.kind, message.length, sealed)
-            ]
+            return [replace(message, sealed=sealed)]
         return [message]
 
     return tamper
@@ -295,9 +294,7 @@ def test_no_survivor_set_at_all_is_an_abort() -> None:
     def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
         if isinstance(message, SealedShare) and recipient == SERVER:
             sealed = bytes(byte ^ 1 for byte in message.sealed)
-            return [
-                SealedShare(message.owner, message.recipient, message.kind, message.length, sealed)
-            ]
+            return [replace(message, sealed=sealed)]
         return [message]
 
     network.tamper = tamper

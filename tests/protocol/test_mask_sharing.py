@@ -76,7 +76,9 @@ def test_S19_a_server_relays_no_seed_where_all_shares_are_explicit() -> None:
     network = federation.network()
     network.start().run(until=lambda: network.server.phase is Phase.SHARE)
     owner, recipient, *_ = federation.ids
-    seed = SealedShare(owner, recipient, ShareKind.SEED, SEED_LENGTH, bytes(SEED_LENGTH + 16))
+    seed = SealedShare(
+        owner, recipient, ShareKind.SEED, SEED_LENGTH, bytes(16), bytes(SEED_LENGTH + 16)
+    )
     with pytest.raises(RemoteProtocolError, match="no shares of kind SEED in paper mode"):
         network.server.receive(owner, seed)
 

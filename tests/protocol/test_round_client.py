@@ -609,6 +609,23 @@ def test_S19_a_share_that_opens_but_is_malformed_is_not_held(
     assert (reason or "") in client.refused_shares.get(owner, "")
 
 
+def test_S19_a_client_restored_twice_from_one_snapshot_never_seals_under_one_key_again() -> None:
+    """Both copies are of the newest generation, so nothing stops them from sharing their masks."""
+    scene = film()
+    copies = [scene.client("Advertised") for _ in range(2)]
+    bundles = [
+        {
+            output.message.recipient: output.message
+            for output in copy.receive(SERVER, scene.genuine[Roster])
+            if isinstance(output, Send) and isinstance(output.message, SealedShare)
+        }
+        for copy in copies
+    ]
+    assert bundles[0].keys() == bundles[1].keys()
+    salts = [share.salt for bundle in bundles for share in bundle.values()]
+    assert len(set(salts)) == len(salts) == 2 * (len(scene.federation.ids) - 1)
+
+
 # -- S06, S07, S08: masks, updates and rounds are used once ---------------------------------------
 
 

@@ -203,6 +203,7 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             "recipient": share.recipient,
             "kind": share.kind,
             "length": share.length,
+            "salt": share.salt,
             "sealed": share.sealed,
             "serial": 0,
         }
@@ -282,9 +283,7 @@ def test_two_sets_of_keys_or_two_shares_for_one_peer_are_refused() -> None:
     share = scene.message(me, SealedShare)
     assert isinstance(share, SealedShare)
     server.receive(me, share)
-    altered = SealedShare(
-        me, share.recipient, share.kind, share.length, bytes(b ^ 1 for b in share.sealed)
-    )
+    altered = replace(share, sealed=bytes(b ^ 1 for b in share.sealed))
     with pytest.raises(RemoteProtocolError, match="two shares"):
         server.receive(me, altered)
 
@@ -312,7 +311,7 @@ def test_S29_a_client_that_is_not_on_the_roster_shares_nothing() -> None:
     network, silent = silenced(Advertise)
     server, peer = network.server, network.federation.ids[0]
     assert server.phase is Phase.SHARE
-    share = SealedShare(silent, peer, ShareKind.SEED, 32, bytes(48))
+    share = SealedShare(silent, peer, ShareKind.SEED, 32, bytes(16), bytes(48))
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {silent} is not on the roster"):
         server.receive(silent, share)

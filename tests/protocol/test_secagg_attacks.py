@@ -7,6 +7,7 @@ update, element for element.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -320,10 +321,10 @@ def test_S19_share_reflected_to_its_owner_or_redirected_does_not_open() -> None:
         if isinstance(message, SealedShare) and sender == SERVER and to == b:
             if message.owner == a:
                 stolen = [m for m in federation.sent(SealedShare, a) if m.recipient == c]
-                return SealedShare(a, b, message.kind, message.length, stolen[0].sealed)
+                return replace(stolen[0], recipient=b)
             if message.owner == c:
                 own = [m for m in federation.sent(SealedShare, b) if m.recipient == c]
-                return SealedShare(c, b, message.kind, message.length, own[0].sealed)
+                return replace(own[0], owner=c, recipient=b)
         return message
 
     federation.tamper = tamper  # type: ignore[assignment]

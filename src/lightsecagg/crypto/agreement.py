@@ -70,15 +70,21 @@ class PairwiseSecret:
         self._shared = shared
 
     def directed_key(
-        self, context: bytes, label: str, sender: int, recipient: int, mask_id: int = 0
+        self,
+        context: bytes,
+        label: str,
+        sender: int,
+        recipient: int,
+        mask_id: int = 0,
+        salt: bytes = b"",
     ) -> bytes:
-        """The 32-byte key for one purpose, one mask and one direction.
+        """The 32-byte key for one purpose, one mask, one direction and one salt.
 
         `context` is C1, which binds the keys of both parties.
         """
         if sender == recipient:
             raise LocalProtocolError(f"client {sender} cannot share a key with itself")
-        parts = (uint(sender), uint(recipient), uint(mask_id))
+        parts = (uint(sender), uint(recipient), uint(mask_id), salt)
         return derive_key(self._shared, context, "directed key", label.encode(), *parts)
 
     def symmetric_seed(self, context: bytes, label: str, one: int, other: int) -> bytes:

@@ -4,12 +4,14 @@ A share is sealed in chunks with AES-256-GCM; a sealed share is the concatenatio
 chunks, each of them its plaintext plus a tag of 16 bytes. Nothing else is added: chunk sizes follow
 from the length of the share.
 
-    key   = HKDF(X25519 secret, salt C1, info = sender | recipient | mask id)
+    key   = HKDF(X25519 secret, salt C1, info = sender | recipient | mask id | share's salt)
     nonce = chunk index
-    AAD   = C1 | kind | sender | recipient | mask id | chunk index | number of chunks | length
+    AAD   = C1 | kind | sender | recipient | mask id | salt | chunk index | chunks in all | length
 
-The nonce repeats from share to share, so a key must seal one share once: `SealingKey` enforces it.
-To resend a share, repeat the bytes that `seal` returned.
+The nonce repeats from share to share, so a key must seal one share once: `SealingKey` enforces it
+in one process. A client that is restored twice from one snapshot would still seal two shares under
+one key; so each share gets 16 fresh random bytes, its salt, which travel beside it. To resend a
+share, repeat the bytes that `seal` returned.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ TAG_LENGTH: Final = 16
 
 CHUNK_LENGTH: Final = 2**20 - TAG_LENGTH
 """Plaintext bytes per chunk, so that a sealed chunk is at most 1 MiB."""
+
+SALT_LENGTH: Final = 16
+"""Random bytes that give each share a key of its own."""
 
 _LABEL: Final = "sealed share"
 
@@ -58,8 +63,12 @@ class ShareHeader:
     """Serial of the sender's mask; 0 in synchronous rounds."""
     length: int
     """Plaintext bytes."""
+    salt: bytes
+    """Fresh for each share that is sealed; not secret."""
 
     def __post_init__(self) -> None:
+        if len(self.salt) != SALT_LENGTH:
+            raise ParameterError(f"a salt has {SALT_LENGTH} bytes, not {len(self.salt)}")
         if self.length < 0:
             raise ParameterError(f"a share cannot have {self.length} bytes")
 
@@ -72,7 +81,7 @@ class SealingKey:
     def __init__(self, secret: PairwiseSecret, header: ShareHeader) -> None:
         """Derive the key of the share that `header` describes (of any kind and length)."""
         key = secret.directed_key(
-            header.context, _LABEL, header.sender, header.recipient, header.mask_id
+            header.context, _LABEL, header.sender, header.recipient, header.mask_id, header.salt
         )
         self._aead = AESGCM(key)
         self._used = False
@@ -144,16 +153,9 @@ def _nonce(index: int) -> bytes:
 
 
 def _associated_data(header: ShareHeader, index: int, count: int) -> bytes:
-    numbers = (
-        header.kind.value,
-        header.sender,
-        header.recipient,
-        header.mask_id,
-        index,
-        count,
-        header.length,
-    )
-    return transcript(_LABEL, header.context, *map(uint, numbers))
+    share = (header.kind.value, header.sender, header.recipient, header.mask_id)
+    chunk = (index, count, header.length)
+    return transcript(_LABEL, header.context, *map(uint, share), header.salt, *map(uint, chunk))
 
 
 def _name(header: ShareHeader) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AGREEMENT_KEY_LENGTH
 from lightsecagg.crypto.identity import SIGNATURE_LENGTH
-from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
@@ -136,7 +136,8 @@ def in_units(count: float) -> str:
 
 
 def _header(settings: Settings) -> int:
-    return len(Codec(settings.field).encode(SealedShare(0, 1, ShareKind.SEED, 0, b"")))
+    empty = SealedShare(0, 1, ShareKind.SEED, 0, bytes(SALT_LENGTH), b"")
+    return len(Codec(settings.field).encode(empty))
 
 
 class _Forecast:

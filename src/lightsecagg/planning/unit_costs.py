@@ -18,7 +18,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import PrimeField
@@ -150,11 +150,11 @@ def _relaying(clients: int) -> float:
         keys = (AgreementKey.generate().public,)
         signature = sign_keys(identity, settings.context, client, keys)
         server.receive(client, Advertise(keys, signature))
-    sealed = bytes(sealed_length(prg.SEED_LENGTH))
+    salt, sealed = bytes(SALT_LENGTH), bytes(sealed_length(prg.SEED_LENGTH))
     seconds = 0.0
     for owner in range(clients):
         bundle = [
-            codec.encode(SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, sealed))
+            codec.encode(SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, salt, sealed))
             for peer in range(clients)
             if peer != owner
         ]

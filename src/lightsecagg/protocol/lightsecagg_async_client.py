@@ -196,7 +196,10 @@ class AsyncLightSecAggClient:
             self._keep(self.client, serial, shared.own)
             assert self._key is not None  # noqa: S101 - registered
             outputs += [
-                Send(SERVER, seal_share(round_, self._key, self.client, share, serial))
+                Send(
+                    SERVER,
+                    seal_share(round_, self._key, self.client, share, serial, self._entropy),
+                )
                 for share in shared.outgoing
             ]
         return outputs

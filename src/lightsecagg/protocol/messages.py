@@ -137,6 +137,8 @@ class SealedShare:
     kind: ShareKind
     length: int
     """Plaintext bytes."""
+    salt: bytes = field(repr=False)
+    """16 random bytes: no two shares are sealed under one key."""
     sealed: bytes = field(repr=False)
     serial: int = 0
     """Which of the owner's masks; 0 in synchronous rounds."""

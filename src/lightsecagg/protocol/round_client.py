@@ -406,7 +406,8 @@ class RoundClient(ABC):
         secret, own_share, outgoing = self._make_shares(round_, state.private_keys)
         key = AgreementKey(state.private_keys[0])
         outputs: list[Output] = [
-            Send(SERVER, seal_share(round_, key, self.client, share)) for share in outgoing
+            Send(SERVER, seal_share(round_, key, self.client, share, entropy=self._entropy))
+            for share in outgoing
         ]
         self._round_cache, self._key_cache = round_, key
         self.state = Sharing(

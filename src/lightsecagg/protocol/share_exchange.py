@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.sealing import SealingKey, ShareHeader, ShareKind, open_sealed, seal
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.sealing import (
+    SALT_LENGTH,
+    SealingKey,
+    ShareHeader,
+    ShareKind,
+    open_sealed,
+    seal,
+)
 from lightsecagg.protocol.messages import SealedShare
 from lightsecagg.protocol.roster import Round
 
@@ -29,7 +37,12 @@ class OutgoingShare(NamedTuple):
 
 
 def seal_share(
-    round_: Round, key: AgreementKey, owner: int, share: OutgoingShare, serial: int = 0
+    round_: Round,
+    key: AgreementKey,
+    owner: int,
+    share: OutgoingShare,
+    serial: int = 0,
+    entropy: Entropy = system_entropy,
 ) -> SealedShare:
     """Seal a share for its recipient; call once per share and keep the result for resends."""
     header = ShareHeader(
@@ -39,10 +52,13 @@ def seal_share(
         recipient=share.recipient,
         mask_id=serial,
         length=len(share.plaintext),
+        salt=draw(entropy, SALT_LENGTH),
     )
     secret = key.agree(_sealing_key(round_, share.recipient), share.recipient)
     sealed = seal(SealingKey(secret, header), header, share.plaintext)
-    return SealedShare(owner, share.recipient, share.kind, header.length, sealed, serial)
+    return SealedShare(
+        owner, share.recipient, share.kind, header.length, header.salt, sealed, serial
+    )
 
 
 def open_share(round_: Round, key: AgreementKey, recipient: int, message: SealedShare) -> bytes:
@@ -54,6 +70,7 @@ def open_share(round_: Round, key: AgreementKey, recipient: int, message: Sealed
         recipient=recipient,
         mask_id=message.serial,
         length=message.length,
+        salt=message.salt,
     )
     secret = key.agree(_sealing_key(round_, message.owner), message.owner)
     return open_sealed(SealingKey(secret, header), header, message.sealed)

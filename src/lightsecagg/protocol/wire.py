@@ -5,12 +5,12 @@ Every message starts with two bytes, version and tag. Then:
 * control messages: the fields in order, as one msgpack array;
 * vector messages: a fixed little-endian struct, then raw bytes to the end of the message.
 
-    SealedShare      owner u32, recipient u32, serial u64, kind u8, length u32 | sealed bytes
+    SealedShare      owner u32, recipient u32, serial u64, kind u8, length u32, salt | sealed bytes
     all others       trailer length u16, elements u32 | elements | trailer
 
-where the trailer is MaskedUpload's bitmap, BufferedUpload's tag as msgpack, BufferAnswer's time as
-u64, and nothing for AggregatedShare. (With the prefix, elements start at byte 8: they are used
-where they lie, without a copy.)
+where a salt has 16 bytes, and the trailer is MaskedUpload's bitmap, BufferedUpload's tag as
+msgpack, BufferAnswer's time as u64, and nothing for AggregatedShare. (With the prefix, elements
+start at byte 8: they are used where they lie, without a copy.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import DecodeError, FieldError
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.foreign import decode
@@ -40,7 +40,8 @@ from lightsecagg.protocol.messages import (
     Tag,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 sealed shares without a salt."""
 
 # Tags are wire format: never renumber, only append.
 TAGS: Final[dict[type, int]] = {
@@ -75,7 +76,7 @@ _DECODERS: Final = {
 }
 
 _PREFIX = struct.Struct("<BB")
-_SEALED = struct.Struct("<IIQBI")
+_SEALED = struct.Struct(f"<IIQBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
 
@@ -91,8 +92,8 @@ class Codec:
         """The bytes of a message."""
         prefix = _PREFIX.pack(VERSION, TAGS[type(message)])
         match message:
-            case SealedShare(owner, recipient, kind, length, sealed, serial):
-                header = _SEALED.pack(owner, recipient, serial, kind.value, length)
+            case SealedShare(owner, recipient, kind, length, salt, sealed, serial):
+                header = _SEALED.pack(owner, recipient, serial, kind.value, length, salt)
                 return b"".join((prefix, header, sealed))
             case MaskedUpload(held, vector):
                 return self._encode_vector(prefix, vector, held)
@@ -112,7 +113,10 @@ class Codec:
             raise DecodeError(f"a message has at least {_PREFIX.size} bytes, got {len(view)}")
         version, tag = _PREFIX.unpack_from(view)
         if version != VERSION:
-            raise DecodeError(f"wire version {version} is not supported; this is {VERSION}")
+            raise DecodeError(
+                f"wire version {version} is not supported; this is {VERSION}: use the same "
+                "release on both sides"
+            )
         kind = _TYPES.get(tag)
         if kind is None:
             raise DecodeError(f"unknown message tag {tag}")
@@ -162,7 +166,7 @@ class Codec:
 
 
 def _decode_sealed(body: memoryview) -> SealedShare:
-    owner, recipient, serial, kind, length = _unpack(_SEALED, body)
+    owner, recipient, serial, kind, length, salt = _unpack(_SEALED, body)
     try:
         share_kind = ShareKind(kind)
     except ValueError as error:
@@ -172,10 +176,10 @@ def _decode_sealed(body: memoryview) -> SealedShare:
         raise DecodeError(
             f"a sealed share of {length} bytes takes {sealed_length(length)}, got {len(sealed)}"
         )
-    return SealedShare(owner, recipient, share_kind, length, sealed, serial)
+    return SealedShare(owner, recipient, share_kind, length, salt, sealed, serial)
 
 
-def _unpack(layout: struct.Struct, body: memoryview) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, body: memoryview) -> tuple[Any, ...]:
     if len(body) < layout.size:
         raise DecodeError(f"the header takes {layout.size} bytes, got {len(body)}")
     return layout.unpack_from(body)

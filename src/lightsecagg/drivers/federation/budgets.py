@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightsecagg.crypto.prg import SEED_LENGTH
 from lightsecagg.crypto.sealing import TAG_LENGTH, sealed_length
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName, Settings
@@ -46,7 +47,7 @@ def backlog_limit(settings: Settings, model: int) -> int:
 def _sealed_share(settings: Settings) -> int:
     if _is_secagg(settings):
         return _SHAMIR_SHARE + TAG_LENGTH + _HEADER
-    return sealed_length(4 * settings.share_length) + _HEADER
+    return sealed_length(max(4 * settings.share_length, SEED_LENGTH)) + _HEADER
 
 
 def _is_secagg(settings: Settings) -> bool:

@@ -16,7 +16,8 @@ import msgspec
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 
-VERSION = 1
+VERSION = 2
+"""Of control and protocol messages together: both sides must speak the same."""
 _ROUND = struct.Struct("<BQ")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import draw, system_entropy
-from lightsecagg.crypto.sealing import ShareKind, sealed_length
+from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
@@ -190,7 +190,9 @@ class StandIn(ABC):
             return seal_share(self.round, key, self.client, share)
         length = len(share.plaintext)
         padded = share.plaintext.ljust(sealed_length(length), b"\0")
-        return SealedShare(self.client, share.recipient, share.kind, length, padded)
+        return SealedShare(
+            self.client, share.recipient, share.kind, length, bytes(SALT_LENGTH), padded
+        )
 
     def _bitmap(self) -> bytes:
         """All shares are here."""
