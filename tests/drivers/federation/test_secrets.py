@@ -67,7 +67,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     def urandom(count: int) -> bytes:
         data = original(count)
-        if count >= 16:
+        if count >= 32:  # salts, of 16 bytes, travel beside the shares
             taken.append(data[:32])
         return data
 
