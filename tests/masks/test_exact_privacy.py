@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.masks.checked_sharing import report_on_shares
 from lightsecagg.masks.mask_encoding import (
     EncodedMask,
     encode_mask,
@@ -46,9 +47,14 @@ class Masks:
     """(outcomes, d)"""
     shares: Elements
     """(outcomes, N, L)"""
+    blinds: Elements
+    """(outcomes, N, blinds)"""
 
 
-Draw = Callable[[MdsCode, int, int], Masks]
+Draw = Callable[[MdsCode, int, int, int], Masks]
+
+Check = tuple[Elements, ...]
+"""By holder: the (L + blinds, c) coefficients of its report (S46)."""
 
 
 def every_vector(q: int, length: int) -> Elements:
@@ -56,24 +62,28 @@ def every_vector(q: int, length: int) -> Elements:
     return np.indices((q,) * length, dtype=np.uint32).reshape(length, -1)
 
 
-def tabulate(code: MdsCode, d: int, encoded: EncodedMask, shares: dict[int, Elements]) -> Masks:
+def tabulate(
+    code: MdsCode, d: int, blinds: int, encoded: EncodedMask, shares: dict[int, Elements]
+) -> Masks:
     """Cut what was encoded for all outcomes at once (side by side, as columns) into outcomes."""
     L = code.share_length(d)
-    pieces = encoded.mask.reshape(code.pieces, -1, L)
+    pieces = encoded.mask.reshape(code.pieces, -1, L + blinds)[:, :, :L]
     masks = pieces.transpose(1, 0, 2).reshape(-1, code.pieces * L)[:, :d]
-    rows = np.stack([shares[j].reshape(-1, L) for j in range(code.clients)], axis=1)
-    return Masks(masks, rows)
+    rows = np.stack([shares[j].reshape(-1, L + blinds) for j in range(code.clients)], axis=1)
+    return Masks(masks, rows[:, :, :L], rows[:, :, L:])
 
 
-def paper_mode(code: MdsCode, d: int, owner: int, noise_free: bool = False) -> Masks:
+def paper_mode(
+    code: MdsCode, d: int, owner: int, blinds: int = 0, noise_free: bool = False
+) -> Masks:
     """Every mask with every noise, through `encode_mask`."""
-    L, q = code.share_length(d), code.field.modulus
+    L, q = code.share_length(d) + blinds, code.field.modulus
     rows = every_vector(q, code.survivors * L) if not noise_free else every_mask_alone(code, L)
     # (U * L, outcomes) -> U rows in which the L columns of an outcome lie side by side.
     rows = rows.reshape(code.survivors, L, -1).transpose(0, 2, 1).reshape(code.survivors, -1)
     pieces, noise = np.split(np.ascontiguousarray(rows), [code.pieces])
     encoded = encode_mask(code, pieces, noise, pieces.size)
-    return tabulate(code, d, encoded, dict(encoded.shares))
+    return tabulate(code, d, blinds, encoded, dict(encoded.shares))
 
 
 def every_mask_alone(code: MdsCode, L: int) -> Elements:
@@ -81,13 +91,15 @@ def every_mask_alone(code: MdsCode, L: int) -> Elements:
     return np.concatenate([masks, np.zeros((code.privacy * L, masks.shape[1]), np.uint32)])
 
 
-def without_noise(code: MdsCode, d: int, owner: int) -> Masks:
-    return paper_mode(code, d, owner, noise_free=True)
+def without_noise(code: MdsCode, d: int, owner: int, blinds: int = 0) -> Masks:
+    return paper_mode(code, d, owner, blinds, noise_free=True)
 
 
-def seeded_mode(code: MdsCode, d: int, owner: int, equal_streams: bool = False) -> Masks:
+def seeded_mode(
+    code: MdsCode, d: int, owner: int, blinds: int = 0, equal_streams: bool = False
+) -> Masks:
     """Every choice of the U seeded shares, through `encode_seeded_mask`: the PRG made ideal."""
-    L, q, U = code.share_length(d), code.field.modulus, code.survivors
+    L, q, U = code.share_length(d) + blinds, code.field.modulus, code.survivors
     chosen = seeded_positions(owner, code.clients, U)
     free = U - equal_streams
     rows = every_vector(q, free * L).reshape(free, L, -1).transpose(0, 2, 1).reshape(free, -1)
@@ -95,11 +107,27 @@ def seeded_mode(code: MdsCode, d: int, owner: int, equal_streams: bool = False) 
         rows = np.concatenate([rows, rows[-1:]])
     seeded = {position: row.copy() for position, row in zip(chosen, rows, strict=True)}
     encoded = encode_seeded_mask(code, seeded, code.clients, code.pieces * rows.shape[1])
-    return tabulate(code, d, encoded, {**seeded, **encoded.shares})
+    return tabulate(code, d, blinds, encoded, {**seeded, **encoded.shares})
 
 
-def with_equal_streams(code: MdsCode, d: int, owner: int) -> Masks:
-    return seeded_mode(code, d, owner, equal_streams=True)
+def with_equal_streams(code: MdsCode, d: int, owner: int, blinds: int = 0) -> Masks:
+    return seeded_mode(code, d, owner, blinds, equal_streams=True)
+
+
+def number(digits: NDArray[np.uint32], q: int) -> NDArray[np.int64]:
+    """Every row of digits as one number, different for different rows."""
+    assert digits.shape[1] * np.log2(q) < 62
+    key = np.zeros(len(digits), dtype=np.int64)
+    for column in digits.T:
+        key = key * q + column
+    return key
+
+
+def report(field: PrimeField, masks: Masks, holder: int, coefficients: Elements) -> Elements:
+    """What a holder says in every outcome: (outcomes, c)."""
+    shares = np.concatenate([masks.shares[:, holder], masks.blinds[:, holder]], axis=1)
+    every_share = every_vector(field.modulus, shares.shape[1]).T.copy()
+    return report_on_shares(field, every_share, coefficients)[number(shares, field.modulus)]
 
 
 BOTH_MODES = pytest.mark.parametrize("draw", [paper_mode, seeded_mode])
@@ -117,6 +145,10 @@ class Game:
     """U1; a second entry is what no client may ever answer."""
     fixed: int | None = 0
     """Which outcome every colluder drew; None enumerates these too."""
+    blinds: int = 0
+    """Blind columns of every share."""
+    checks: tuple[Check, ...] = ()
+    """The reports that everybody gives; a second entry is what no client may ever answer."""
 
     @property
     def honest(self) -> list[int]:
@@ -124,7 +156,7 @@ class Game:
 
     def outcomes(self) -> tuple[list[Masks], list[NDArray[np.intp]]]:
         """Every client's masks, and which of them it drew in each joint outcome."""
-        tables = [self.draw(self.code, self.d, i) for i in range(self.code.clients)]
+        tables = [self.draw(self.code, self.d, i, self.blinds) for i in range(self.code.clients)]
         choices = [
             np.arange(len(table.masks))
             if i not in self.colluders or self.fixed is None
@@ -151,7 +183,12 @@ class Game:
         for c in self.colluders:
             see(drawn[c], len(tables[c].masks))
             for i in self.honest:
-                for column in tables[i].shares[drawn[i], c].T:
+                for column in (*tables[i].shares[drawn[i], c].T, *tables[i].blinds[drawn[i], c].T):
+                    see(column, q)
+        for check in self.checks:
+            for i, (j, coefficients) in itertools.product(self.honest, enumerate(check)):
+                reports = report(field, tables[i], j, coefficients)
+                for column in reports[drawn[i]].T:
                     see(column, q)
         for U1 in self.survivor_sets:
             for j in U1:
@@ -272,7 +309,7 @@ def test_S10_both_modes_draw_from_the_same_codewords(
 def test_S10_the_game_is_the_protocol(draw: Draw) -> None:
     """What is enumerated decodes to the right sum: the views are those of working runs."""
     code, d, U1 = vandermonde(5, N=4, U=3, T=1), 2, (0, 1, 3)
-    tables = [draw(code, d, i) for i in range(4)]
+    tables = [draw(code, d, i, 0) for i in range(4)]
     x = [code.field.vector(entry) for entry in ([1, 4], [3, 2], [0, 1], [2, 2])]
     generator = np.random.default_rng(1)
     for _ in range(50):
@@ -353,3 +390,123 @@ def test_S10_control_a_second_answer_is_detected(draw: Draw, q: int) -> None:
         )
         # A repeat of the same request, on the other hand, reveals nothing new.
         assert Game(code, 1, draw, (colluder,), (S, S)).reveals_only_the_sum()
+
+
+# -- checked sharing: the reports tell nothing more (S46) ----------------------------------------
+
+
+def same_for_all(N: int, *columns: Sequence[int]) -> Check:
+    """Everybody combines with these coefficients, one column per value reported."""
+    return (np.array(columns, dtype=np.uint32).T.copy(),) * N
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("r", [0, 1, 3])
+def test_S46_reports_leave_the_view_a_function_of_the_sum(draw: Draw, r: int) -> None:
+    """The whole protocol, with one blind: reports, uploads, answers and what a colluder holds."""
+    code = vandermonde(5, N=3, U=2, T=1)
+    for colluder, U1 in [(0, (0, 1, 2)), (2, (0, 1, 2)), (1, (0, 2)), (1, (0, 1, 2))]:
+        game = Game(
+            code, 1, draw, (colluder,), (U1,), 7, blinds=1, checks=(same_for_all(3, [r, 1]),)
+        )
+        assert game.reveals_only_the_sum()
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "checks",
+    [
+        (same_for_all(3, [1, 0]),),
+        (same_for_all(3, [1, 1])[:2] + same_for_all(1, [2, 1]),),
+        (same_for_all(3, [1, 1]), same_for_all(3, [3, 1])),
+    ],
+    ids=["no blind", "other coefficients for one holder", "a second report"],
+)
+def test_S46_control_reports_that_reveal_more_are_detected(
+    draw: Draw, checks: tuple[Check, ...]
+) -> None:
+    code, everybody = vandermonde(5, N=3, U=2, T=1), ((0, 1, 2),)
+    sound = (same_for_all(3, [1, 1]),)
+    check_control(
+        Game(code, 1, draw, (0,), everybody, 7, blinds=1, checks=sound),
+        Game(code, 1, draw, (0,), everybody, 7, blinds=1, checks=checks),
+    )
+    # The same report again, on the other hand, reveals nothing new.
+    again = Game(code, 1, draw, (0,), everybody, 7, blinds=1, checks=sound * 2)
+    assert again.reveals_only_the_sum()
+
+
+def reports_are_independent(
+    code: MdsCode, masks: Masks, colluders: tuple[int, ...], checks: Sequence[Check]
+) -> bool:
+    """Whether the reports on one owner are distributed alike for all masks, noise included.
+
+    That is, for all that look alike to the colluders. Owners draw independently, and a blind
+    enters nothing but reports: so whoever sees all shares but the colluders' blinds, and every
+    upload and answer therefore, learns nothing from reports that he could not have drawn himself.
+    """
+    seen = [
+        report(code.field, masks, j, coefficients)
+        for check in checks
+        for j, coefficients in enumerate(check)
+    ]
+    q, outcomes = code.field.modulus, len(masks.masks)
+    blinds, known = (
+        table[:, list(colluders)].reshape(outcomes, -1) for table in (masks.blinds, masks.shares)
+    )
+    view = number(np.concatenate([blinds, *seen], axis=1), q)
+    codeword = number(masks.shares.reshape(outcomes, -1), q)
+    order = np.lexsort((view, codeword))
+    views: dict[bytes, NDArray[np.int64]] = {}
+    for block in order.reshape(len(np.unique(codeword)), -1):
+        first = views.setdefault(known[block[0]].tobytes(), view[block])
+        if not np.array_equal(first, view[block]):
+            return False
+    return True
+
+
+BOTH_BLINDS = [
+    # N, U, T, d; L = 1 but in the last
+    (3, 2, 1, 1),
+    (4, 2, 1, 1),
+    (4, 2, 0, 2),
+    (3, 2, 1, 2),
+]
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("N", "U", "T", "d"), BOTH_BLINDS)
+def test_S46_reports_under_two_blinds_are_independent_of_the_mask(
+    N: int, U: int, T: int, d: int, draw: Draw
+) -> None:
+    code = vandermonde(5, N, U, T)
+    L = code.share_length(d)
+    masks = draw(code, d, 0, 2)
+    r = [[1, 4][:L], [3, 2][:L]]
+    both = same_for_all(N, [*r[0], 1, 0], [*r[1], 0, 1])
+    one_blind = same_for_all(N, [*r[0], 1, 0], [*r[1], 1, 0])
+    no_blind = same_for_all(N, [*r[0], 1, 0], [*r[1], 0, 0])
+    other = same_for_all(N, [*r[1], 1, 0], [*r[0], 0, 1])
+    for colluders in itertools.combinations(range(N), T):
+        assert reports_are_independent(code, masks, colluders, [both])
+        assert reports_are_independent(code, masks, colluders, [both, both])
+        assert not reports_are_independent(code, masks, colluders, [one_blind])
+        assert not reports_are_independent(code, masks, colluders, [no_blind])
+        assert not reports_are_independent(code, masks, colluders, [both, other])
+        for j in range(N):
+            if j not in colluders:  # a colluder's report is no news to it
+                mixed = (*both[:j], other[j], *both[j + 1 :])
+                assert not reports_are_independent(code, masks, colluders, [mixed])
+
+
+@pytest.mark.parametrize("colluders", [(), (1,)])
+def test_S46_blinds_of_fewer_than_U_rows_are_detected(colluders: tuple[int, ...]) -> None:
+    """Why paper mode draws the blinds in all U rows: constants would blind one holder only."""
+    code = vandermonde(5, N=3, U=2, T=len(colluders))
+    masks = paper_mode(code, code.pieces, 0, 1)
+    constant = masks.blinds[:, :1, 0] == masks.blinds[:, 1:, 0]
+    some = np.flatnonzero(constant.all(axis=1))
+    poor = Masks(masks.masks[some], masks.shares[some].copy(), masks.blinds[some].copy())
+    check = same_for_all(3, [2, 1])
+    assert reports_are_independent(code, masks, colluders, [check])
+    assert not reports_are_independent(code, poor, colluders, [check])

@@ -211,3 +211,19 @@ def test_short_seeds_are_refused() -> None:
 def test_S22_masks_and_shares_are_not_shown() -> None:
     secret = np.array([123456789], dtype=np.uint32)
     assert "123456789" not in repr(EncodedMask(secret, {0: secret}))
+
+
+# -- blinds --------------------------------------------------------------------------------------
+
+
+def test_S46_blinds_are_shared_with_the_mask_and_no_part_of_it(backend: str, code: MdsCode) -> None:
+    pieces, noise = uniform((3, 6), code.field.modulus), uniform((2, 6), code.field.modulus, 2)
+    encoded = encode_mask(code, pieces, noise, 11, blinds=2)
+    assert encoded.mask.tolist() == pieces[:, :4].reshape(-1).tolist()[:11]
+    chosen = [7, 2, 4, 0, 5]
+    again = encode_seeded_mask(code, {j: encoded.shares[j] for j in chosen}, 8, 11, blinds=2)
+    assert again.mask.tolist() == encoded.mask.tolist()
+    for j, share in again.shares.items():
+        assert share.tolist() == encoded.shares[j].tolist()
+    with pytest.raises(ParameterError, match="shares of 5 elements do not fit"):
+        encode_mask(code, pieces, noise, 11, blinds=1)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightsecagg.errors import FieldError, InconsistentAnswers, NotEnoughAnswers, ParameterError
 from lightsecagg.field import ntt
@@ -157,31 +158,37 @@ class MdsCode:
                 f"coefficients of shape {coefficients.shape}: a lie would pass too easily with "
                 f"fewer than {self.check_columns} columns"
             )
-        digests = self.field.matmul(answers, coefficients)
-        if self._agree(positions, digests):
-            return ()
+        return self.find_errors(positions, self.field.matmul(answers, coefficients))
+
+    def find_errors(self, positions: Sequence[int], values: Elements) -> tuple[int, ...]:
+        """Positions where the rows of `values` (n, c) are off the code; empty if none is.
+
+        Up to floor((n - U) / 2) of them, or `InconsistentAnswers`: the codeword that all other
+        rows belong to is then the only one.
+        """
         suspects: set[int] = set()
-        for column in range(digests.shape[1]):
-            suspects.update(self._locate(positions, np.ascontiguousarray(digests[:, column])))
-        spare = len(positions) - self.survivors
-        if len(suspects) > spare // 2:
+        for column in np.flatnonzero(self.contradictions(positions, values)):
+            suspects.update(self._locate(positions, np.ascontiguousarray(values[:, column])))
+        if len(suspects) > (len(positions) - self.survivors) // 2:
             raise InconsistentAnswers(_unnamed(len(positions), self.survivors))
         return tuple(sorted(suspects))
+
+    def contradictions(self, positions: Sequence[int], values: Elements) -> NDArray[np.bool_]:
+        """Which columns of `values` (n, c) no codeword has; none if n <= U."""
+        U = self.survivors
+        first, rest = list(positions[:U]), list(positions[U:])
+        if not rest:
+            return np.zeros(values.shape[1], dtype=np.bool_)
+        columns = np.ascontiguousarray(self._matrix[:, rest].T)
+        weights = self.field.matmul(columns, self._solution(first))
+        predicted = self.field.matmul(weights, np.ascontiguousarray(values[:U]))
+        wrong: NDArray[np.bool_] = (predicted != values[U:]).any(axis=0)
+        return wrong
 
     @property
     def check_columns(self) -> int:
         """ceil(64 / log2 q): random combinations that let a wrong answer pass with 2^-64."""
         return -(-64 // (self.field.modulus.bit_length() - 1))
-
-    def _agree(self, positions: Sequence[int], digests: Elements) -> bool:
-        U = self.survivors
-        if len(positions) <= U:
-            return True
-        first, rest = list(positions[:U]), list(positions[U:])
-        columns = np.ascontiguousarray(self._matrix[:, rest].T)
-        weights = self.field.matmul(columns, self._solution(first))
-        predicted = self.field.matmul(weights, np.ascontiguousarray(digests[:U]))
-        return bool(np.array_equal(predicted, digests[U:]))
 
     def _locate(self, positions: Sequence[int], values: Elements) -> list[int]:
         if self.points is None:

@@ -10,6 +10,8 @@ Two ways to make the N shares of a mask z; recipients and the server treat them 
     expansion is replaced by uniform draws, all views are distributed exactly as in paper mode.
 
 The mask has (U - T) * L >= d elements; the first d mask the model and the rest is never sent.
+Columns beyond the L-th are blinds: shared like the others, they mask nothing but the reports of
+`checked_sharing`.
 """
 
 from __future__ import annotations
@@ -48,22 +50,28 @@ class EncodedMask:
     """Explicit shares; the positions that are not here got a seed."""
 
 
-def encode_mask(code: MdsCode, pieces: Elements, noise: Elements, dimension: int) -> EncodedMask:
+def encode_mask(
+    code: MdsCode, pieces: Elements, noise: Elements, dimension: int, blinds: int = 0
+) -> EncodedMask:
     """Paper mode: every share is explicit.
 
-    * `pieces`: (U - T, L) and `noise`: (T, L), uniform and fresh.
+    * `pieces`: (U - T, L + blinds) and `noise`: (T, L + blinds), uniform and fresh.
     """
-    _check_dimension(code, pieces.shape[-1], dimension)
+    _check_dimension(code, pieces.shape[-1] - blinds, dimension)
     shares = code.encode(pieces, noise)
-    return EncodedMask(pieces.reshape(-1)[:dimension], dict(enumerate(shares)))
+    return EncodedMask(_mask(code, pieces, dimension), dict(enumerate(shares)))
 
 
 def encode_seeded_mask(
-    code: MdsCode, seeded: Mapping[int, Elements], members: int, dimension: int
+    code: MdsCode,
+    seeded: Mapping[int, Elements],
+    members: int,
+    dimension: int,
+    blinds: int = 0,
 ) -> EncodedMask:
     """Seeded mode: the mask and the remaining shares that belong to U expanded shares.
 
-    * `seeded`: position -> share of L elements, exactly U of them (see `expand_share`).
+    * `seeded`: position -> share of L + blinds elements, exactly U of them (see `expand_share`).
     * `members`: positions 0..members-1 are in use; those not seeded get explicit shares.
     """
     if len(seeded) != code.survivors:
@@ -75,9 +83,9 @@ def encode_seeded_mask(
     positions = sorted(seeded)
     targets = [position for position in range(members) if position not in seeded]
     known = np.stack([seeded[position] for position in positions])
-    _check_dimension(code, known.shape[1], dimension)
+    _check_dimension(code, known.shape[1] - blinds, dimension)
     pieces, explicit = code.complete(positions, known, targets)
-    return EncodedMask(pieces.reshape(-1)[:dimension], dict(zip(targets, explicit, strict=True)))
+    return EncodedMask(_mask(code, pieces, dimension), dict(zip(targets, explicit, strict=True)))
 
 
 def seeded_positions(owner: int, members: int, survivors: int) -> list[int]:
@@ -110,6 +118,11 @@ def expand_share(
         uint(recipient),
     )
     return prg.expand(key, length, modulus)
+
+
+def _mask(code: MdsCode, pieces: Elements, dimension: int) -> Elements:
+    """The pieces one after the other, without blinds and padding."""
+    return pieces[:, : code.share_length(dimension)].reshape(-1)[:dimension]
 
 
 def _check_dimension(code: MdsCode, share_length: int, dimension: int) -> None:

@@ -1,0 +1,180 @@
+"""Checked sharing: who lied when a mask was shared, before anybody's update depends on it (S46).
+
+A share has L columns of mask and noise, and `BLINDS` columns more, uniform in all U rows. When
+sharing is over, everybody learns one random vector r_b per blind, and holder j reports
+
+    report_b(i, j) = sum_l r_b[l] * share(i, j)[l] + blind_b(i, j),        b = 0, 1
+
+for every owner i whose share it holds. Shares and blinds of an honest owner are polynomials of
+degree below U at the holders' points, so its reports are one too, and uniformly random: they tell
+nothing about the mask. Where an owner sent something else to a holder, or a holder says something
+else, they are not, and a Reed-Solomon decoder finds the place.
+
+A contradiction accuses a *pair*: the owner lied to the holder, or the holder lies about the owner.
+
+Two rules keep the blinds from cancelling, and both hold by construction:
+
+* All holders use the same r_b. N reports of different combinations satisfy N - U parity checks in
+  the blinds alone, which would leave as many equations in the columns of the mask. So r_b is
+  expanded from a secret to which every holder was bound before sharing (`commit`).
+* Nobody reports twice on one mask. Two combinations with one blind differ by a piece of the mask.
+
+`docs/mathematics.md` proves what is hidden and what is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.transcript import context_hash, uint
+from lightsecagg.errors import CryptoError, InconsistentAnswers
+from lightsecagg.field.mds import MdsCode
+from lightsecagg.field.prime import Elements, PrimeField
+
+BLINDS = 2
+"""Blind columns of a share, hence values of a report: with one, a lie would pass with 1/q."""
+
+_BATCH = 32
+"""Shares that are combined in one product: enough to be fast, few enough to stay in the cache."""
+
+Pair = tuple[int, int]
+"""An owner and a holder, one of whom lied to, or about, the other."""
+
+
+def commit(secret: bytes) -> bytes:
+    """What the roster carries: it fixes the coefficients of a check that is still to come."""
+    _check_secret(secret)
+    return context_hash("check secret", secret)
+
+
+def check_coefficients(secret: bytes, context: bytes, length: int, modulus: int) -> Elements:
+    """The (L + 2, 2) matrix by which a share is multiplied to report on it.
+
+    * `secret` opens the commitment of the context C1; see `commit`.
+    * Column b holds r_b, expanded from HKDF(secret, C1, b), and 1 at the b-th blind.
+    """
+    _check_secret(secret)
+    matrix = np.zeros((length + BLINDS, BLINDS), dtype=np.uint32)
+    for b in range(BLINDS):
+        seed = prg.derive_seed(secret, context, "check coefficients", uint(b))
+        matrix[:length, b] = prg.expand(seed, length, modulus)
+        matrix[length + b, b] = 1
+    return matrix
+
+
+def report_on_shares(
+    field: PrimeField, shares: Iterable[Elements], coefficients: Elements
+) -> Elements:
+    """A holder's report: a row of two elements for every share, in their order.
+
+    * `shares` have L + 2 elements each; they are taken one by one, and need not exist all at once.
+    """
+    reports = [np.empty((0, coefficients.shape[1]), dtype=np.uint32)]
+    batch: list[Elements] = []
+    for share in shares:
+        batch.append(share)
+        if len(batch) == _BATCH:
+            reports.append(field.matmul(np.stack(batch), coefficients))
+            batch = []
+    if batch:
+        reports.append(field.matmul(np.stack(batch), coefficients))
+    return np.concatenate(reports)
+
+
+def find_accused(code: MdsCode, reports: Mapping[int, Mapping[int, Elements]]) -> frozenset[Pair]:
+    """The pairs (owner, holder) whose reports contradict the code.
+
+    * `reports`: owner -> the holder's position -> its two values about this owner's share.
+    * Up to floor((n - U) / 2) wrong ones of an owner's n reports are found. If there are more,
+      every pair of this owner is accused: nothing that it shared can be relied on.
+    * n = U + 1 reports show a lie without its place; n = U show nothing.
+    """
+    owners_by_holders: dict[tuple[int, ...], list[int]] = {}
+    for owner, values in reports.items():
+        owners_by_holders.setdefault(tuple(sorted(values)), []).append(owner)
+    accused: set[Pair] = set()
+    for holders, owners in owners_by_holders.items():
+        values = {owner: np.stack([reports[owner][j] for j in holders]) for owner in owners}
+        for owner, wrong in _wrong_reports(code, holders, values).items():
+            accused.update((owner, holder) for holder in wrong)
+    return frozenset(accused)
+
+
+def name_liars(accused: Iterable[Pair], liars: int) -> tuple[int, ...]:
+    """The parties that must have lied if at most `liars` of all did.
+
+    In a pair with an honest party the other one lied, so an honest party is accused together with
+    at most `liars` others. If more parties than that would be named, the assumption was wrong, and
+    nobody is.
+    """
+    others: dict[int, set[int]] = {}
+    for owner, holder in accused:
+        others.setdefault(owner, set()).add(holder)
+        others.setdefault(holder, set()).add(owner)
+    named = tuple(sorted(party for party in others if len(others[party]) > liars))
+    return named if len(named) <= liars else ()
+
+
+def _wrong_reports(
+    code: MdsCode, holders: Sequence[int], values: Mapping[int, Elements]
+) -> dict[int, Collection[int]]:
+    """Owner -> the holders whose values about it are wrong; all if there are too many to tell.
+
+    The decoder is slow. But a codeword that all but floor((n - U) / 2) values lie on is the only
+    one, however it was found: so once a liar is known, the other owners are tried without it.
+    """
+    found: dict[int, Collection[int]] = {}
+    likely: set[int] = set()
+    remaining = _contradicted(code, holders, values)
+    while remaining:
+        owner = remaining.pop()
+        try:
+            found[owner] = code.find_errors(holders, values[owner])
+            likely.update(found[owner])
+        except InconsistentAnswers:
+            found[owner] = holders
+            continue
+        if len(likely) <= (len(holders) - code.survivors) // 2:
+            left = {owner: values[owner] for owner in remaining}
+            explained = _explained(code, holders, left, likely)
+            found.update(explained)
+            remaining = [owner for owner in remaining if owner not in explained]
+    return found
+
+
+def _contradicted(
+    code: MdsCode, holders: Sequence[int], values: Mapping[int, Elements]
+) -> list[int]:
+    """The owners whose values are not those of a codeword; one product for all of them."""
+    if not values:
+        return []
+    wrong = code.contradictions(holders, np.concatenate(list(values.values()), axis=1))
+    owners = list(values)
+    return [owners[k] for k in np.flatnonzero(np.any(wrong.reshape(len(owners), -1), axis=1))]
+
+
+def _explained(
+    code: MdsCode, holders: Sequence[int], values: Mapping[int, Elements], likely: set[int]
+) -> dict[int, Collection[int]]:
+    """The owners whose values are a codeword once the likely liars' are left out, and who lied."""
+    trusted = [k for k, holder in enumerate(holders) if holder not in likely]
+    doubted = [k for k, holder in enumerate(holders) if holder in likely]
+    honest = {owner: np.ascontiguousarray(rows[trusted]) for owner, rows in values.items()}
+    positions = [holders[k] for k in trusted]
+    contradicted = set(_contradicted(code, positions, honest))
+    first = positions[: code.survivors]
+    explained: dict[int, Collection[int]] = {}
+    for owner in values.keys() - contradicted:
+        known = honest[owner][: code.survivors]
+        _, predicted = code.complete(first, known, [holders[k] for k in doubted])
+        wrong = np.flatnonzero(np.any(predicted != values[owner][doubted], axis=1))
+        explained[owner] = [holders[doubted[k]] for k in wrong]
+    return explained
+
+
+def _check_secret(secret: bytes) -> None:
+    if len(secret) != prg.SEED_LENGTH:
+        raise CryptoError(f"a check secret has {prg.SEED_LENGTH} bytes, not {len(secret)}")
