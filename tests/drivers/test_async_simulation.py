@@ -14,18 +14,10 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
-from lightsecagg.drivers.simulation.asynchronous import (
-    AsyncConfig,
-    AsyncReport,
-    Flush,
-    PlainFederation,
-    ProtectedFederation,
-    RandomVectors,
-    Staleness,
-    phase_costs,
-    quantizer_of_scale,
-    simulate_async,
-)
+from lightsecagg.drivers.simulation.async_fedbuff import PlainFederation
+from lightsecagg.drivers.simulation.async_federation import Flush
+from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
+from lightsecagg.drivers.simulation.asynchronous import AsyncReport, simulate_async
 from lightsecagg.drivers.simulation.schedule import (
     Event,
     EventQueue,
@@ -35,10 +27,11 @@ from lightsecagg.drivers.simulation.schedule import (
     Returned,
     UniformStaleness,
 )
+from lightsecagg.drivers.simulation.workload import RandomVectors
 from lightsecagg.errors import Aborted, LightSecAggError, ParameterError
 from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
-from lightsecagg.field.staleness import StalenessTable, polynomial
+from lightsecagg.field.quantization import Quantizer, quantizer_of_scale
+from lightsecagg.field.staleness import Staleness, StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.plain_async import FedBuffServer
@@ -210,7 +203,7 @@ def test_costs_are_those_of_the_bytes() -> None:
     federation = ProtectedFederation(make_config(), generator(0, 2))
     schedule = UniformStaleness(10, 6, generator(0, 1))
     report = simulate_async(federation, RandomVectors(DIMENSION), schedule, 2, max_staleness=6)
-    costs = phase_costs(federation.meter)
+    costs = federation.meter.costs()
     assert set(costs) == {"advertise", "share", "upload", "recover"}
     assert costs["upload"]["upload_bytes"] > report.uploads * 4 * DIMENSION
     shares = federation.meter.phases[Phase.SHARE].server

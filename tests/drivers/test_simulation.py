@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightsecagg.crypto.sealing import CHUNK_LENGTH
+from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation import (
     Cohort,
     Drop,
@@ -27,6 +28,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import PAPER_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Phase, Update
+from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.settings import ProtocolName
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
@@ -102,17 +104,16 @@ def test_a_round_without_faults_is_exact_and_refuses_nothing(
 
 
 def test_a_wrong_sum_is_called_inexact(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = synchronous._Run._from_server
+    original = synchronous._Run.output
 
-    def falsify(self: synchronous._Run, outputs: list[object]) -> None:
-        for index, output in enumerate(outputs):
-            if isinstance(output, Aggregate):
-                total = output.total.copy()
-                total[3] ^= 1
-                outputs[index] = dataclasses.replace(output, total=total)
-        original(self, outputs)  # type: ignore[arg-type]
+    def falsify(self: synchronous._Run, party: int, output: object) -> None:
+        if isinstance(output, Aggregate):
+            total = output.total.copy()
+            total[3] ^= 1
+            output = dataclasses.replace(output, total=total)
+        original(self, party, output)
 
-    monkeypatch.setattr(synchronous._Run, "_from_server", falsify)
+    monkeypatch.setattr(synchronous._Run, "output", falsify)
     assert simulate_round(make_cohort(Parameters(5, 1, 1)), unique_input).exact is False
 
 
@@ -359,14 +360,14 @@ def test_a_phase_is_charged_for_its_busiest_and_slowest_client() -> None:
 
 def test_S17_seeding_numpy_changes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[bytes] = []
-    original = synchronous._Run._to_server
+    original = synchronous._Run.deliver
 
-    def spy(self: synchronous._Run, packet: synchronous._Packet) -> None:
-        if packet.phase is Phase.UPLOAD:
+    def spy(self: synchronous._Run, packet: Packet) -> None:
+        if packet.kind is MaskedUpload:
             uploads.append(packet.data)
         original(self, packet)
 
-    monkeypatch.setattr(synchronous._Run, "_to_server", spy)
+    monkeypatch.setattr(synchronous._Run, "deliver", spy)
     for _ in range(2):
         np.random.seed(0)  # noqa: NPY002 - the legacy seed is what a user might set
         simulate_round(make_cohort(Parameters(4, 1, 0)), unique_input)

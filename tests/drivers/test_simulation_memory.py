@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightsecagg.drivers.simulation import memory
-from lightsecagg.drivers.simulation.asynchronous import AsyncConfig, ProtectedFederation
+from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
 from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.field.prime import PrimeField

@@ -15,25 +15,16 @@ import typer
 
 from lightsecagg.cli import options
 from lightsecagg.cli.output import AsJson, print_json
-from lightsecagg.drivers.simulation.asynchronous import (
-    AsyncConfig,
-    AsyncReport,
-    Federation,
-    Flush,
-    PlainFederation,
-    ProtectedFederation,
-    RandomVectors,
-    Staleness,
-    Workload,
-    phase_costs,
-    quantizer_of_scale,
-    simulate_async,
-)
+from lightsecagg.drivers.simulation.async_fedbuff import PlainFederation
+from lightsecagg.drivers.simulation.async_federation import Federation, Flush
+from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
+from lightsecagg.drivers.simulation.asynchronous import AsyncReport, simulate_async
 from lightsecagg.drivers.simulation.schedule import EventQueue, Fleet, Schedule, UniformStaleness
+from lightsecagg.drivers.simulation.workload import RandomVectors, Workload
 from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
-from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.field.quantization import Quantizer, quantizer_of_scale
+from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.plain_async import FedBuffServer
 from lightsecagg.protocol.settings import Buffering
@@ -270,7 +261,7 @@ def _document(
     workload: Workload,
     evaluations: list[dict[str, float]],
 ) -> dict[str, Any]:
-    phases = phase_costs(federation.meter)
+    phases = federation.meter.costs()
     lost = [asdict(flush) for flush in report.flushes if flush.lost is not None]
     document: dict[str, Any] = {
         "mode": "async",

@@ -25,21 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.drivers.simulation.async_fedbuff import PlainFederation
+from lightsecagg.drivers.simulation.async_federation import Federation, Flush
+from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
 from lightsecagg.drivers.simulation.async_training import TrainingWorkload
-from lightsecagg.drivers.simulation.asynchronous import (
-    AsyncConfig,
-    Federation,
-    Flush,
-    PlainFederation,
-    ProtectedFederation,
-    Staleness,
-    phase_costs,
-    quantizer_of_scale,
-    simulate_async,
-)
+from lightsecagg.drivers.simulation.asynchronous import simulate_async
 from lightsecagg.drivers.simulation.schedule import UniformStaleness
 from lightsecagg.errors import ConfigurationError, MissingExtra
-from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.field.quantization import quantizer_of_scale
+from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
 from lightsecagg.protocol.settings import Buffering
@@ -199,7 +193,7 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
         "uploads": report.uploads,
         "too_stale": report.too_stale,
         "training_seconds": workload.seconds,
-        "phases": phase_costs(federation.meter),
+        "phases": federation.meter.costs(),
     }
     if isinstance(federation, PlainFederation) and isinstance(
         federation.server, UncheckedFieldServer

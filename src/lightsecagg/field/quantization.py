@@ -227,6 +227,13 @@ class Quantizer:
         )
 
 
+def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float) -> Quantizer:
+    """The quantizer with this c_l and the largest bound that cannot wrap around."""
+    field = PrimeField(modulus)
+    budget = Quantizer(field, 1.0, buffer, max_weight=max_weight).budget
+    return Quantizer(field, budget / scale, buffer, max_weight=max_weight, scale=scale)
+
+
 def clip_to_bound(x: Reals, bound: float) -> Reals:
     """`x` with its finite entries cut to [-bound, bound]; NaN and infinities stay, to be refused.
 

@@ -21,6 +21,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
 from lightsecagg.errors import ParameterError
@@ -51,6 +52,24 @@ def hinge(a: float, b: int) -> StalenessFunction:
     if b < 0:
         raise ParameterError(f"hinge position b = {b} must be >= 0")
     return lambda tau: 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
+
+
+class Staleness(StrEnum):
+    """The functions s(tau) by name."""
+
+    CONSTANT = "constant"
+    POLY = "poly"
+    HINGE = "hinge"
+
+    def function(self, alpha: float = 1.0, knee: int = 3) -> StalenessFunction:
+        """s(tau): `alpha` is poly's exponent and hinge's slope, `knee` where hinge begins."""
+        match self:
+            case Staleness.CONSTANT:
+                return constant()
+            case Staleness.POLY:
+                return polynomial(alpha)
+            case Staleness.HINGE:
+                return hinge(alpha, knee)
 
 
 @dataclass(frozen=True, slots=True)

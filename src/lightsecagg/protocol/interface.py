@@ -148,3 +148,55 @@ class ServerParty(Protocol):
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired: go on with what there is, or abort."""
+
+
+class BufferedClientParty(Party, Protocol):
+    """One client in one epoch of the asynchronous mode."""
+
+    @property
+    def stock(self) -> int:
+        """How many shared masks are ready; an upload takes one."""
+
+    @property
+    def room(self) -> int:
+        """How many more masks may be shared before peers drop old ones."""
+
+    def restock(self, count: int = 1) -> Sequence[object]:
+        """Draw and share `count` more masks, ahead of time."""
+
+    def set_input(self, update: Update, version: int, model: bytes) -> Sequence[object]:
+        """Mask an update that was trained from this version of the model, and upload it."""
+
+
+class BufferedServerParty(Party, Protocol):
+    """The server in one epoch of the asynchronous mode."""
+
+    @property
+    def phase(self) -> Phase:
+        """UPLOAD while it collects; AGREE or RECOVER while a buffer is in flight."""
+
+    @property
+    def time(self) -> int:
+        """t: the version of the current model, and the time of the next buffer."""
+
+    @property
+    def waiting(self) -> int:
+        """How many distinct owners have an upload waiting."""
+
+    def start(self) -> Sequence[object]:
+        """Open the epoch; call once."""
+
+    def publish(self, model: bytes) -> None:
+        """The hash of the model of the current time."""
+
+    def drop(self, client: int) -> Sequence[object]:
+        """The client is offline; what it has delivered stays."""
+
+    def rejoin(self, client: int) -> Sequence[object]:
+        """The client is back, with its memory: it gets what it missed."""
+
+    def flush(self) -> Sequence[object]:
+        """Form a buffer now, with as many updates as wait."""
+
+    def proceed(self) -> Sequence[object]:
+        """The deadline of the current phase fired; nothing to do while collecting."""

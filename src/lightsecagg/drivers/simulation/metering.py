@@ -1,21 +1,68 @@
-"""CPU seconds and bytes, per party and phase.
+"""CPU seconds and bytes, per party and phase, observed on the wire.
 
-The phase of a client's work is the phase of the message that it produces: handling the roster
-belongs to `share`, masking the update to `upload`. The phase of the server's work is the one that
-it is in when the message arrives, so that summing the uploads belongs to `upload`. Encoding and
-decoding belong to the phase of the message.
+Work belongs to the phase of the message that is taken, made, encoded or decoded. A message of the
+server belongs to the phase that it begins at the client: handling the roster is part of `share`.
+The server takes the last upload in `upload`, so summing the uploads is part of that. What has no
+phase of its own (a deadline, an abort) belongs to the one that the server is in, or was in last.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from lightsecagg.drivers.local import Packet, Wire
+from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic
 from lightsecagg.planning.work import PhaseWork
-from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.interface import SERVER, Party, Phase
+from lightsecagg.protocol.messages import (
+    Advertise,
+    AggregatedShare,
+    BufferAnswer,
+    BufferCertificate,
+    BufferedUpload,
+    BufferRefusal,
+    BufferSignature,
+    Certificate,
+    MaskedUpload,
+    Message,
+    Opening,
+    Roster,
+    SealedShare,
+    SharesClosed,
+    SurvivorSignature,
+    UnmaskingShares,
+    UploadDropped,
+)
+from lightsecagg.protocol.wire import Codec
+
+Clock = Callable[[], float]
+"""CPU seconds, or whatever else is to be counted."""
+
+PHASE_OF: Mapping[type, Phase] = {
+    Opening: Phase.ADVERTISE,
+    Advertise: Phase.ADVERTISE,
+    Roster: Phase.SHARE,
+    SealedShare: Phase.SHARE,
+    SharesClosed: Phase.UPLOAD,
+    MaskedUpload: Phase.UPLOAD,
+    BufferedUpload: Phase.UPLOAD,
+    UploadDropped: Phase.UPLOAD,
+    SurvivorSignature: Phase.AGREE,
+    BufferSignature: Phase.AGREE,
+    Certificate: Phase.RECOVER,
+    BufferCertificate: Phase.RECOVER,
+    BufferRefusal: Phase.RECOVER,
+    AggregatedShare: Phase.RECOVER,
+    UnmaskingShares: Phase.RECOVER,
+    BufferAnswer: Phase.RECOVER,
+}
+"""To which phase a message belongs, as far as that does not depend on the settings."""
 
 
 @dataclass(slots=True)
@@ -75,31 +122,23 @@ class PhaseLoads:
 class Meter:
     """Adds up what a simulated round costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.process_time) -> None:
         self.phases = {phase: PhaseLoads() for phase in PHASES}
+        self._clock = clock
 
     @contextmanager
-    def server_cpu(self, phase: Phase, relaying: bool = False) -> Iterator[None]:
-        """Charge the CPU time of the block to the server."""
-        load = self.phases[phase].server
-        started = time.process_time()
+    def work(self, phase: Phase, party: int, relaying: bool = False) -> Iterator[None]:
+        """Charge what the block takes to this party."""
+        loads = self.phases[phase]
+        load = loads.server if party == SERVER else loads.client(party)
+        started = self._clock()
         try:
             yield
         finally:
-            seconds = time.process_time() - started
+            seconds = self._clock() - started
             load.seconds += seconds
-            if relaying:
+            if relaying and party == SERVER:
                 load.relay_seconds += seconds
-
-    @contextmanager
-    def client_cpu(self, phase: Phase, client: int) -> Iterator[None]:
-        """Charge the CPU time of the block to a client."""
-        load = self.phases[phase].client(client)
-        started = time.process_time()
-        try:
-            yield
-        finally:
-            load.seconds += time.process_time() - started
 
     def client_sent(self, phase: Phase, client: int, size: int, is_share: bool) -> None:
         """A client sent `size` bytes to the server."""
@@ -120,3 +159,82 @@ class Meter:
         else:
             load.received += size
             server.sent += size
+
+    def costs(self) -> dict[str, dict[str, float]]:
+        """CPU seconds and bytes by phase: all clients together, and the server."""
+        return {
+            phase.value: {
+                "client_seconds": sum(load.seconds for load in loads.clients.values()),
+                "server_seconds": loads.server.seconds,
+                "upload_bytes": loads.server.received + loads.server.shares_received,
+                "download_bytes": loads.server.sent + loads.server.shares_sent,
+            }
+            for phase, loads in self.phases.items()
+            if loads.clients or loads.server.seconds
+        }
+
+
+class PhasedParty(Party, Protocol):
+    """A server, synchronous or not."""
+
+    @property
+    def phase(self) -> Phase:
+        """What it is collecting at the moment."""
+
+
+class MeteredWire(Wire):
+    """A wire that charges work and bytes to parties and phases, and counts refusals."""
+
+    def __init__(
+        self,
+        server: PhasedParty,
+        clients: Mapping[int, Party],
+        codec: Codec,
+        phases: Mapping[type, Phase],
+        *,
+        free: Collection[int] = (),
+        clock: Clock = time.process_time,
+    ) -> None:
+        """`phases`: to which phase messages belong; `free`: clients whose work is not charged."""
+        super().__init__(server, clients, codec)
+        self.meter = Meter(clock)
+        self.refusals: Counter[str] = Counter()
+        """Packets that a party refused, by the error."""
+        self._phased = server
+        self._phase = server.phase
+        self._phases = phases
+        self._free = free
+
+    def phase_of(self, kind: type[Message] | None) -> Phase:
+        """To which phase such a message, or a call without one, belongs now."""
+        if self._phased.phase is not Phase.DONE:
+            self._phase = self._phased.phase
+        return self._phase if kind is None else self._phases.get(kind, self._phase)
+
+    def work(self, party: int, kind: type[Message] | None) -> AbstractContextManager[None]:
+        """Charge the work."""
+        phase = self.phase_of(kind)
+        if party in self._free:
+            return nullcontext()
+        return self.meter.work(phase, party, relaying=kind is SealedShare)
+
+    def deliver(self, packet: Packet) -> None:
+        """Charge the bytes: what never arrives costs nothing."""
+        self.charge(packet)
+        super().deliver(packet)
+
+    def charge(self, packet: Packet) -> None:
+        """Charge the bytes of a packet to both ends."""
+        phase, size, is_share = (
+            self.phase_of(packet.kind),
+            len(packet.data),
+            packet.kind is SealedShare,
+        )
+        if packet.recipient == SERVER:
+            self.meter.client_sent(phase, packet.sender, size, is_share)
+        else:
+            self.meter.server_sent(phase, packet.recipient, size, is_share)
+
+    def refused(self, packet: Packet, error: DecodeError | RemoteProtocolError) -> None:
+        """Count it; whoever sent it goes on."""
+        self.refusals[type(error).__name__] += 1

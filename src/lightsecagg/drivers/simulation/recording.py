@@ -32,6 +32,26 @@ class RecordingEntropy:
         return "RecordingEntropy()"
 
 
+class GivenCoins:
+    """The operating system's randomness, except for one draw: the coins of the next rounding.
+
+    Rounding is not secret in a simulation; given coins make a run reproducible and let it compute
+    the very vector that a client masked.
+    """
+
+    __slots__ = ("coins",)
+
+    def __init__(self) -> None:
+        self.coins: bytes | None = None
+
+    def __call__(self, count: int) -> bytes:
+        coins, self.coins = self.coins, None
+        return system_entropy(count) if coins is None else coins
+
+    def __repr__(self) -> str:
+        return "GivenCoins()"
+
+
 def quantised(settings: Settings, update: Update, coins: bytes) -> Elements:
     """The vector that a client with this input and these coins masked."""
     words = uniform_words(update.vector.size, lambda count: coins)

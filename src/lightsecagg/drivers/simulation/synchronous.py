@@ -1,11 +1,9 @@
 """One synchronous round of N parties in one process, over the bytes that a network would carry.
 
-Theory of operation. Messages travel as encoded bytes through two queues, up to the server and down
-to the clients, so every link is first in, first out. Those on their way up are delivered first:
-then a client's shares are relayed before the next client makes its own. A client's work of a
-phase begins with a message of the server (`_BEGINS`); that is where a client that drops vanishes.
-When nothing is on its way and the server still waits, its deadline fires (`proceed`), so a round
-always ends: with an aggregate or an abort.
+Theory of operation. The parties are joined by a metered wire (`drivers.local`, `metering`). A
+client's work of a phase begins with a message of the server (`_BEGINNINGS`); that is where a
+client that drops vanishes. When nothing is on its way and the server still waits, its deadline
+fires (`proceed`), so a round always ends: with an aggregate or an abort.
 
 Clients are given their input when sharing is closed, as late as the protocol allows, so that one
 vector at a time is in memory; `early_input` gives it to them as soon as they ask.
@@ -14,37 +12,37 @@ vector at a time is in memory; `early_input` gives it to them as soon as they as
 from __future__ import annotations
 
 import gc
-from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
+from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Faults, Moment
-from lightsecagg.drivers.simulation.metering import Meter
+from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire
 from lightsecagg.drivers.simulation.recording import RecordingEntropy, quantised
 from lightsecagg.drivers.simulation.sampling import Sample, StandIn
-from lightsecagg.errors import DecodeError, ParameterError, RemoteProtocolError
+from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
+    ClientParty,
     NeedInput,
-    Output,
+    Party,
     Phase,
     RoundAborted,
-    Send,
     Update,
 )
 from lightsecagg.protocol.messages import (
+    AggregatedShare,
     Certificate,
     MaskedUpload,
-    Message,
     Opening,
     Roster,
     SealedShare,
@@ -61,31 +59,7 @@ Progress = Callable[[Phase], None]
 """Called when a client has done its work of a phase."""
 
 _ORDER = tuple(Phase)
-
-# Which phase's work a message of the server begins, at the client that receives it.
-_BEGINS: dict[type, Phase] = {
-    Roster: Phase.SHARE,
-    SharesClosed: Phase.UPLOAD,
-    Certificate: Phase.RECOVER,
-}
-
-
-class _Packet(NamedTuple):
-    """Bytes on their way."""
-
-    sender: int
-    recipient: int
-    data: bytes
-    phase: Phase
-    is_share: bool
-    begins: bool
-    """Whether it begins the recipient's work of `phase`."""
-
-
-class _Disconnect(NamedTuple):
-    """The server's end of a vanished client's connection closes, after what it had sent."""
-
-    client: int
+_BEGINNINGS = (Opening, Roster, SharesClosed, SurvivorSet, Certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +78,9 @@ class RoundReport:
     late: Counter[str]
     """Messages that the server ignored because their phase was over, by type."""
     refused: Counter[str]
-    """Messages that a party refused, by type."""
+    """Messages that a party refused, by the error."""
+    stored: int
+    """Bytes of secrets and shares that a client holds when sharing is over, the most."""
 
 
 def simulate_round(
@@ -115,6 +91,7 @@ def simulate_round(
     early_input: bool = False,
     sample: int | None = None,
     progress: Progress | None = None,
+    clock: Clock = time.process_time,
 ) -> RoundReport:
     """Run the next round of `cohort` with these inputs and faults.
 
@@ -123,7 +100,7 @@ def simulate_round(
     faults = Faults() if faults is None else faults
     if sample is not None and (faults.late or faults.duplicates):
         raise ParameterError("sampled clients can drop, but not be late or heard twice")
-    run = _Run(cohort, inputs, faults, early_input, sample, progress)
+    run = _Run(cohort, inputs, faults, early_input, sample, progress, clock)
     # Collecting garbage at random moments would be charged to whoever is at work.
     collecting = gc.isenabled()
     gc.disable()
@@ -145,7 +122,7 @@ def _plainly(faults: Faults) -> Faults:
     return replace(faults, drops={**faults.drops, **drops})
 
 
-class _Run:
+class _Run(MeteredWire):
     def __init__(
         self,
         cohort: Cohort,
@@ -154,206 +131,143 @@ class _Run:
         early_input: bool,
         sample: int | None,
         progress: Progress | None,
+        clock: Clock,
     ) -> None:
-        self.settings = cohort.next_round()
-        self.server = cohort.server(self.settings)
-        self.sample = None if sample is None else Sample(cohort, self.settings, sample)
+        settings = cohort.next_round()
+        self.settings = settings
+        self.server = cohort.server(settings)
+        self.sample = None if sample is None else Sample(cohort, settings, sample)
         real = cohort.clients if sample is None else cohort.clients[:sample]
         self.coins = {client: RecordingEntropy() for client in real}
-        self.parties = {
-            client: cohort.client(client, self.settings, coins)
-            for client, coins in self.coins.items()
+        self.parties: dict[int, ClientParty] = {
+            client: cohort.client(client, settings, coins) for client, coins in self.coins.items()
         }
         self.stand_ins: dict[int, StandIn] = {}
         if self.sample is not None:
             others = cohort.clients[len(real) :]
             self.stand_ins = {client: self.sample.stand_in(client) for client in others}
-        self.codec = Codec(self.settings.field)
-        self.meter = Meter()
-        self.refused: Counter[str] = Counter()
+        malicious = settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        phases = {
+            **PHASE_OF,
+            Opening: self.server.phase,  # plain summation begins with the upload
+            SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER,
+        }
+        clients: dict[int, Party] = {**self.parties, **self.stand_ins}
+        codec = Codec(settings.field)
+        super().__init__(self.server, clients, codec, phases, free=self.stand_ins, clock=clock)
         self._inputs = inputs
         self._faults = faults if cohort.protocol is not ProtocolName.PLAIN else _plainly(faults)
         self._early_input = early_input
         self._progress = progress
-        self._up: deque[_Packet | _Disconnect] = deque()
-        self._down: deque[_Packet] = deque()
-        self._held_back: list[_Packet] = []
+        self._held_back: list[tuple[Phase, Packet]] = []
+        self._torn: list[Packet] | None = None
         self._gone: set[int] = set()
         self._want_input: set[int] = set()
         self._rounding: dict[int, bytes] = {}
-        self._phase = self.server.phase
+        self._stored = 0
         self._result: Aggregate | RoundAborted | None = None
-        malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        self._begins = {
-            **_BEGINS,
-            Opening: self._phase,  # plain summation begins with the upload
-            SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER,
-        }
 
     def play(self) -> RoundReport:
-        self._call_server(self.server.start)
-        while self._up or self._down or self.server.phase is not Phase.DONE:
-            if self._up:
-                self._to_server(self._up.popleft())
-            elif self._down:
-                self._to_client(self._down.popleft())
-            else:
-                self._call_server(self.server.proceed)
+        self.call(SERVER, self.server.start)
+        self.settle()
+        while self.server.phase is not Phase.DONE:
+            self.call(SERVER, self.server.proceed)
+            self.settle()
         return self._report()
 
-    # -- the server's side -------------------------------------------------------------------
+    def output(self, party: int, output: object) -> None:
+        """Remember who wants its input, and the result."""
+        match output:
+            case NeedInput():
+                self._want_input.add(party)
+            case Aggregate() | RoundAborted() if party == SERVER:
+                self._result = output
+            case RoundAborted():
+                self._want_input.discard(party)
 
-    def _call_server(self, call: Callable[[], list[Output]]) -> None:
-        with self.meter.server_cpu(self._phase):
-            outputs = call()
-        self._from_server(outputs)
+    # -- what becomes of packets -------------------------------------------------------------
 
-    def _to_server(self, packet: _Packet | _Disconnect) -> None:
-        if isinstance(packet, _Disconnect):
-            self._call_server(partial(self.server.drop, packet.client))
-            return
-        size = len(packet.data)
-        self.meter.client_sent(packet.phase, packet.sender, size, packet.is_share)
-        with self.meter.server_cpu(self._phase, relaying=packet.is_share):
-            try:
-                message = self.codec.decode(packet.data)
-                outputs = self.server.receive(packet.sender, message)
-            except (DecodeError, RemoteProtocolError) as error:
-                self.refused[type(error).__name__] += 1
-                outputs = []
-        self._from_server(outputs)
-
-    def _from_server(self, outputs: list[Output]) -> None:
-        message: Message | None = None
-        data = b""
-        for output in outputs:
-            match output:
-                case Send():
-                    is_share = isinstance(output.message, SealedShare)
-                    phase = self._phase_of(output.message)
-                    if output.message is not message:  # a broadcast is encoded once
-                        message = output.message
-                        with self.meter.server_cpu(phase, relaying=is_share):
-                            data = self.codec.encode(message)
-                    begins = type(message) in self._begins
-                    self._post(_Packet(SERVER, output.to, data, phase, is_share, begins))
-                case Aggregate() | RoundAborted():
-                    self._result = output
-                case NeedInput():
-                    raise AssertionError("a server needs no input")
-        if self.server.phase is not Phase.DONE:
-            self._phase = self.server.phase
-        self._release_late()
-
-    def _phase_of(self, message: Message) -> Phase:
-        if isinstance(message, SealedShare):
-            return Phase.SHARE
-        return self._begins.get(type(message), self._phase)
-
-    def _release_late(self) -> None:
-        """Deliver what was held back for a phase that is over."""
-        now = _ORDER.index(self.server.phase)
-        waiting = self._held_back
-        self._held_back = [packet for packet in waiting if _ORDER.index(packet.phase) >= now]
-        self._up.extend(packet for packet in waiting if _ORDER.index(packet.phase) < now)
-
-    # -- the clients' side -------------------------------------------------------------------
-
-    def _to_client(self, packet: _Packet) -> None:
-        client, phase = packet.recipient, packet.phase
-        if client in self._gone:
-            return
-        moment = self._moment(packet)
-        if moment is Moment.BEFORE:
-            self._vanish(client)
-            return
-        self.meter.server_sent(phase, client, len(packet.data), packet.is_share)
-        party = self.stand_ins.get(client) or self.parties[client]
-        with self._client_cpu(phase, client):
-            try:
-                message = self.codec.decode(packet.data)
-                outputs = party.receive(SERVER, message)
-            except (DecodeError, RemoteProtocolError) as error:
-                self.refused[type(error).__name__] += 1
-                outputs = []
-        outputs = self._give_input(client, packet, outputs)
-        self._from_client(client, phase, outputs, half=moment is Moment.DURING)
-        if moment is not None:
-            self._vanish(client)
-        if packet.begins and self._progress is not None:
-            self._progress(phase)
-
-    def _client_cpu(self, phase: Phase, client: int) -> AbstractContextManager[None]:
-        """Charge a client's work to it; stand-ins work for free."""
-        if client in self.stand_ins:
-            return nullcontext()
-        return self.meter.client_cpu(phase, client)
-
-    def _moment(self, packet: _Packet) -> Moment | None:
-        """When its recipient vanishes in the phase that the packet begins, if it does."""
-        phase, moment = self._faults.drops.get(packet.recipient, (None, None))
-        return moment if packet.begins and phase is packet.phase else None
-
-    def _give_input(self, client: int, packet: _Packet, outputs: list[Output]) -> list[Output]:
-        if any(isinstance(output, NeedInput) for output in outputs):
-            self._want_input.add(client)
-        ready = self._early_input or (packet.begins and packet.phase is Phase.UPLOAD)
-        if client not in self._want_input or not ready:
-            return outputs
-        self._want_input.remove(client)
-        if any(isinstance(output, RoundAborted) for output in outputs):
-            return outputs
-        update = self._inputs(client)
-        with self._client_cpu(Phase.UPLOAD, client):
-            return outputs + self.parties[client].set_input(update)
-
-    def _from_client(
-        self, client: int, phase: Phase, outputs: list[Output], half: bool = False
-    ) -> None:
-        sends = [output for output in outputs if isinstance(output, Send)]
-        whole = len(sends) // 2 if half else len(sends)
-        for index, output in enumerate(sends):
-            if isinstance(output.message, MaskedUpload) and client in self.coins:
-                self._rounding[client] = self.coins[client].latest
-            if self.sample is not None and client in self.sample.real:
-                self.sample.observe(client, output.message)
-            if index > whole:
-                break
-            is_share = isinstance(output.message, SealedShare)
-            with self._client_cpu(phase, client):
-                data = self.codec.encode(output.message)
-            if index == whole:
-                data = data[: len(data) // 2]
-            self._post(_Packet(client, SERVER, data, phase, is_share, begins=False))
-
-    def _post(self, packet: _Packet) -> None:
+    def carry(self, packet: Packet) -> Iterable[Packet]:
+        """What duplicates, delays and losses make of a packet."""
         up = packet.recipient == SERVER
-        if not up and packet.is_share and self._unread(packet.recipient):
-            size = len(packet.data)
-            self.meter.server_sent(packet.phase, packet.recipient, size, is_share=True)
-            return
+        if up:
+            self._observe(packet)
+            if self._torn is not None:
+                self._torn.append(packet)
+                return ()
+        elif packet.kind is SealedShare and self._unread(packet.recipient):
+            self.charge(packet)
+            return ()
         client = packet.sender if up else packet.recipient
-        copies = [packet]
-        if client in self._faults.duplicates:
-            copies.append(packet._replace(begins=False))
-        if not up:
-            self._down.extend(copies)
-        elif self._faults.late.get(client) is packet.phase:
-            self._held_back += copies
-        else:
-            self._up.extend(copies)
+        copies = [packet] * (2 if client in self._faults.duplicates else 1)
+        phase = self.phase_of(packet.kind)
+        if up and self._faults.late.get(client) is phase:
+            self._held_back += [(phase, copy) for copy in copies]
+            return ()
+        return copies
+
+    def _observe(self, packet: Packet) -> None:
+        client = packet.sender
+        if packet.kind is MaskedUpload and client in self.coins:
+            self._rounding[client] = self.coins[client].latest
+        if packet.kind is AggregatedShare and self.sample is not None and client in self.parties:
+            self.sample.observe(client, self.codec.decode(packet.data))
 
     def _unread(self, client: int) -> bool:
         """Whether nobody would look at the shares that this client gets."""
         stand_in = self.stand_ins.get(client)
         return stand_in is not None and not stand_in.wants_shares
 
+    def deliver(self, packet: Packet) -> None:
+        """Let the recipient do its work of a phase, or vanish over it."""
+        if packet.recipient == SERVER:
+            super().deliver(packet)
+        elif packet.recipient not in self._gone:
+            self._to_client(packet.recipient, packet)
+
+    def send(self, sender: int, outputs: Sequence[object]) -> None:
+        """Send, and let go what was held back for a phase that is over."""
+        super().send(sender, outputs)
+        now = _ORDER.index(self.server.phase)
+        waiting = self._held_back
+        self._held_back = [late for late in waiting if _ORDER.index(late[0]) >= now]
+        self.up.extend(packet for phase, packet in waiting if _ORDER.index(phase) < now)
+
+    def _to_client(self, client: int, packet: Packet) -> None:
+        phase = self.phase_of(packet.kind)
+        begins = packet.kind in _BEGINNINGS
+        when, moment = self._faults.drops.get(client, (None, None))
+        drops = begins and when is phase
+        if packet.kind is SharesClosed and client in self.parties:
+            self._stored = max(self._stored, self.parties[client].stored)
+        if drops and moment is Moment.BEFORE:
+            self._vanish(client)
+            return
+        self._torn = [] if drops and moment is Moment.DURING else None
+        super().deliver(packet)
+        if client in self._want_input and (self._early_input or (begins and phase is Phase.UPLOAD)):
+            self._want_input.remove(client)
+            act = partial(self.parties[client].set_input, self._inputs(client))
+            self.call(client, act, MaskedUpload)
+        if drops:
+            self._vanish(client)
+        if begins and self._progress is not None:
+            self._progress(phase)
+
     def _vanish(self, client: int) -> None:
+        if self._torn is not None:
+            torn, self._torn = self._torn, None
+            half = len(torn) // 2
+            cut = [packet._replace(data=packet.data[: len(packet.data) // 2]) for packet in torn]
+            for packet in torn[:half] + cut[half : half + 1]:
+                self.up.extend(self.carry(packet))
         self._gone.add(client)
         if client in self.parties:
             self.parties[client].abort("this client is gone")
         if not self._faults.silent:
-            self._up.append(_Disconnect(client))
+            while self.up:  # its connection breaks after what it had sent
+                self.deliver(self.up.popleft())
+            self.call(SERVER, partial(self.server.drop, client))
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -367,7 +281,8 @@ class _Run:
             exact=None if aggregate is None else self._is_exact(aggregate),
             meter=self.meter,
             late=self.server.late_messages,
-            refused=self.refused,
+            refused=self.refusals,
+            stored=self._stored,
         )
 
     def _is_exact(self, aggregate: Aggregate) -> bool | None:
