@@ -90,7 +90,7 @@ def test_R37_settings_below_a_clients_policy_are_explained_on_both_sides(
     assert all(record.dropped == {"advertise": [5]} for record in records)
     said = [item.getMessage() for item in caplog.records if reason in item.getMessage()]
     # Once per round on each side, and no more.
-    assert sum(line.startswith("client 5, round") for line in said) == 2
+    assert sum(line.startswith("client 5: round") for line in said) == 2
     assert sum("client 5 dropped in phase advertise: it withdraws" in line for line in said) == 2
     assert len(said) == 4
 

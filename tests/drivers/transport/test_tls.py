@@ -113,9 +113,9 @@ def test_files_that_do_not_fit_are_refused_at_loading(
     one, two = save(authority.issue_client(1)), save(authority.issue_client(2))
     with pytest.raises(ConfigurationError, match="is not the key of the certificate"):
         Credentials.load(one.authority_file, one.certificate_file, two.key_file)
-    with pytest.raises(ConfigurationError, match="holds no unencrypted private key"):
+    with pytest.raises(ConfigurationError, match="is not an unencrypted private key"):
         Credentials.load(one.authority_file, one.certificate_file, one.certificate_file)
-    with pytest.raises(ConfigurationError, match="holds no certificate"):
+    with pytest.raises(ConfigurationError, match="is not a certificate in PEM"):
         Credentials.load(one.key_file, one.certificate_file, one.key_file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         Credentials.load(tmp_path / "none", one.certificate_file, one.key_file)

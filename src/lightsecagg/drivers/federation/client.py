@@ -8,23 +8,22 @@ that merely lost its connection comes back with its party alive and, when the se
 sends again what was not acknowledged.
 
 Whatever the server sends, `run` ends only by a goodbye, by giving up a server that cannot be
-reached or says nothing, or by cancellation (S29, R35). A client that cannot take part in a round,
-because its policy forbids it or its training failed, says so and waits for the next one.
+reached or says nothing, or by cancellation (S29, S41, R35). A client that cannot take part in a
+round, because its policy forbids it or its training failed, says so and waits for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
-import re
 import time
-import traceback
+from collections.abc import Awaitable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from lightsecagg.drivers.federation.envelope import (
 )
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.peer_log import PeerLog
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
 from lightsecagg.errors import (
     Aborted,
@@ -58,6 +58,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import clip_to_bound
+from lightsecagg.foreign import explain, shown, where
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -148,6 +149,7 @@ class FederationClient:
         self._failing_since: float | None = None
         self._pause = _FIRST_PAUSE
         self._complaint = ""
+        self._log = PeerLog(log)
         self.rounds = 0
         """Rounds in which this client's update was included."""
 
@@ -177,8 +179,9 @@ class FederationClient:
             if self._own_executor and self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             await self._communicator.close()
+            self._log.close()
         if not self._finished.finished:
-            raise Aborted(f"the server said goodbye: {self._finished.reason}")
+            raise Aborted(f"the server said goodbye: {shown(self._finished.reason)}")
 
     async def _connect(self) -> None:
         while True:
@@ -210,12 +213,7 @@ class FederationClient:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         if reason != self._complaint:
             self._complaint = reason
-            log.warning(
-                "client %d: %s; trying again for %g s",
-                self._table.id,
-                reason,
-                self._table.reconnect,
-            )
+            self._warn("%s; trying again for %g s", reason, self._table.reconnect)
 
     async def _listen(self) -> None:
         """Messages and the end of training, whichever comes first."""
@@ -235,15 +233,31 @@ class FederationClient:
                         "[client] patience is how long this client waits"
                     )
                 if training is not None and training in done:
-                    await self._hand_over(training)
+                    await self._survive(self._hand_over(training))
                 if receiving in done:
                     data = receiving.result()
                     self._failing_since = None
                     receiving = asyncio.create_task(self._communicator.receive())
-                    await self._take(data)
+                    await self._survive(self._take(data))
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
+
+    async def _survive(self, step: Awaitable[None]) -> None:
+        """Whatever the server's bytes do here, they cost this client a round at most (S41)."""
+        try:
+            await step
+        except TransportError:
+            raise
+        except Exception as error:
+            self._warn("cannot follow the server: %s", explain(error))
+            if self._round is not None:
+                await self._withdraw(self._round, "this client cannot follow")
+
+    def _warn(self, message: str, *arguments: object) -> None:
+        self._log.write(
+            logging.WARNING, "the server", f"client %d: {message}", self._table.id, *arguments
+        )
 
     def _awaited_training(self) -> asyncio.Task[Update] | None:
         round_ = self._round
@@ -255,7 +269,7 @@ class FederationClient:
         try:
             content = unpack(data)
         except DecodeError as error:
-            log.warning("client %d: %s", self._table.id, error)
+            self._warn("%s", error)
             return
         match content:
             case RoundModel():
@@ -271,7 +285,7 @@ class FederationClient:
                 if self._round is not None and self._round.number == number:
                     await self._on_protocol(self._round, body)
             case Hello() | Withdraw():
-                log.warning("client %d: the server speaks like a client", self._table.id)
+                self._warn("the server speaks like a client")
 
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
@@ -315,7 +329,7 @@ class FederationClient:
             start, party = time.time(), round_.party
             outputs = await asyncio.to_thread(party.receive, SERVER, message)
         except LightSecAggError as error:
-            log.warning("client %d, round %d: %s", self._table.id, round_.number, error)
+            self._warn("round %d: %s", round_.number, error)
             unaccounted = isinstance(error, JournalError)
             if round_.party is None or unaccounted or isinstance(message, Opening | Roster):
                 await self._withdraw(round_, str(error))
@@ -374,7 +388,7 @@ class FederationClient:
     def _log_failure(self, round_: _Round, error: Exception) -> None:
         """Our own messages are free of secrets; those of foreign code may quote the data (S22)."""
         known = isinstance(error, LightSecAggError)
-        what = str(error) if known else f"training failed with {_where(error)}"
+        what = str(error) if known else f"training failed with {where(error)}"
         log.error("client %d sits round %d out: %s", self._table.id, round_.number, what)
 
     def _clipped(self, update: Update, bound: float) -> Update:
@@ -391,7 +405,14 @@ class FederationClient:
                 case NeedInput():
                     round_.needs_input = True
                 case RoundAborted(reason):
-                    log.info("client %d: round %d: %s", self._table.id, round_.number, reason)
+                    self._log.write(
+                        logging.INFO,
+                        "the server",
+                        "client %d: round %d: %s",
+                        self._table.id,
+                        round_.number,
+                        reason,
+                    )
 
     async def _send(self, round_: _Round, message: Message) -> None:
         assert round_.codec is not None  # noqa: S101 - a party has spoken
@@ -457,15 +478,6 @@ class FederationClient:
         self._table.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(self._table.trace / name, flags, 0o600), "wb") as file:
             file.write(data)
-
-
-def _where(error: BaseException) -> str:
-    """The type of a foreign exception and the line that raised it, without its message."""
-    # A child process sends its traceback as text, in the cause.
-    text = "".join([*traceback.format_tb(error.__traceback__), str(error.__cause__ or "")])
-    places = re.findall(r'File "([^"]+)", line (\d+)', text)
-    name = type(error).__name__
-    return f"{name} at {Path(places[-1][0]).name}:{places[-1][1]}" if places else name
 
 
 def _training_pool() -> ProcessPoolExecutor:

@@ -2,13 +2,14 @@
 
 A client must say hello, once and first, on every stream. What it says before, twice, or in a form
 that is not a message, gets it cut. What waits for a slow client is bounded; beyond the bound it
-is cut too, and may come back with nothing waiting. No client can make `next` raise (S29).
+is cut too, and may come back with nothing waiting. No client can make `next` raise (S29, S41).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from lightsecagg.drivers.federation.envelope import (
     unpack,
 )
 from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.peer_log import PeerLog
 from lightsecagg.drivers.transport.communicator import (
     Connected,
     Disconnected,
@@ -29,7 +31,8 @@ from lightsecagg.drivers.transport.communicator import (
     Received,
     ServerCommunicator,
 )
-from lightsecagg.errors import DecodeError, LightSecAggError, PeerGone, RemoteProtocolError
+from lightsecagg.errors import PeerGone, RemoteProtocolError
+from lightsecagg.foreign import explain
 
 GREETING_DEADLINE = 10.0
 """Seconds in which a new stream must say hello."""
@@ -97,9 +100,9 @@ class _Outbox:
                 self._queue.task_done()
         except PeerGone:
             return  # the transport reports it as an event too
-        except LightSecAggError as error:
-            log.error("nothing more is sent to client %d: %s", self._client, error)
-            self._communicator.disconnect(self._client, str(error))
+        except Exception as error:
+            log.error("nothing more is sent to client %d: %s", self._client, explain(error))
+            self._communicator.disconnect(self._client, explain(error))
 
 
 @dataclass(slots=True)
@@ -121,6 +124,7 @@ class Peers:
         self._peers: dict[int, _Peer] = {}
         self._reader: asyncio.Task[None] | None = None
         self._next_sweep = 0.0
+        self._log = PeerLog(log)
         self.backlog = _SMALL
         """The most bytes that may wait for one client; see `budgets.backlog_limit`."""
         self.refusals: Counter[str] = Counter()
@@ -138,6 +142,7 @@ class Peers:
         for peer in self._peers.values():
             peer.outbox.close()
         await self._communicator.close()
+        self._log.close()
 
     async def drain(self, timeout: float) -> None:
         """Wait, but no longer than this, until nothing waits for those who are connected."""
@@ -175,13 +180,13 @@ class Peers:
             return
         peer.outbox.put(data)
 
-    def cut(self, client: int, error: LightSecAggError) -> None:
-        """End a client's stream because of what it sent."""
+    def cut(self, client: int, error: Exception) -> None:
+        """End a client's stream because of what it sent, or of what that did here."""
         self.refusals[type(error).__name__] += 1
-        self._cut(client, str(error))
+        self._cut(client, explain(error))
 
     def _cut(self, client: int, reason: str) -> None:
-        log.warning("client %d cut: %s", client, reason)
+        self._warn(client, "client %d cut: %s", client, reason)
         peer = self._peers.get(client)
         if peer is not None:
             peer.refused = True
@@ -234,9 +239,9 @@ class Peers:
                 raise RemoteProtocolError(
                     f"client {client} sent {type(content).__name__}, which only servers send"
                 )
-        except (DecodeError, RemoteProtocolError) as error:
+        except Exception as error:  # whatever these bytes did, they harm their sender only (S41)
             self.cut(client, error)
-            return Misbehaved(client, str(error))
+            return Misbehaved(client, explain(error))
         return Spoke(client, content)
 
     def _on_hello(self, client: int, peer: _Peer, hello: Hello) -> Greeted | None:
@@ -248,12 +253,15 @@ class Peers:
                 f"this server speaks version {VERSION} of the federation's messages, the client "
                 f"version {hello.version}; use the same release on both sides"
             )
-            log.warning("client %d is turned away: %s", client, reason)
+            self._warn(client, "client %d is turned away: %s", client, reason)
             self.refusals["version"] += 1
             self.post(client, pack_control(Goodbye(reason, finished=False)))
             peer.greeted, peer.refused = False, True
             return None
         return Greeted(client, hello.round)
+
+    def _warn(self, client: int, message: str, *arguments: object) -> None:
+        self._log.write(logging.WARNING, f"client {client}", message, *arguments)
 
     def _cut_the_silent(self) -> None:
         """Streams that do not greet, and those that were turned away and do not leave."""

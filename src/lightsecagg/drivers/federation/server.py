@@ -25,9 +25,10 @@ from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
 from lightsecagg.drivers.transport.communicator import ServerCommunicator
-from lightsecagg.errors import Aborted, JournalError, RemoteProtocolError
+from lightsecagg.errors import Aborted, JournalError, LightSecAggError, RemoteProtocolError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.foreign import where
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.interface import Output, Phase
@@ -152,7 +153,15 @@ class FederationServer:
         if stored is None:
             return 0
         completed, data = stored
-        self._job.load(data)
+        try:
+            self._job.load(data)
+        except LightSecAggError:
+            raise
+        except Exception as error:
+            raise JournalError(
+                "the checkpoint is of another kind of job; use the old configuration or another "
+                f"state folder ({where(error)})"
+            ) from error
         log.info("resuming after %d completed rounds", completed)
         return completed
 

@@ -5,7 +5,8 @@ greeting with another number          the client was restarted: a dropout of thi
 disconnection                         a dropout after `grace`; at once while shares are under
                                       way, which cannot be repeated
 withdrawal                            a dropout at once
-a message that is refused             the client is cut and out of this round
+a message that is refused             the client is cut and out of this round; the same if what
+                                      it did here was not foreseen
 a deadline                            the party goes on with what there is, or aborts
 a journal that cannot be written      an upload is not acknowledged; anything else: abort
 """
@@ -30,7 +31,8 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import PhaseRecord, RoundRecord, log
 from lightsecagg.drivers.federation.peers import Greeted, Misbehaved, PeerEvent, Peers, Spoke
 from lightsecagg.drivers.transport.communicator import Disconnected, ServerCommunicator
-from lightsecagg.errors import JournalError, LightSecAggError
+from lightsecagg.errors import JournalError
+from lightsecagg.foreign import explain, shown
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.round_server import RoundServer
@@ -84,21 +86,28 @@ class ServerRound:
         """Until the party is done; every wait has a deadline (R35)."""
         self._step(lambda: outputs)
         while not self._is_over():
-            now = time.monotonic()
-            if now >= self._deadline:
-                log.info("round %d: the deadline of phase %s fired", self.number, self._phase)
-                self._step(self.party.proceed)
-                continue
-            event = await self._peers.next(min(self._deadline - now, 0.25))
-            if event is not None:
-                await self._handle(event)
-            self._tick()
+            try:
+                await self._advance()
+            except Exception as error:  # not by a message: the round ends, the server does not
+                self._fail(explain(error))
         self._track_phase()
         self._refusals.update(self._peers.refusals)
         self._peers.refusals.clear()
         self.record.refusals = dict(self._refusals)
         self.record.late = dict(self.party.late_messages)
         return self.record
+
+    async def _advance(self) -> None:
+        """Until the next event, or the deadline."""
+        now = time.monotonic()
+        if now >= self._deadline:
+            log.info("round %d: the deadline of phase %s fired", self.number, self._phase)
+            self._step(self.party.proceed)
+            return
+        event = await self._peers.next(min(self._deadline - now, 0.25))
+        if event is not None:
+            await self._handle(event)
+        self._tick()
 
     def _is_over(self) -> bool:
         return self._failed or self.party.phase is Phase.DONE
@@ -116,7 +125,7 @@ class ServerRound:
                 self._drop(client, reason)
             case Spoke(client, Withdraw(number, reason)):
                 if number == self.number:
-                    self._drop(client, f"it withdraws: {reason!r}")
+                    self._drop(client, f"it withdraws: {shown(repr(reason))}")
             case Spoke(client, (number, body)):
                 if number != self.number:
                     self.party.late_messages["other round"] += 1
@@ -145,9 +154,9 @@ class ServerRound:
                 await self._take_upload(client, message)
             else:
                 self._step(lambda: self.party.receive(client, message))
-        except LightSecAggError as error:
+        except Exception as error:  # at most its sender is harmed by a message (S41)
             self._peers.cut(client, error)
-            self._drop(client, str(error))
+            self._drop(client, explain(error))
 
     async def _take_upload(self, client: int, message: MaskedUpload) -> None:
         """Durable before it is counted, and counted before it is acknowledged."""
@@ -166,7 +175,7 @@ class ServerRound:
                 return
         try:
             self._step(lambda: self.party.receive(client, message))
-        except LightSecAggError:
+        except Exception:
             if new:
                 self._journal.discard_upload(self.number, client)
             raise
@@ -213,10 +222,13 @@ class ServerRound:
         try:
             self._release(call())
         except JournalError as error:
-            log.error("round %d: %s", self.number, error)
-            self._failed, self.aggregate = True, None
-            self.record.aborted = str(error)
+            self._fail(str(error))
         self._track_phase()
+
+    def _fail(self, reason: str) -> None:
+        log.error("round %d: %s", self.number, reason)
+        self._failed, self.aggregate = True, None
+        self.record.aborted = reason
 
     def _release(self, outputs: list[Output]) -> None:
         """Make durable what these outputs announce, then let them go."""

@@ -30,7 +30,15 @@ from lightsecagg.drivers.transport.tls import (
     is_loopback,
     split_address,
 )
-from lightsecagg.errors import ConfigurationError, MissingExtra, PeerGone, Refused, TransportError
+from lightsecagg.errors import (
+    ConfigurationError,
+    LightSecAggError,
+    MissingExtra,
+    PeerGone,
+    Refused,
+    TransportError,
+)
+from lightsecagg.foreign import explain, shown
 
 try:
     import grpc
@@ -264,6 +272,10 @@ class GrpcClient(StreamClient):
             ) from None
         except BaseException as error:
             await self._shut()
+            if isinstance(error, Exception) and not isinstance(error, LightSecAggError):
+                raise TransportError(
+                    f"client {self._client} cannot connect: {explain(error)}"
+                ) from error
             if isinstance(error, Refused) and self._admitted:
                 # These certificates have worked. An impostor on the way, or a server that comes
                 # back with a wrong file, must not end this client for good.
@@ -314,10 +326,10 @@ class GrpcClient(StreamClient):
         if answered is None:
             raise await self._refusal(call)
         if answered != own:
-            raise Refused(f"the server takes client {own} for client {answered}")
+            raise Refused(f"the server takes client {own} for client {shown(answered)}")
 
     async def _refusal(self, call: Any) -> TransportError:
-        code, details = await call.code(), await call.details()
+        code, details = await call.code(), shown(await call.details())
         if code is grpc.StatusCode.UNAVAILABLE:
             return await self._failure()
         if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -352,9 +364,9 @@ class GrpcClient(StreamClient):
 
 async def _ending(call: Any) -> str:
     """Why a call is over."""
-    code, details = await call.code(), await call.details()
+    code, details = await call.code(), shown(await call.details() or "")
     if code is grpc.StatusCode.ABORTED:
-        return str(details)
+        return details
     return f"{LOST}: {details or code.name}"
 
 

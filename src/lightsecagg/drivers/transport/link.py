@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from lightsecagg.drivers.transport.communicator import Limits, Traffic
 from lightsecagg.drivers.transport.framing import GOODBYE, Reassembler, chunks
 from lightsecagg.drivers.transport.mailbox import Mailbox
-from lightsecagg.errors import DecodeError, PeerGone, RemoteProtocolError
+from lightsecagg.errors import PeerGone
+from lightsecagg.foreign import explain
 
 Read = Callable[[], Awaitable[bytes | None]]
 Write = Callable[[bytes], Awaitable[None]]
@@ -113,8 +114,8 @@ class Link:
             self.cut(CLOSED_BY_PEER)
         except TimeoutError:
             self.cut(self._stalled("stalled inside a message"))
-        except (DecodeError, RemoteProtocolError, PeerGone) as error:
-            self.cut(str(error))
+        except Exception as error:  # a chunk does no harm beyond its link (S41)
+            self.cut(explain(error))
 
     async def _read(self, read: Read) -> bytes | None:
         # Silence between messages is the protocol's business; silence inside one is a stall.
@@ -137,8 +138,8 @@ class Link:
             self.cut(CLOSED_HERE)
         except TimeoutError:
             self.cut(self._stalled("took no data"))
-        except PeerGone as error:
-            self.cut(str(error))
+        except Exception as error:
+            self.cut(explain(error))
 
     async def _write(self, write: Write, chunk: bytes) -> None:
         async with asyncio.timeout(self._limits.stall_timeout):

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 
+from lightsecagg.drivers.peer_log import PeerLog
 from lightsecagg.drivers.transport.communicator import (
     Connected,
     Disconnected,
@@ -64,6 +65,7 @@ class StreamServer(ABC):
         self._links: set[Link] = set()  # those a carrier holds: live, or cut and unwinding
         self._events: Mailbox[Event] = Mailbox()
         self._closing = False
+        self._log = PeerLog(_log)
 
     @abstractmethod
     async def start(self) -> None:
@@ -147,6 +149,7 @@ class StreamServer(ABC):
             link.cut(CLOSED_HERE)
         await self._released()
         self._events.close(CLOSED_HERE)
+        self._log.close()
 
     async def _released(self) -> None:
         """Wait, but not past the deadline, until carriers are done with their links."""
@@ -182,7 +185,9 @@ class StreamServer(ABC):
         def on_cut(reason: str) -> None:
             if peer.link is link:
                 peer.link = None
-            _log.info("client %d disconnected: %s", client, reason)
+            self._log.write(
+                logging.INFO, f"client {client}", "client %d disconnected: %s", client, reason
+            )
             self._events.put_now(Disconnected(client, reason))
 
         link = Link(self._limits, peer.traffic, accept, deliver, on_cut)

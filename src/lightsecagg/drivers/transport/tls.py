@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, ObjectIdentifier
 
 from lightsecagg.errors import ConfigurationError, Refused, TransportError
+from lightsecagg.foreign import reading, shown
 
 _CLIENT_URI: Final = re.compile(r"lightsecagg:client:(0|[1-9][0-9]{0,9})")
 
@@ -42,7 +43,7 @@ def client_of(certificate: x509.Certificate) -> int:
     match = _CLIENT_URI.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
         raise Refused(
-            f"the certificate names no client: its URIs are {uris}, "
+            f"the certificate names no client: its URIs are {shown(uris)}, "
             "not exactly one lightsecagg:client:<id>"
         )
     _check_purpose(certificate, ExtendedKeyUsageOID.CLIENT_AUTH, "a client")
@@ -53,8 +54,10 @@ def client_of_pem(pem: bytes) -> int:
     """`client_of` for a certificate as gRPC hands it over."""
     try:
         return client_of(x509.load_pem_x509_certificate(pem))
-    except ValueError as error:
-        raise Refused(f"the peer's certificate cannot be read: {error}") from error
+    except TransportError:
+        raise
+    except Exception as error:  # the parser's, on an extension that it does not understand
+        raise Refused(f"the peer's certificate cannot be read: {shown(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,9 @@ class Credentials:
         )
         _parse(authority, credentials.authority)
         own = _parse(certificate, credentials.certificate)
-        try:
-            private = load_pem_private_key(credentials.key, password=None)
-        except (ValueError, TypeError):
-            # The parser's message is not repeated: it was made from a secret file.
-            raise ConfigurationError(f"{key} holds no unencrypted private key in PEM") from None
-        if private.public_key() != own.public_key():
+        with reading(key, "an unencrypted private key in PEM"):
+            public = load_pem_private_key(credentials.key, password=None).public_key()
+        if public != own.public_key():
             raise ConfigurationError(f"{key} is not the key of the certificate {certificate}")
         return credentials
 
@@ -182,7 +182,7 @@ _REFUSED_US: Final = (
 async def _probe(host: str, port: int, credentials: Credentials | None, server_name: str) -> None:
     context = None
     if credentials is not None:
-        context = ssl.create_default_context(cadata=credentials.authority.decode("ascii"))
+        context = ssl.create_default_context(cadata=credentials.authority.decode("ascii", "ignore"))
         context.load_cert_chain(credentials.certificate_file, credentials.key_file)
         context.set_alpn_protocols(["h2"])
     name = server_name if context else None
@@ -247,14 +247,13 @@ def _check_purpose(certificate: x509.Certificate, purpose: ObjectIdentifier, who
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with reading(path, "a file"):
         return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _parse(path: Path, pem: bytes) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise ConfigurationError(f"{path} holds no certificate in PEM") from error
+    with reading(path, "a certificate in PEM"):
+        certificate = x509.load_pem_x509_certificate(pem)
+        # Parsed when they are first asked for: damage in them is to be found here.
+        _ = certificate.public_key(), certificate.extensions, certificate.not_valid_after_utc
+        return certificate
