@@ -66,8 +66,10 @@ class AsyncFederation:
         dimension: int = 11,
         max_attempts: int = 1000,
         spare_answers: int = 0,
+        publish: bool = True,
         **buffering: Any,
     ) -> None:
+        """`publish`: whether the server names the model of each version, as it should."""
         table = StalenessTable.from_function(polynomial(1.0), 64, 5)
         self.buffering = Buffering(
             **{"table": table, "max_updates": buffer_size, "share_lifetime": 12} | buffering
@@ -112,6 +114,8 @@ class AsyncFederation:
         self.server = AsyncLightSecAggServer(
             self.settings, self.allow_list, buffer_size, spare_answers=spare_answers
         )
+        self.publishes = publish
+        self._publish(0)
         self.clients = {
             client: AsyncLightSecAggClient(client, key, self.policy, Ledger())
             for client, key in self.keys.items()
@@ -156,8 +160,20 @@ class AsyncFederation:
                     self.down[output.to].append(self.codec.encode(output.message))
                 case BufferAggregate():
                     self.results.append(output)
+                    self._publish(output.time + 1)
                 case BufferFailed():
                     self.failures.append(output)
+                    self._publish(output.time + 1)
+
+    def _publish(self, version: int) -> None:
+        if self.publishes:
+            self.server.publish(model_of(version), version)
+
+    def skip_to(self, time: int) -> None:
+        """As if buffers had gone by until then."""
+        self.server.time = time
+        for version in range(1, time + 1):
+            self._publish(version)
 
     def step_up(self, client: int) -> None:
         """Deliver the oldest message of a client."""

@@ -628,7 +628,7 @@ def test_different_integer_weights_reveal_low_bits(size: int, whole: bool) -> No
         return fed._unique.integers(-limit, limit + 1, 200).astype(np.float64)
 
     fed.unique_vector = small  # type: ignore[method-assign]
-    fed.server.time = 2
+    fed.skip_to(2)
     fed.upload(0, version=2)
     fed.upload(1, version=0)
     fed.settle()

@@ -210,7 +210,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
     assert len(fed.results) == 10
     tau_max = fed.buffering.table.max_staleness
     assert sorted(fed.clients[5]._models) == list(range(9 - tau_max, 10))
-    assert sorted(fed.server._models) == list(range(9 - tau_max, 10))
+    assert sorted(fed.server._models) == list(range(9 - tau_max, 11))
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_a_flush_that_is_refused_drops_nothing() -> None:
     fed = AsyncFederation().open()
     fed.upload(0, version=0)
     fed.settle()
-    fed.server.time = 6
+    fed.skip_to(6)
     with pytest.raises(LocalProtocolError, match="0 of 1 waiting"):
         fed.server.flush()
     assert fed.server.waiting == 1

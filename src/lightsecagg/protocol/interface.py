@@ -186,8 +186,11 @@ class BufferedServerParty(Party, Protocol):
     def start(self) -> Sequence[object]:
         """Open the epoch; call once."""
 
-    def publish(self, model: bytes) -> None:
-        """The hash of the model of the current time."""
+    def publish(self, model: bytes, version: int | None = None) -> None:
+        """The hash of the model of a version, by default of the current time.
+
+        Call it for every version before clients get its model: other uploads are refused.
+        """
 
     def drop(self, client: int) -> Sequence[object]:
         """The client is offline; what it has delivered stays."""

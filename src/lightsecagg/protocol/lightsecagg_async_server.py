@@ -65,7 +65,7 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.recovery import decode_answers
-from lightsecagg.protocol.roster import Round, check_keys, fix_round
+from lightsecagg.protocol.roster import Round, check_fresh, check_keys, fix_round
 from lightsecagg.protocol.settings import AllowList, Buffering, ProtocolName, Settings
 
 
@@ -156,6 +156,7 @@ class AsyncLightSecAggServer:
         self._started = False
         self._offline: set[int] = set()
         self._keys: dict[int, Advertise] = {}
+        self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
         self._round: Round | None = None
         self._models: dict[int, bytes] = {}  # version -> hash
@@ -261,13 +262,23 @@ class AsyncLightSecAggServer:
             messages.append(self._buffer)
         return [Send(client, message) for message in (*messages, *missed.values())]
 
-    def publish(self, model: bytes) -> None:
-        """The hash of the model of the current time; uploads that name another are refused.
+    def publish(self, model: bytes, version: int | None = None) -> None:
+        """The hash of the model of a version, by default of the current time.
 
-        Clients refuse a buffer whose owners disagree about it. Without this call the first upload
-        of each version decides.
+        Uploads that name another model, or a version that was never published, are refused:
+        clients refuse a buffer whose owners disagree about it. So call this for every version,
+        also for one that a lost buffer has left unchanged, before clients get its model.
         """
-        self._models[self.time] = model
+        number = self.time if version is None else version
+        if not 0 <= number <= self.time:
+            raise LocalProtocolError(
+                f"a model of version {number} cannot be published at time {self.time}"
+            )
+        if self._models.setdefault(number, model) != model:
+            raise LocalProtocolError(
+                f"another model of version {number} was published before; clients that trained "
+                "from different models of one version refuse to be summed"
+            )
 
     def proceed(self) -> list[AsyncOutput]:
         """The deadline of the current phase fired; nothing to do while collecting."""
@@ -313,6 +324,8 @@ class AsyncLightSecAggServer:
                 raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
             return self._ignore(message)
         check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, 1)
+        check_fresh(sender, message.keys, self._taken_keys)
+        self._taken_keys.update(message.keys)
         self._keys[sender] = message
         return []
 
@@ -415,16 +428,30 @@ class AsyncLightSecAggServer:
         check_tag(self._round, self._allow_list, tag)
         if hash_upload(self.settings.field, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
-        if self._models.setdefault(tag.version, tag.model) != tag.model:
-            raise RemoteProtocolError(
-                f"client {sender} trained from another model of version {tag.version}"
-            )
+        self._check_model(tag)
         unused = self._shared[sender]
         self._waiting.append(_Waiting(message, unused[tag.serial]))
         self._last_tag[sender] = tag
         self._shared[sender] = {s: time for s, time in unused.items() if s > tag.serial}
         self._keep_back((sender, serial) for serial in unused if serial < tag.serial)
         return []
+
+    def _check_model(self, tag: Tag) -> None:
+        """Refuse an update of another model than the published one (S45).
+
+        Versions that are too old for any buffer are forgotten, and such uploads dropped anyway.
+        """
+        if tag.version < self.time - self._buffering.table.max_staleness:
+            return
+        if tag.version not in self._models:
+            raise RemoteProtocolError(
+                f"client {tag.owner} trained from a model of version {tag.version}, but none was "
+                "published"
+            )
+        if tag.model != self._models[tag.version]:
+            raise RemoteProtocolError(
+                f"client {tag.owner} trained from another model of version {tag.version}"
+            )
 
     def _advance(self) -> list[AsyncOutput]:
         if not self._started:

@@ -7,6 +7,7 @@ members in another order has thereby split the round into two that share nothing
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -63,6 +64,10 @@ def check_keys(
         raise RemoteProtocolError(
             f"client {client} advertised {len(keys)} keys, {settings.protocol} takes {count}"
         )
+    if len(set(keys)) != len(keys):
+        raise RemoteProtocolError(
+            f"client {client} advertised one key for two purposes; it must draw two key pairs"
+        )
     try:
         for key in keys:
             check_public_key(key, client)
@@ -77,6 +82,20 @@ def check_keys(
         )
     except CryptoError as error:
         raise RemoteProtocolError(f"keys of client {client} refused: {error}") from error
+
+
+def check_fresh(client: int, keys: tuple[bytes, ...], taken: Container[bytes]) -> None:
+    """Refuse keys that another client has advertised before: nobody would accept the roster (S45).
+
+    Keys of honest clients never meet by chance, and nobody sees another's before the roster is
+    out. So whoever comes second with a key has agreed on it with the first, and is the one to go.
+    Keys are canonical (`check_keys`): equal bytes are equal keys.
+    """
+    if any(key in taken for key in keys):
+        raise RemoteProtocolError(
+            f"client {client} advertised a key that another client has advertised before; every "
+            "client draws its own"
+        )
 
 
 def accept_roster(

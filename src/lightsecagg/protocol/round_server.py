@@ -52,7 +52,13 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from lightsecagg.protocol.roster import Round, check_keys, check_survivor_signature, fix_round
+from lightsecagg.protocol.roster import (
+    Round,
+    check_fresh,
+    check_keys,
+    check_survivor_signature,
+    fix_round,
+)
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
 
 _ORDER = tuple(Phase)
@@ -102,6 +108,7 @@ class RoundServer(ABC):
         self._gone: set[int] = set()
         self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
         self._keys: dict[int, Advertise] = {}
+        self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
         self._round: Round | None = None
         self._bundles: dict[int, dict[int, SealedShare]] = {}
@@ -329,6 +336,8 @@ class RoundServer(ABC):
             message.signature,
             self.key_count,
         )
+        check_fresh(sender, message.keys, self._taken_keys)
+        self._taken_keys.update(message.keys)
         self._keys[sender] = message
         return []
 

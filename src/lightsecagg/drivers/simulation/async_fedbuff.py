@@ -22,7 +22,7 @@ class PlainFederation:
         """t"""
         return self.server.time
 
-    def publish(self, model: bytes) -> None:
+    def publish(self, model: bytes, version: int) -> None:
         """Nobody checks."""
 
     def ready(self, client: int) -> bool:

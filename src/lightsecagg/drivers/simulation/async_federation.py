@@ -38,8 +38,8 @@ class Federation(Protocol):
     def time(self) -> int:
         """t: the version of the current model."""
 
-    def publish(self, model: bytes) -> None:
-        """The hash of the current model."""
+    def publish(self, model: bytes, version: int) -> None:
+        """The hash of the model of this version."""
 
     def ready(self, client: int) -> bool:
         """Whether this client may upload; not while too many of its updates wait."""

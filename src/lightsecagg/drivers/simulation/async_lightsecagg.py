@@ -155,9 +155,9 @@ class ProtectedFederation(MeteredWire):
         """t"""
         return self.server.time
 
-    def publish(self, model: bytes) -> None:
+    def publish(self, model: bytes, version: int) -> None:
         """See `Federation`."""
-        self.server.publish(model)
+        self.server.publish(model, version)
 
     def ready(self, client: int) -> bool:
         """See `Federation`."""

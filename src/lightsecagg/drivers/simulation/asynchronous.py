@@ -83,7 +83,7 @@ def _run(
 ) -> AsyncReport:
     report = AsyncReport()
     hashes = {federation.time: workload.model_hash}
-    federation.publish(workload.model_hash)
+    federation.publish(workload.model_hash, federation.time)
     idle, flushed_at = 0, 0.0
     while report.recovered < flushes:
         event = schedule.next(federation.time)
@@ -109,12 +109,12 @@ def _run(
         for flush in done:
             workload.advance(flush.mean)
             hashes[flush.time + 1] = workload.model_hash
+            federation.publish(workload.model_hash, flush.time + 1)
             flushed_at = now or 0.0
             report.flushes.append(replace(flush, mean=None))
             if on_flush is not None:
                 on_flush(flush)
         if done:
-            federation.publish(workload.model_hash)
             hashes = {v: h for v, h in hashes.items() if v >= federation.time - max_staleness}
         idle = 0 if any(flush.lost is None for flush in done) else idle + 1
         if idle > _PATIENCE:
