@@ -163,7 +163,7 @@ def main() -> None:
 
     if isinstance(result, RoundAborted):
         raise SystemExit(f"aborted: {result.reason}")
-    total, _ = settings.average(result.total)
+    total, _ = settings.average(result.total, len(result.included))
     error = np.abs(total - vectors[list(result.included)].sum(axis=0)).max()
     print(f"sum of clients {result.included}, largest error {error:.1e}")
 

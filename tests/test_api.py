@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 
 import lightsecagg
 from lightsecagg import aggregate
-from lightsecagg.errors import Aborted, InputRefused, ParameterError
+from lightsecagg.drivers import aggregation
+from lightsecagg.drivers.local import run_round
+from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
 from lightsecagg.params import PAPER_MODULUS, ThreatModel
+from lightsecagg.protocol.interface import Aggregate
 from lightsecagg.protocol.settings import ProtocolName
 
 ROOT = Path(__file__).parent.parent
@@ -96,6 +100,24 @@ def test_dicts_come_back_as_dicts_with_their_shapes_and_types() -> None:
         assert result.mean[name].dtype == array.dtype
     np.testing.assert_allclose(result.mean["layer.weight"], 0.2, atol=1e-6)
     np.testing.assert_allclose(result.sum["layer.bias"], 1.25, atol=1e-7)
+
+
+@pytest.mark.parametrize("weights", [None, [1, 20, 3, 7, 5]])
+def test_S47_a_spoilt_sum_is_an_error_and_no_average(
+    monkeypatch: pytest.MonkeyPatch, weights: list[int] | None
+) -> None:
+    def spoil(*arguments: Any) -> Aggregate:
+        result = run_round(*arguments)
+        assert isinstance(result, Aggregate)
+        total = result.total.copy()
+        total[1] = lightsecagg.Parameters(2, 0, 0).modulus // 2 - 2
+        return dataclasses.replace(result, total=total)
+
+    monkeypatch.setattr(aggregation, "run_round", spoil)
+    # Without weights, a sum over all five may be as large as the field allows: one is gone.
+    vectors = [None, *_vectors(4)]
+    with pytest.raises(RecoveryError, match=r"entry 1 of the average lies beyond the bound 1\.0: "):
+        aggregate(vectors, privacy=1, dropouts=1, bound=1.0, weights=weights)
 
 
 def test_weights_average_and_dropped_clients_are_left_out() -> None:

@@ -96,7 +96,7 @@ def test_a_round_without_faults_is_exact_and_refuses_nothing(
     assert report.aggregate.included == tuple(range(7))
     assert not report.late
     assert not report.refused
-    average, samples = report.settings.average(report.aggregate.total)
+    average, samples = report.settings.average(report.aggregate.total, 7)
     weights = np.arange(1, 8)
     expected = np.average([unique_input(c).vector for c in range(7)], axis=0, weights=weights)
     assert samples == weights.sum()

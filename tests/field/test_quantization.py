@@ -360,7 +360,8 @@ def test_weighted_mean_of_masked_vectors(backend: str, field: PrimeField) -> Non
         for seed, (x, z, count) in enumerate(zip(vectors, masks, counts, strict=True))
     ]
     mean, total = quantizer.weighted_mean(
-        field.subtract(field.weighted_sum(weights, uploads), field.weighted_sum(weights, masks))
+        field.subtract(field.weighted_sum(weights, uploads), field.weighted_sum(weights, masks)),
+        sum(weights),
     )
     cut = [3, 500, 77, 1000]  # the last count is cut to s_max, in weight and in count alike
     effective = [w * s for w, s in zip(weights, cut, strict=True)]
@@ -369,20 +370,68 @@ def test_weighted_mean_of_masked_vectors(backend: str, field: PrimeField) -> Non
     np.testing.assert_allclose(mean, expected, atol=sum(weights) / quantizer.scale / total)
 
 
-@pytest.mark.parametrize("count", [0, -1, 3 * 10 + 1, 10**6])
-def test_an_impossible_sum_of_counts_is_refused(count: int) -> None:
+@pytest.mark.parametrize("count", [0, -1, 1, 2 * 10 + 1, 3 * 10, 10**6, -(10**6)])
+def test_S47_an_impossible_sum_of_counts_is_refused(count: int) -> None:
+    """Two of at most three clients are in the sum, with 1 to 10 samples each."""
     quantizer = Quantizer(DEFAULT_FIELD, 1.0, summands=3, max_samples=10, weighted=True)
     total = DEFAULT_FIELD.vector([1, 2, count])
-    with pytest.raises(RecoveryError, match=f"sample counts is {count}, outside 1..30"):
-        quantizer.weighted_mean(total)
+    with pytest.raises(RecoveryError, match=rf"sample counts is {count}, outside 2\.\.\.20"):
+        quantizer.weighted_mean(total, 2)
+    for possible in (2, 20):
+        total[-1] = possible
+        assert quantizer.weighted_mean(total, 2)[1] == possible
+
+
+def raised(field: PrimeField, total: Elements, entry: int, quanta: int) -> Elements:
+    """The total after one upload was raised by so many quanta at one entry."""
+    out = total.copy()
+    out[entry] = (int(out[entry]) + quanta) % field.modulus
+    return out
+
+
+@BOTH_FIELDS
+@pytest.mark.parametrize("scale", [0.0, 0.5, 7.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_S47_an_average_beyond_the_bound_is_refused(
+    backend: str, field: PrimeField, scale: float, dtype: Any
+) -> None:
+    """Inputs at the bound itself pass at any scale; what no rounding explains does not."""
+    counts, weights, bound = [3, 10, 1], [4, 1, 2], 0.1  # float32 rounds this bound up
+    weight, count = sum(weights), 4 * 3 + 1 * 10 + 2 * 1
+    quantizer = Quantizer(field, bound, 3, 10, max_weight=4, weighted=True, scale=scale)
+    ends = np.array([bound, -bound, 0.0], dtype=dtype)
+    uploads = [quantizer.quantise(ends, words(3, seed=s), s) for s in counts]
+    total = field.weighted_sum(weights, uploads)
+    honest = quantizer.dequantise(total[:-1], count)
+    mean, _ = quantizer.weighted_mean(total, weight)
+    np.testing.assert_array_equal(mean, honest)
+    lie = math.ceil(quantizer.scale * count * bound) + 2 * weight
+    for entry, quanta in ((0, lie), (1, -lie), (2, 2 * lie), (0, field.modulus // 3)):
+        spoilt = raised(field, total, entry, quanta)
+        assert abs(quantizer.dequantise(spoilt[:-1], count)[entry]) > bound
+        with pytest.raises(RecoveryError, match=f"entry {entry} of the average lies beyond .* 0.1"):
+            quantizer.weighted_mean(spoilt, weight)
+
+
+@pytest.mark.parametrize("divisor", [1.0, 7.0])
+def test_S47_a_sum_beyond_the_bound_is_refused(divisor: float) -> None:
+    quantizer = Quantizer(DEFAULT_FIELD, 0.1, 3, max_weight=4)
+    uploads = [quantizer.quantise(np.array([0.1, -0.1]), words(2, seed=k)) for k in range(3)]
+    total = DEFAULT_FIELD.weighted_sum([4, 1, 2], uploads)
+    honest = quantizer.plain_sum(total, 7, divisor)
+    np.testing.assert_allclose(honest, np.array([0.7, -0.7]) / divisor, rtol=1e-6)
+    with pytest.raises(RecoveryError, match="entry 0 of the average lies beyond the bound"):
+        quantizer.plain_sum(raised(DEFAULT_FIELD, total, 0, 100), 7, divisor)
+    with pytest.raises(RecoveryError, match="entry 1 of the average lies beyond the bound"):
+        quantizer.plain_sum(raised(DEFAULT_FIELD, total, 1, -100), 7, divisor)
 
 
 def test_weighted_mean_needs_a_count() -> None:
     total = np.ones(4, dtype=np.uint32)
     with pytest.raises(ParameterError, match="only a weighted quantizer"):
-        Quantizer(DEFAULT_FIELD, 1.0, 3).weighted_mean(total)
+        Quantizer(DEFAULT_FIELD, 1.0, 3).weighted_mean(total, 3)
     with pytest.raises(FieldError, match="at least its count"):
-        Quantizer(DEFAULT_FIELD, 1.0, 3, max_samples=10, weighted=True).weighted_mean(total[:0])
+        Quantizer(DEFAULT_FIELD, 1.0, 3, max_samples=10, weighted=True).weighted_mean(total[:0], 3)
 
 
 @pytest.mark.parametrize("samples", [0, -3, 2.5])

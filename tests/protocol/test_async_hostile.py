@@ -13,7 +13,7 @@ import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
 
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import ParameterError, RemoteProtocolError
+from lightsecagg.errors import ParameterError, RecoveryError, RemoteProtocolError
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import sign_buffer, sign_tag
@@ -593,6 +593,26 @@ def test_S09_control_without_agreement_the_same_attack_succeeds(clients: int) ->
         fed, answers, colluder = split_attack(clients, shown_first, HONEST)
         leaks.append(known_forms(fed, answers, colluder) - fed.settings.code.pieces)
     assert max(leaks) > 0
+
+
+@pytest.mark.parametrize("lie", [0, 10**6, -(10**6)])
+def test_S47_a_buffer_whose_average_is_beyond_the_bound_is_refused(lie: int) -> None:
+    """An owner masks with another mask than it has shared; the sum is recovered, and nonsense."""
+    fed = AsyncFederation().open()
+    stock = fed.clients[2]._stock
+    mask = stock[min(stock)].copy()
+    mask[3] = (int(mask[3]) + lie) % fed.field.modulus
+    stock[min(stock)] = mask
+    for client in range(4):
+        fed.upload(client)
+    fed.settle()
+    (result,) = fed.results
+    if not lie:
+        mean = fed.settings.buffer_average(result.total, result.weights)
+        assert np.abs(mean).max() <= fed.settings.quantizer.bound
+        return
+    with pytest.raises(RecoveryError, match="entry 3 of the average lies beyond the bound 1000"):
+        fed.settings.buffer_average(result.total, result.weights)
 
 
 def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:

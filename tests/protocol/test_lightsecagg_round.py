@@ -74,7 +74,7 @@ def test_the_average_is_weighted_by_the_sample_counts() -> None:
     network = federation.network().start().finish()
     result = network.result
     assert isinstance(result, Aggregate)
-    average, samples = network.server.settings.average(result.total)
+    average, samples = network.server.settings.average(result.total, len(result.included))
     weights = [update.samples for update in network.inputs.values()]
     vectors = [update.vector for update in network.inputs.values()]
     assert samples == sum(weights) == 15

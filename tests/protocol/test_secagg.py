@@ -73,7 +73,7 @@ def test_everybody_survives(case: dict[str, Any], field: PrimeField, backend: st
     federation = Federation(**case, number_field=field)
     result = assert_exact(federation, federation.run())
     assert result.included == tuple(sorted(federation.ids))
-    average, samples = federation.settings.average(result.total)
+    average, samples = federation.settings.average(result.total, len(result.included))
     updates = [federation.update(client) for client in federation.ids]
     assert samples == sum(update.samples for update in updates)
     expected = sum(u.vector.astype(float) * u.samples for u in updates) / samples

@@ -108,7 +108,7 @@ def aggregate(
     if isinstance(result, RoundAborted):
         raise Aborted(result.reason)
     included = result.included
-    values, weight = settings.average(result.total)
+    values, weight = settings.average(result.total, len(result.included))
     if weights is None:
         weight = len(included)
         values = values / weight

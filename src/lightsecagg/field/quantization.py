@@ -40,6 +40,8 @@ Reals = NDArray[np.float32] | NDArray[np.float64]
 _SMALLEST_BOUND, _LARGEST_BOUND = 1e-100, 1e100
 _SMALLEST_SCALE = 1e-150
 
+_SPOILT = "the sum is spoilt, by a false upload or a wrong answer"
+
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
@@ -181,23 +183,48 @@ class Quantizer:
         kernels.active().unmask_dequantise(masked, mask, factor, self.field.modulus, out)
         return out
 
-    def weighted_mean(self, total: Elements) -> tuple[NDArray[np.float64], int]:
+    def weighted_mean(self, total: Elements, weight: int) -> tuple[NDArray[np.float64], int]:
         """sum w s x / sum w s, and that sum of counts, from an unmasked weighted total.
 
-        The count coordinate is the divisor, whatever integer weights w the server applied.
+        * `weight`: the sum of the integer weights w; without weights, the number of summands.
+
+        The count coordinate is the divisor. `RecoveryError` for a count or an entry that no
+        honest inputs add up to (S47).
         """
         if not self.weighted:
             raise ParameterError("only a weighted quantizer carries sample counts")
         if total.size < 1:
             raise FieldError("a weighted total has at least its count coordinate")
         count = int(signed(self.field, total[-1:])[0])
-        largest = self.summands * self.max_weight * self.max_samples
-        if not 1 <= count <= largest:
+        if not weight <= count <= weight * self.max_samples:
             raise RecoveryError(
-                f"the sum of sample counts is {count}, outside 1..{largest}: "
-                "a client uploaded a false count, or an answer was wrong"
+                f"the sum of sample counts is {count}, outside {weight}..."
+                f"{weight * self.max_samples}: {_SPOILT}"
             )
-        return self.dequantise(total[:-1], count), count
+        mean = self.dequantise(total[:-1], count)
+        self._check_mean(mean, 1.0, weight / count)
+        return mean, count
+
+    def plain_sum(self, total: Elements, weight: int, divisor: float = 1.0) -> NDArray[np.float64]:
+        """sum w x / divisor, from an unmasked total without counts; see `weighted_mean`."""
+        if self.weighted:
+            raise ParameterError("a weighted total has a count coordinate; take weighted_mean")
+        values = self.dequantise(total, divisor)
+        self._check_mean(values, weight / divisor, weight / divisor)
+        return values
+
+    def _check_mean(self, values: NDArray[np.float64], weight: float, roundings: float) -> None:
+        """Raise `RecoveryError` unless inputs within the bound can have led to these values.
+
+        Each rounding moves an entry by less than 1 / c_l, and a bound that float32 cannot hold
+        is compared in float32, half a unit in the last place higher (`_in_precision`).
+        """
+        limit = weight * self.bound * (1 + 2.0**-23) + roundings / self.scale
+        position = kernels.active().find_beyond(values, limit)
+        if position >= 0:
+            raise RecoveryError(
+                f"entry {position} of the average lies beyond the bound {self.bound}: {_SPOILT}"
+            )
 
     def _weight(self, samples: int) -> int:
         if not self.weighted:

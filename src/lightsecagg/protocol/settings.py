@@ -388,24 +388,26 @@ class Settings:
             raise DecodeError("malformed settings: not in their one canonical form")
         return settings
 
-    def average(self, total: Elements) -> tuple[NDArray[np.float64], int]:
-        """The weighted average that a sum stands for, and the total sample count.
+    def average(self, total: Elements, included: int) -> tuple[NDArray[np.float64], int]:
+        """The weighted average that a sum over so many clients stands for, and the sample count.
 
-        For an unweighted quantizer, the plain sum and 1.
+        For an unweighted quantizer, the plain sum and 1. `RecoveryError` if the average is beyond
+        the bound, or the count not one of so many clients: somebody's upload was false (S47).
         """
         if not self.quantizer.weighted:
-            return self.quantizer.dequantise(total), 1
-        return self.quantizer.weighted_mean(total)
+            return self.quantizer.plain_sum(total, included), 1
+        return self.quantizer.weighted_mean(total, included)
 
     def buffer_average(self, total: Elements, weights: Iterable[int]) -> NDArray[np.float64]:
         """sum w x / sum w of a buffer, Eq. (35) and (37); with sample counts, sum w s x / sum w s.
 
         The denominator is the sum of the very integers that weighted the updates, at least 1
-        each, so c_g cancels and nothing divides by zero.
+        each, so c_g cancels and nothing divides by zero. Refuses what `average` refuses.
         """
+        weight = sum(weights)
         if self.quantizer.weighted:
-            return self.quantizer.weighted_mean(total)[0]
-        return self.quantizer.dequantise(total, divisor=sum(weights))
+            return self.quantizer.weighted_mean(total, weight)[0]
+        return self.quantizer.plain_sum(total, weight, divisor=weight)
 
 
 def hash_model(model: bytes | memoryview) -> bytes:

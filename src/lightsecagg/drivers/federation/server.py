@@ -299,7 +299,9 @@ class FederationServer:
         record = await round_.drive(outputs)
         if record.aborted is None and round_.aggregate is not None:
             settings = round_.party.settings
-            average, samples = settings.average(round_.aggregate.total)
+            average, samples = settings.average(
+                round_.aggregate.total, len(round_.aggregate.included)
+            )
             stored = self._journal.load_model()
             completed = (stored[0] if stored else 0) + 1
             record.samples = samples
