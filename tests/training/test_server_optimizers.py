@@ -105,6 +105,9 @@ def test_fednova_multiplies_the_two_averages() -> None:
     assert after == pytest.approx([2.5, -5.0, 1.0, 1.0])
     with pytest.raises(ParameterError, match="local_steps"):
         optimizer.step(vector(0, 0, 0, 0), average(0.1, 0.1, 0.1, 0.1))
+    for steps in (0.0, -0.25):
+        with pytest.raises(InputRefused, match="local steps is not positive: some client lied"):
+            optimizer.step(vector(0, 0, 0, 0), average(0.1, 0.1, 0.1, 0.1, local_steps=steps))
 
 
 def test_a_resumed_optimiser_continues_exactly() -> None:

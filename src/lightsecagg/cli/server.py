@@ -56,6 +56,6 @@ def server(
         print_json({"rounds": [record.to_json() for record in records]})
         return
     for record in records:
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
-        outcome = record.aborted or f"{len(record.included)} clients included; {figures}"
+        figures = "".join(f"; {name} {value:.4g}" for name, value in record.figures.items())
+        outcome = record.aborted or f"{len(record.included)} clients included{figures}"
         typer.echo(f"round {record.round}: {record.seconds:.1f} s, {outcome}")

@@ -135,6 +135,11 @@ class ServerOptimizer:
         if self._local.algorithm == "fednova":
             if "local_steps" not in extras:
                 raise ParameterError("fednova needs the average of the extra 'local_steps'")
+            if extras["local_steps"] <= 0:
+                raise InputRefused(
+                    "the average number of local steps is not positive: some client lied, or the "
+                    "rounding is too coarse for step_limit; the global model is unchanged"
+                )
             delta = delta * (extras["local_steps"] * self._local.step_limit)
         config = self._config
         if config.algorithm == "fedavg":

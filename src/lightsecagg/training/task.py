@@ -128,6 +128,12 @@ class Task(ABC):
             correct += int((logits.argmax(dim=1) == targets).sum())
         return {"accuracy": correct / len(data), "loss": loss / len(data)}
 
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether this task says how to evaluate a model, by `test_data` or by `evaluate`."""
+        own = type(self)
+        return own.test_data is not Task.test_data or own.evaluate is not Task.evaluate
+
     def shared(self, name: str) -> bool:
         """Whether this state-dict entry is federated. What is not stays as `model()` made it.
 

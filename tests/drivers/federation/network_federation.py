@@ -53,7 +53,16 @@ def free_port() -> int:
 class NetworkFederation:
     """Files of a federation, and its parties on demand."""
 
-    def __init__(self, folder: Path, clients: int = 6, privacy: int = 1, dropouts: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clients: int = 6,
+        privacy: int = 1,
+        dropouts: int = 1,
+        *,
+        weighted: bool = False,
+    ) -> None:
+        self.weighted = weighted
         self.made: Provisioned = provision(
             folder / "federation", clients, privacy=privacy, dropouts=dropouts, port=free_port()
         )
@@ -67,7 +76,7 @@ class NetworkFederation:
         defaults = {"number": 1, "settle": 10, "grace": 0.5, "wait_for_clients": 30, "retries": 0}
         overrides = [f"rounds.{key}={value}" for key, value in (defaults | rounds).items()]
         config = load_config(ServerConfig, self.made.server, overrides)
-        vectors = VectorsTable(dimension=DIMENSION, output=self.output)
+        vectors = VectorsTable(dimension=DIMENSION, output=self.output, weighted=self.weighted)
         return build_server(
             config.model_copy(update={"training": None, "vectors": vectors}), progress
         )
@@ -82,10 +91,11 @@ class NetworkFederation:
         return build_client(config, kind, job=Contribution(client), **extra)
 
     def check(self, record: RoundRecord) -> None:
-        """The latest result is the exact sum over those whom this record includes."""
+        """The latest result is the exact sum, or average, over those whom this record includes."""
         assert record.aborted is None
         with np.load(self.output) as stored:
             result = stored["result"]
-        expected = np.sum([contribution(i, record.round) for i in record.included], axis=0)
+        combine = np.mean if self.weighted else np.sum
+        expected = combine([contribution(i, record.round) for i in record.included], axis=0)
         tolerance = len(record.included) * record.quantisation_step
         np.testing.assert_allclose(result, expected, atol=tolerance)

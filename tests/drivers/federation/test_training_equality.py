@@ -41,11 +41,13 @@ class Averages:
     def model(self) -> bytes:
         return self._job.model()
 
-    def apply(self, aggregate: Any, samples: int, completed: int) -> dict[str, float]:
+    def apply(self, aggregate: Any, samples: int, completed: int) -> None:
         self.averages.append(aggregate.copy())
-        figures = self._job.apply(aggregate, samples, completed)
+        self._job.apply(aggregate, samples, completed)
         self.models.append(np.frombuffer(self._job.model(), "<f4").astype(np.float64))
-        return figures
+
+    def evaluate(self) -> dict[str, float]:
+        return self._job.evaluate()
 
     def save(self) -> bytes:
         return self._job.save()
@@ -121,3 +123,30 @@ def test_a_checkpoint_of_another_task_is_refused() -> None:
     other = TABLE.model_copy(update={"task": {"task": "digits", "clients": 5, "model": "mlp"}})
     with pytest.raises(JournalError, match=r"the checkpoint has .* entries, the configured task"):
         TrainingServer(other, BOUND).load(job.save())
+
+
+NO_TEST_DATA = """
+import torch
+from lightsecagg.training import Examples, Task
+
+
+class Blind(Task):
+    def model(self):
+        return torch.nn.Linear(3, 2)
+
+    def client_data(self, client):
+        return Examples(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
+"""
+
+
+def test_a_task_without_test_data_has_no_figures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "blind.py").write_text(NO_TEST_DATA)
+    table = TrainingTable(task={"task": f"{tmp_path / 'blind.py'}:Blind", "clients": 4})
+    federation = Federation(tmp_path / "state", 4, privacy=1, dropouts=1, bound=BOUND)
+    federation.job = TrainingServer(table, BOUND)
+    federation.jobs = {i: TrainingClient(table, i) for i in range(4)}
+    records = asyncio.run(federation.run(number=2, settle=5, upload=100))
+    assert [(record.aborted, record.figures) for record in records] == [(None, {})] * 2
+    assert "evaluating it failed" not in caplog.text

@@ -33,8 +33,11 @@ class ServerJob(Protocol):
     def model(self) -> bytes:
         """What clients start from; empty if there is nothing to train."""
 
-    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
-        """Take the average (or sum) of a round; return figures to report."""
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
+        """Take the average (or sum) of a round."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures to report of what there is now; slow."""
 
     def save(self) -> bytes:
         """The state to checkpoint."""
@@ -97,7 +100,7 @@ class VectorServer:
         """Nothing to train from."""
         return b""
 
-    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
         """Keep and write the result."""
         self.result = aggregate
         if self._output is not None:
@@ -107,7 +110,10 @@ class VectorServer:
                 raise ConfigurationError(
                     f"[vectors] output {self._output} cannot be written: {error}"
                 ) from error
-        return {"norm": float(np.linalg.norm(aggregate))}
+
+    def evaluate(self) -> dict[str, float]:
+        """The norm of the latest result."""
+        return {} if self.result is None else {"norm": float(np.linalg.norm(self.result))}
 
     def save(self) -> bytes:
         """The latest result."""
@@ -165,7 +171,7 @@ def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
 
 
 class TrainingServer:
-    """Holds the global model and the server optimiser; evaluates after each round."""
+    """Holds the global model and the server optimiser."""
 
     weighted = True
 
@@ -188,12 +194,17 @@ class TrainingServer:
         """The global model, float32, little-endian."""
         return self._vector.astype("<f4", copy=False).tobytes()
 
-    def apply(self, aggregate: Reals, samples: int, completed: int) -> dict[str, float]:
-        """Step the server optimiser, then evaluate."""
+    def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
+        """Step the server optimiser."""
         average = self._training.unpack(
             aggregate.astype(np.float32), self._local.extras, bound=self._bound
         )
         self._vector = self._optimizer.step(self._vector, average)
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures; none where it has no test data, as at many a server."""
+        if not self._task.can_evaluate:
+            return {}
         return self._training.evaluate(self._task, self._vector)
 
     def save(self) -> bytes:

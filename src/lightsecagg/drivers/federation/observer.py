@@ -60,6 +60,8 @@ class RoundRecord:
     """Why messages were refused, and how often."""
     late: dict[str, int] = field(default_factory=dict)
     aborted: str | None = None
+    spoilt: bool = False
+    """Aborted because of its sum, which was recovered and cannot be used."""
     resumed: bool = False
     phases: dict[str, PhaseRecord] = field(default_factory=dict)
     samples: int = 0

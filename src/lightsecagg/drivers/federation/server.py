@@ -4,6 +4,10 @@
 What must survive a crash is in the journal before it is acknowledged or announced. After a crash
 the last round is resumed if an upload had been acknowledged; otherwise it is dropped and a new one
 starts.
+
+A sum that cannot be averaged or applied (somebody uploaded what it must not) harms its round only:
+the round is aborted, in the journal too, and the model stays what it was (S41). A model is stored
+before it is evaluated, so a failing evaluation costs nothing but its figures.
 """
 
 from __future__ import annotations
@@ -25,19 +29,27 @@ from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
 from lightsecagg.drivers.transport.communicator import ServerCommunicator
-from lightsecagg.errors import Aborted, JournalError, LightSecAggError, RemoteProtocolError
+from lightsecagg.errors import (
+    Aborted,
+    ConfigurationError,
+    JournalError,
+    LightSecAggError,
+    RemoteProtocolError,
+)
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import where
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters, ThreatModel
-from lightsecagg.protocol.interface import Output, Phase
+from lightsecagg.protocol.interface import Aggregate, Output, Phase
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.registry import PARTIES
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings, hash_model
 
 _GOODBYE_TIMEOUT = 5.0
+_SPOILT = "the sum is spoilt: it cannot be used"
+"""What clients hear. More would tell a liar about the others' part of the sum."""
 
 
 def make_settings(
@@ -110,6 +122,7 @@ class FederationServer:
         self._trace = trace
         self._peers = Peers(communicator)
         self._stopping = asyncio.Event()
+        self._completed = 0
         self.records: list[RoundRecord] = []
 
     # -- the whole federation ----------------------------------------------------------------
@@ -124,16 +137,16 @@ class FederationServer:
         try:
             restarted = self._journal.next_round() > 1
             comeback = time.monotonic() + COMEBACK if restarted else 0.0
-            completed = self._restore_model()
+            self._restore_model()
             if abandon:
                 for number in self._journal.unfinished():
                     log.warning("round %d is abandoned as demanded", number)
                     self._journal.abandon(number, "abandoned by the operator")
             await self._peers.start()
-            completed += await self._resume_unfinished()
-            while completed < self._rounds.number and not self._stopping.is_set():
-                completed += await self._one_round(completed)
-            if completed >= self._rounds.number:
+            await self._resume_unfinished()
+            while self._completed < self._rounds.number and not self._stopping.is_set():
+                await self._one_round()
+            if self._completed >= self._rounds.number:
                 await self._say_goodbye("the federation has finished", True, comeback)
         except Aborted as error:
             await self._say_goodbye(str(error), False)
@@ -148,11 +161,11 @@ class FederationServer:
         """Finish the current round, then end (SIGTERM)."""
         self._stopping.set()
 
-    def _restore_model(self) -> int:
+    def _restore_model(self) -> None:
         stored = self._journal.load_model()
         if stored is None:
-            return 0
-        completed, data = stored
+            return
+        self._completed, data = stored
         try:
             self._job.load(data)
         except LightSecAggError:
@@ -162,12 +175,10 @@ class FederationServer:
                 "the checkpoint is of another kind of job; use the old configuration or another "
                 f"state folder ({where(error)})"
             ) from error
-        log.info("resuming after %d completed rounds", completed)
-        return completed
+        log.info("resuming after %d completed rounds", self._completed)
 
-    async def _resume_unfinished(self) -> int:
-        """Resume the round that a crash cut short; 1 if it completed."""
-        done = 0
+    async def _resume_unfinished(self) -> None:
+        """Resume the round that a crash cut short."""
         for number in self._journal.unfinished():
             try:
                 pending = self._journal.pending(number)
@@ -185,24 +196,24 @@ class FederationServer:
                 len(pending.held),
                 "was announced" if pending.survivors else "is open",
             )
-            done += await self._resume(number, pending)
-        return done
+            await self._resume(number, pending)
 
-    async def _one_round(self, completed: int) -> int:
-        """Try until a round completes, then 1; 0 if the server was told to stop."""
+    async def _one_round(self) -> None:
+        """Try until a round completes, or the server was told to stop."""
         reason = ""
         for attempt in range(self._rounds.retries + 1):
             invited = await self._wait_for_clients()
             if self._stopping.is_set():
-                return 0
+                return
             record = await self._run_round(invited)
             if record.aborted is None:
-                return 1
+                return
             reason = record.aborted
             log.warning("round %d was aborted: %s (attempt %d)", record.round, reason, attempt + 1)
             if self._stopping.is_set():
-                return 0
-        raise Aborted(f"{self._rounds.retries + 1} attempts at round {completed + 1}: {reason}")
+                return
+        attempts, number = self._rounds.retries + 1, self._completed + 1
+        raise Aborted(f"{attempts} attempts at round {number}: {reason}")
 
     async def _wait_for_clients(self) -> list[int]:
         """Enough connected clients, at most N, lowest ids first."""
@@ -264,7 +275,7 @@ class FederationServer:
             stored,
         )
 
-    async def _resume(self, number: int, pending: PendingRound) -> int:
+    async def _resume(self, number: int, pending: PendingRound) -> None:
         members = [member.client for member in pending.roster.members]
         party = PARTIES[pending.settings.protocol][1].resume(
             pending.settings,
@@ -291,33 +302,57 @@ class FederationServer:
                     f"round {number}: the stored uploads do not give the survivor set that was "
                     "announced; refusing to announce another"
                 )
-        round_ = self._driver(party, members, stored=pending.held)
-        record = await self._finish(round_, outputs)
-        return int(record.aborted is None)
+        await self._finish(self._driver(party, members, stored=pending.held), outputs)
 
     async def _finish(self, round_: ServerRound, outputs: list[Output]) -> RoundRecord:
         record = await round_.drive(outputs)
         if record.aborted is None and round_.aggregate is not None:
-            settings = round_.party.settings
-            average, samples = settings.average(
-                round_.aggregate.total, len(round_.aggregate.included)
-            )
-            stored = self._journal.load_model()
-            completed = (stored[0] if stored else 0) + 1
-            record.samples = samples
-            if self._trace is not None:
-                np.savez(self._trace / f"average-{record.round}.npz", average=average)
-            record.figures = await asyncio.to_thread(self._job.apply, average, samples, completed)
-            self._journal.complete(round_.number, completed, self._job.save())
+            await self._digest(round_.party.settings, round_.aggregate, record)
+        elif record.aborted is None:
+            record.aborted = "no result"
+        if record.aborted is None:
+            await self._evaluate(record)
         else:
-            record.aborted = record.aborted or "no result"
-            self._journal.abandon(round_.number, record.aborted)
+            self._journal.abandon(record.round, record.aborted)
+        over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
         for client in round_.members:
-            self._peers.post(client, pack_control(RoundOver(round_.number, record.aborted)))
+            self._peers.post(client, pack_control(over))
         self.records.append(record)
         self._metrics.connected = len(self._peers.ready())
         self._metrics.record(record)
         return record
+
+    async def _digest(self, settings: Settings, aggregate: Aggregate, record: RoundRecord) -> None:
+        """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
+        before = self._job.save()
+        completed = self._completed + 1
+        try:
+            average, samples = settings.average(aggregate.total, len(aggregate.included))
+            await asyncio.to_thread(self._job.apply, average, samples, completed)
+            after = self._job.save()
+        except (ConfigurationError, JournalError):
+            raise  # nobody lied: whoever mends it and starts again resumes this round
+        except Exception as error:
+            self._job.load(before)
+            record.spoilt = True
+            record.aborted = f"{_SPOILT}: {error}"
+            foreign = not isinstance(error, LightSecAggError)
+            log.error("round %d: %s", record.round, record.aborted, exc_info=foreign)
+            return
+        record.samples = samples
+        if self._trace is not None:
+            np.savez(self._trace / f"average-{record.round}.npz", average=average)
+        self._journal.complete(record.round, completed, after)
+        self._completed = completed
+
+    async def _evaluate(self, record: RoundRecord) -> None:
+        """The figures of a model that is stored already; whatever fails here, the round is done."""
+        try:
+            figures = await asyncio.to_thread(self._job.evaluate)
+            record.figures = {name: float(value) for name, value in figures.items()}
+        except Exception:
+            reason = "round %d is done and its model stored, but evaluating it failed"
+            log.warning(reason, record.round, exc_info=True)
 
     async def _say_goodbye(self, reason: str, finished: bool, comeback: float = 0.0) -> None:
         """Tell everybody who is here and, until `comeback`, those who come back."""
