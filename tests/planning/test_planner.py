@@ -15,10 +15,9 @@ from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
-from lightsecagg.planning import STATED, Federation, Network, plan, unit_costs
+from lightsecagg.planning import STATED, Federation, Network, plan
 from lightsecagg.planning.planner import PAPER, SEEDED, recommend_survivors, round_costs
 from lightsecagg.planning.traffic import forecast_traffic
-from lightsecagg.planning.unit_costs import calibrate, describe
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -179,13 +178,6 @@ def test_refuses_more_dropped_clients_than_the_parameters_tolerate() -> None:
     settings = plan(federation).protocols[SEEDED].settings
     with pytest.raises(ParameterError, match="at most D = 2"):
         round_costs(federation, settings, range(3), STATED)
-
-
-def test_calibration_measures_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_costs, "_TRIES", 1)
-    costs = describe(calibrate())
-    always = set(costs) - {"relay_growth", "sealed_byte", "relayed_byte", "element", "butterfly"}
-    assert all(costs[name] for name in always)
 
 
 def test_command_prints_the_documented_json() -> None:

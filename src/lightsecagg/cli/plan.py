@@ -8,8 +8,9 @@ import typer
 
 from lightsecagg.cli import options
 from lightsecagg.cli.output import AsJson, print_json
+from lightsecagg.drivers.simulation.calibration import calibrate
 from lightsecagg.params import ThreatModel
-from lightsecagg.planning import STATED, Federation, Network, Plan, Topology, calibrate
+from lightsecagg.planning import STATED, Federation, Network, Plan, Topology
 from lightsecagg.planning import plan as make_plan
 from lightsecagg.planning.traffic import in_units
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from math import ceil, comb, log2
-from typing import Any
 
 import numpy as np
 
-from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.simulation.faults import Faults, Moment
+from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.cells import Cell, Document, Results
 from lightsecagg.experiments.operation_counts import counting
@@ -22,10 +23,9 @@ from lightsecagg.experiments.setups import LABELS, SECURE, Profile, dropouts, pr
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
-from lightsecagg.planning.rehearsal import rehearse
 from lightsecagg.planning.timeline import OFFLINE
-from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.settings import ProtocolName
 
 _RATE = 0.3
 _DIMENSION = 50_000
@@ -46,56 +46,58 @@ class CountCell(Cell):
         name = self.protocol.value.replace("+", "plus")
         return f"counts-{name}-{self.mode}-N{self.clients}-d{self.dimension}"
 
-    def settings(self, allow_list: AllowList) -> Settings:
+    def cohort(self) -> Cohort:
         """SecAgg+ with a graph as sparse as the paper's: k = 2 log2 N, t = k / 3."""
         N = self.clients
         T, D = privacy(N), dropouts(N, _RATE)
         survivors = T + 1 if self.protocol is ProtocolName.SECAGG else N - D
         k = min(2 * ceil(log2(N)), N - 2)
         sparse = self.protocol is ProtocolName.SECAGG_PLUS
-        return Settings(
-            protocol=self.protocol,
-            parameters=Parameters(N, T, D, survivors, share_mode=self.mode),
-            quantizer=Quantizer(PrimeField(Parameters(N, T, D).modulus), 1.0, N),
-            dimension=self.dimension,
-            session=bytes(32),
-            round=1,
-            allow_list=allow_list.digest,
-            model=bytes(32),
+        return Cohort(
+            self.protocol,
+            Parameters(N, T, D, survivors, share_mode=self.mode),
+            Quantizer(PrimeField(Parameters(N, T, D).modulus), 1.0, N),
+            self.dimension,
             neighbours=k if sparse else 0,
             threshold=max(2, k // 3) if sparse else 0,
+            graph_security=0,
         )
 
     def measure(self) -> Document:
-        identities = [IdentityKey.generate() for _ in range(self.clients)]
-        allow_list = AllowList({c: key.public for c, key in enumerate(identities)})
-        settings = self.settings(allow_list)
-        dropped = range(dropouts(self.clients, _RATE))
-        for attempt in range(_ATTEMPTS):
-            try:
-                with counting() as counter:
-                    found = rehearse(settings, identities, allow_list, dropped, counter)
-                break
-            except Aborted:  # so sparse a graph may leave a client without enough neighbours
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        survivors = self.clients - len(dropped)
-        online = (Phase.UPLOAD, Phase.AGREE, Phase.RECOVER)
-        everybody = self.clients / survivors  # dropped clients do nothing online
+        report = self._round()
+        phases = report.meter.phases
+        offline = [phases[phase] for phase in OFFLINE]
+        online = [phases[phase] for phase in (Phase.UPLOAD, Phase.AGREE, Phase.RECOVER)]
+        everybody = self.clients
+        survivors = everybody - dropouts(everybody, _RATE)  # the others do nothing online
         return {
             "cell": asdict(self),
-            "offline storage (U)": found.stored / 4,
-            "offline comm. (U)": _sum(found.client_sent, OFFLINE) / 4,
-            "offline comp. (U)": _sum(found.client, OFFLINE),
-            "online comm. (U)": _sum(found.client_sent, online) / 4 * everybody,
-            "online comm. (S)": _sum(found.server_received, online) / 4,
-            "online comp. (U)": _sum(found.client, online) * everybody,
-            "reconstruction (S)": found.server[Phase.RECOVER],
+            "offline storage (U)": report.stored / 4,
+            "offline comm. (U)": sum(loads.uploaded for loads in offline) / 4 / everybody,
+            "offline comp. (U)": sum(loads.client_seconds for loads in offline) / everybody,
+            "online comm. (U)": sum(loads.uploaded for loads in online) / 4 / survivors,
+            "online comm. (S)": sum(loads.uploaded for loads in online) / 4,
+            "online comp. (U)": sum(loads.client_seconds for loads in online) / survivors,
+            "reconstruction (S)": phases[Phase.RECOVER].server.seconds,
         }
 
-
-def _sum(figures: Any, phases: tuple[Phase, ...]) -> float:
-    return float(sum(figures[phase] for phase in phases))
+    def _round(self) -> RoundReport:
+        """A round whose clock counts operations, and in which D clients vanish after sharing."""
+        dropped = range(dropouts(self.clients, _RATE))
+        faults = Faults(drops=dict.fromkeys(dropped, (Phase.UPLOAD, Moment.BEFORE)))
+        vector = np.linspace(-0.5, 0.5, self.dimension, dtype=np.float32)
+        for _ in range(_ATTEMPTS):
+            with counting() as counter:
+                report = simulate_round(
+                    self.cohort(),
+                    lambda client: Update(vector + np.float32(client * 1e-6)),
+                    faults,
+                    clock=counter,
+                )
+            if report.aggregate is not None:
+                return report
+        # So sparse a graph may leave a client without enough neighbours.
+        raise Aborted(f"none of {_ATTEMPTS} rounds came to a result: {report.aborted}")
 
 
 # row -> what the paper states for LightSecAgg, SecAgg, SecAgg+

@@ -12,12 +12,13 @@ from math import ceil
 
 import numpy as np
 
+from lightsecagg.drivers.simulation.calibration import calibrate
 from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import Profile
 from lightsecagg.experiments.timing import client_upload
 from lightsecagg.params import ShareMode
-from lightsecagg.planning import Federation, Network, calibrate
+from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import (
     lightsecagg_settings,
     round_costs,

@@ -20,7 +20,7 @@ from lightsecagg.field import kernels
 
 
 class Counter:
-    """Operations so far; also the clock of a rehearsal."""
+    """Operations so far; also the clock of a simulated round."""
 
     def __init__(self) -> None:
         self.operations = 0

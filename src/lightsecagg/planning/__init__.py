@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from lightsecagg.planning.network import Network, Topology
 from lightsecagg.planning.planner import Federation, Plan, plan
-from lightsecagg.planning.unit_costs import STATED, UnitCosts, calibrate
+from lightsecagg.planning.unit_costs import STATED, UnitCosts
 
-__all__ = ["STATED", "Federation", "Network", "Plan", "Topology", "UnitCosts", "calibrate", "plan"]
+__all__ = ["STATED", "Federation", "Network", "Plan", "Topology", "UnitCosts", "plan"]

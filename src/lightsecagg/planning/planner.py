@@ -180,7 +180,7 @@ class Plan:
 def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
     """Forecast a round of every protocol, with the best U for LightSecAgg.
 
-    - `costs`: `calibrate()` for this machine; the stated ones otherwise.
+    - `costs`: those that `drivers.simulation.calibration` measures here; otherwise the stated ones.
     """
     recommended, reason = recommend_survivors(federation, costs)
     survivors = federation.survivors or recommended

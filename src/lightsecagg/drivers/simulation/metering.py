@@ -95,6 +95,16 @@ class PhaseLoads:
         return self.clients.setdefault(client, Load())
 
     @property
+    def client_seconds(self) -> float:
+        """CPU of all clients together."""
+        return sum(load.seconds for load in self.clients.values())
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes that all clients together have sent."""
+        return self.server.received + self.server.shares_received
+
+    @property
     def traffic(self) -> PhaseTraffic:
         """The busiest client's bytes and the server's: what the planner forecasts."""
         clients, server = self.clients.values(), self.server
@@ -164,9 +174,9 @@ class Meter:
         """CPU seconds and bytes by phase: all clients together, and the server."""
         return {
             phase.value: {
-                "client_seconds": sum(load.seconds for load in loads.clients.values()),
+                "client_seconds": loads.client_seconds,
                 "server_seconds": loads.server.seconds,
-                "upload_bytes": loads.server.received + loads.server.shares_received,
+                "upload_bytes": loads.uploaded,
                 "download_bytes": loads.server.sent + loads.server.shares_sent,
             }
             for phase, loads in self.phases.items()
