@@ -22,7 +22,6 @@ from lightsecagg.drivers.simulation import (
     synchronous,
 )
 from lightsecagg.drivers.simulation.metering import Load, PhaseLoads
-from lightsecagg.drivers.simulation.recording import RecordingEntropy
 from lightsecagg.errors import InputRefused, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
@@ -372,11 +371,3 @@ def test_S17_seeding_numpy_changes_no_mask(monkeypatch: pytest.MonkeyPatch) -> N
         np.random.seed(0)  # noqa: NPY002 - the legacy seed is what a user might set
         simulate_round(make_cohort(Parameters(4, 1, 0)), unique_input)
     assert len(uploads) == len(set(uploads)) == 8
-
-
-def test_S22_the_recorder_shows_no_coins() -> None:
-    recorder = RecordingEntropy()
-    drawn = recorder(32)
-    assert recorder.latest == drawn
-    assert drawn.hex() not in repr(recorder)
-    assert repr(drawn) not in repr(recorder)

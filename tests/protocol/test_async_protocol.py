@@ -54,7 +54,7 @@ def test_buffers_of_stale_updates_are_exact(
         if not fed.clients[client].stock:
             fed.from_client(client, fed.clients[client].restock())
             fed.settle()
-        fed.upload(client, version=max(0, fed.server.time - turn % 3))
+        fed.upload(client, version=fed.server.time - (turn in (8, 9)))
         fed.settle()
     assert [result.time for result in fed.results] == [0, 1, 2]
     assert len(set(fed.results[-1].weights)) > 1
@@ -287,14 +287,29 @@ def test_stale_uploads_are_dropped_and_their_owners_told() -> None:
 
 
 def test_a_second_upload_of_an_owner_waits_for_the_next_buffer() -> None:
-    fed = AsyncFederation().open()
-    for owner in (0, 0, 1, 2, 3, 4, 5):
-        fed.upload(owner)
-        fed.settle()
-    fed.upload(1, version=1)
+    fed = AsyncFederation().open(masks=3)
+    fill(fed, (2, 3, 4, 5))
     fed.settle()
-    assert [result.owners for result in fed.results] == [(0, 1, 2, 3), (0, 1, 4, 5)]
+    for owner, version in ((0, 0), (0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (1, 2)):
+        fed.upload(owner, version)
+        fed.settle()
+    owners = [result.owners for result in fed.results]
+    assert owners == [(2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 4, 5)]
     fed.assert_exact()
+
+
+def test_S42_a_second_upload_from_one_model_is_dropped_and_its_owner_told() -> None:
+    """No client would sum it, so it must not spoil a buffer."""
+    fed = AsyncFederation().open()
+    for _ in range(2):
+        fed.upload(0)
+        fed.settle()
+    assert fed.server.waiting == 1
+    assert fed.clients[0].room == 3, "one upload waits, and no other mask is in use"
+    fill(fed, (1, 2, 3))
+    fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
+    assert not fed.refused
 
 
 def test_an_early_flush_takes_what_clients_accept() -> None:

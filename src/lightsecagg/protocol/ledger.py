@@ -1,33 +1,61 @@
-"""What a client must remember across rounds so that no update is ever summed twice (S06, S07).
+"""What a client must remember across rounds so that no update is ever isolated (S06, S07, S42).
 
 Two sums that contain the same update reveal differences between the other updates, and a round
-that is run again without one client reveals that client's update. So once a client has signed or
-answered for an update, that update is *spent*: it is never uploaded again, in no round and under
-no mask. The ledger also counts how often a client has uploaded for one and the same global model.
+that is run again without one client reveals that client's update. Hence, for one global model and
+for ever, a client has
+
+* one update: a second upload repeats the first, in the same reading (c_l, bound, s_max, layout);
+* two uploads at most;
+* one set: having signed or answered for a survivor set, it consents to no other.
+
+`docs/security.md` has the proof that no combination of such sums isolates a client, and what
+remains. An update that was signed or answered for is *spent*: under any other model it is never
+uploaded again. Where vectors descend from no model, that alone protects them.
+
+The ledger's key also seeds what must be the same in a repeat and unknown to everybody else: the
+stochastic rounding of an update, and local training.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.transcript import context_hash, derive_key, uint
 from lightsecagg.errors import DecodeError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.settings import NO_MODEL
 
 _KEY_LENGTH = 32
+_WAY_OUT = "only this client's operator can allow more, see `lightsecagg ledger forgive`"
 
 
-class _Entries(msgspec.Struct):
+class _Model(msgspec.Struct, forbid_unknown_fields=True):
+    """What this client did for one global model."""
+
+    openings: int = 0
+    uploads: int = 0
+    commitment: bytes = b""
+    """Of the one update; empty where there is no model."""
+    survivors: bytes = b""
+    """Hash of the one set that was consented to; empty before."""
+
+
+class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     key: bytes
     generation: int = 0
     last_round: int = -1
     spent: set[bytes] = set()
-    attempts: dict[str, int] = {}  # by the model's hash in hexadecimal: msgspec sorts no others
-    openings: dict[str, int] = {}  # likewise
+    models: dict[str, _Model] = {}  # by hash in hexadecimal: msgspec sorts no other keys
+    summed: dict[str, set[int]] = {}
+    """Asynchronous: model -> owners whose updates from it this client has consented to sum."""
+    closed: set[bytes] = set()
+    """Asynchronous: models that are too old; no update from them is summed any more."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Entries)
@@ -82,12 +110,12 @@ class Ledger:
 
     def check_attempts(self, model: bytes, max_attempts: int) -> None:
         """Refuse to train once more from a global model that has had its uploads."""
-        attempts = self._entries.attempts.get(model.hex(), 0)
-        if attempts >= max_attempts:
+        uploads = self._model(model).uploads
+        if uploads >= max_attempts:
             raise RemoteProtocolError(
-                f"this client has uploaded {attempts} updates for this global model, the most "
-                f"that it allows (max_attempts = {max_attempts}): sums over many reruns would "
-                "reveal single updates"
+                f"this client has uploaded {uploads} updates for global model "
+                f"{model.hex()[:16]}..., the most that it allows (max_attempts = {max_attempts}): "
+                f"sums over many reruns would reveal single updates; {_WAY_OUT}"
             )
 
     def count_opening(self, model: bytes, max_openings: int) -> None:
@@ -96,14 +124,14 @@ class Ledger:
         A server could open one round after another from the same model and end each before the
         uploads; whoever it hears of, or misses, is an answer to whatever it varies.
         """
-        openings = self._entries.openings.get(model.hex(), 0)
+        openings = self._model(model).openings
         if openings >= max_openings:
             raise RemoteProtocolError(
                 f"the server has opened {openings} rounds from this global model, the most that "
                 f"this client allows (max_openings = {max_openings}): who takes part in ever more "
                 "of them would tell about its update; if they failed honestly, raise max_openings"
             )
-        self._entries.openings[model.hex()] = openings + 1
+        self._entries.models.setdefault(model.hex(), _Model()).openings = openings + 1
 
     def fingerprint(self, update: Update) -> bytes:
         """A keyed hash that tells updates apart and nothing else.
@@ -116,6 +144,23 @@ class Ledger:
         digest.update(np.ascontiguousarray(vector).data)
         return digest.digest()
 
+    def commitment(self, fingerprint: bytes, samples: int, reading: bytes) -> bytes:
+        """A keyed hash of all that an upload says: the update, its count and `Settings.reading`."""
+        return self._derive("commitment", fingerprint, uint(samples), reading)
+
+    def rounding_seed(self, model: bytes, commitment: bytes) -> bytes:
+        """What decides the rounding of an upload.
+
+        A repeat is rounded alike, so that its sum tells nothing new; anything else, be it another
+        update of the same model, is rounded by independent coins.
+        """
+        return self._derive("rounding", model, commitment)
+
+    @property
+    def training_secret(self) -> bytes:
+        """What local training derives its seeds from, with the model's hash."""
+        return self._derive("local training")
+
     def check_unspent(self, fingerprint: bytes) -> None:
         """Refuse an update that was signed or answered for before."""
         if fingerprint in self._entries.spent:
@@ -124,14 +169,68 @@ class Ledger:
                 "uploading it again would reveal a client's model; train a new one"
             )
 
-    def count_upload(self, model: bytes) -> None:
+    def check_update(self, model: bytes, fingerprint: bytes, commitment: bytes) -> None:
+        """Refuse a spent update and, for a model that has had one, any other update (S42)."""
+        first = self._model(model).commitment
+        if not first:
+            self.check_unspent(fingerprint)
+        elif first != commitment:
+            raise MaskAlreadyUsed(
+                f"this client has uploaded another update, or in another reading (c_l, bound, "
+                f"s_max, layout), for global model {model.hex()[:16]}...: two of them, in sums "
+                f"over the same clients, would reveal their difference; {_WAY_OUT}"
+            )
+
+    def count_upload(self, model: bytes, commitment: bytes = b"") -> None:
         """An update trained from `model` leaves this client."""
-        attempts = self._entries.attempts
-        attempts[model.hex()] = attempts.get(model.hex(), 0) + 1
+        entry = self._entries.models.setdefault(model.hex(), _Model())
+        entry.uploads += 1
+        if model != NO_MODEL:
+            entry.commitment = commitment
+
+    def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
+        """The update is signed or answered for, in a sum over these clients (S06, S42)."""
+        entry = self._entries.models.setdefault(model.hex(), _Model())
+        chosen = context_hash("survivors of one model", *map(uint, sorted(survivors)))
+        if entry.survivors and entry.survivors != chosen:
+            raise RemoteProtocolError(
+                "a second, different survivor set for global model "
+                f"{model.hex()[:16]}... is refused: the two sums would reveal single clients' "
+                f"updates; run the round again with the same clients, or {_WAY_OUT}"
+            )
+        if model != NO_MODEL:
+            entry.survivors = chosen
+        self._entries.spent.add(fingerprint)
 
     def spend(self, fingerprint: bytes) -> None:
-        """The update is signed or answered for."""
+        """The update may be summed without this client's doing."""
         self._entries.spent.add(fingerprint)
+
+    def check_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
+        """Refuse a buffer with an owner's second update from one model; (owner, model) each."""
+        for owner, model in terms:
+            if model in self._entries.closed or owner in self._entries.summed.get(model.hex(), ()):
+                raise RemoteProtocolError(
+                    f"client {owner}'s update from global model {model.hex()[:16]}... is refused: "
+                    "this client has consented to sum one before, or the model is too old; two "
+                    "sums over different clients would reveal single updates"
+                )
+
+    def consent_to_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
+        """These owners' updates from these models are answered for."""
+        for owner, model in terms:
+            self._entries.summed.setdefault(model.hex(), set()).add(owner)
+
+    def close_model(self, model: bytes) -> None:
+        """No update from it is summed any more; who had been need not be remembered."""
+        if self._entries.summed.pop(model.hex(), None) is not None:
+            self._entries.closed.add(model)
+
+    def _model(self, model: bytes) -> _Model:
+        return self._entries.models.get(model.hex(), _Model())
+
+    def _derive(self, purpose: str, *parts: bytes) -> bytes:
+        return derive_key(self._entries.key, b"client ledger", purpose, *parts)
 
     def to_bytes(self) -> bytes:
         """For durable storage beside a party's snapshot."""

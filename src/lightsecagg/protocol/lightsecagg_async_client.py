@@ -12,6 +12,8 @@ on four things go on at once:
 * answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
   the shares: the answer is computed and the shares are forgotten in the same step in which the
   buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
+  With the shares it burns (owner, model): of one owner and one model, whatever versions the
+  server gives it, one update is summed and no other (S42).
 
 A failed buffer is never formed again: its masks are burnt. A client that crashed has lost its
 shares and joins the next epoch. An update is spent when it is uploaded, because its buffer may be
@@ -223,6 +225,7 @@ class AsyncLightSecAggClient:
             )
         if not self._stock:
             raise LocalProtocolError("no shared mask is ready; call restock first")
+        settings.quantizer.check(update.vector, update.samples)
         fingerprint = self.ledger.fingerprint(update)
         self.ledger.check_unspent(fingerprint)
         self.ledger.check_attempts(model, self._policy.max_attempts)
@@ -231,11 +234,11 @@ class AsyncLightSecAggClient:
                 f"the server gave this client two different models of version {version}, or "
                 "another one than its peers have trained from"
             )
-        settings.quantizer.check(update.vector, update.samples)
         serial = min(self._stock)
+        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
         masked = settings.quantizer.quantise_and_mask(
             update.vector,
-            uniform_words(update.vector.size, self._entropy),
+            uniform_words(update.vector.size, self.ledger.rounding_seed(model, commitment)),
             self._stock.pop(serial),
             update.samples,
         )
@@ -398,7 +401,9 @@ class AsyncLightSecAggClient:
                 elif self._time - share.since > self._buffering.share_lifetime:
                     self._forget(owner, serial)
         oldest = self._time - self._buffering.table.max_staleness
-        self._models = {v: model for v, model in self._models.items() if v >= oldest}
+        past = {self._models.pop(version) for version in list(self._models) if version < oldest}
+        for model in past - set(self._models.values()):
+            self.ledger.close_model(model)
 
     # -- answering ---------------------------------------------------------------------------
 
@@ -421,6 +426,7 @@ class AsyncLightSecAggClient:
         )
         if missing:
             return [Send(SERVER, BufferRefusal(message.time, missing))]
+        self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
         self._consent = self._burn(self._round, message, weights)
         return self._reply(self._consent)
 
@@ -437,7 +443,9 @@ class AsyncLightSecAggClient:
             self._forget(tag.owner, tag.serial)
             self._models[tag.version] = tag.model  # no later buffer may name another (S08)
         self._time = buffer.time
+        self.ledger.consent_to_buffer((tag.owner, tag.model) for tag in buffer.tags)
         self._expire()
+        self.ledger.count_change()
         malicious = round_.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         signature = sign_buffer(self._identity, round_.context, buffer) if malicious else None
         return Consent(buffer, answer, signature, released=not malicious)

@@ -164,6 +164,7 @@ class AsyncLightSecAggServer:
         self._shared: dict[int, dict[int, int]] = {}  # owner -> serial -> time; unused masks only
         self._last_shared: dict[int, int] = {}
         self._last_tag: dict[int, Tag] = {}
+        self._accepted: dict[bytes, set[int]] = {}  # model -> owners; clients sum no second one
         self._mailbox: dict[int, dict[Mask, SealedShare | UploadDropped]] = {}
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
@@ -430,10 +431,15 @@ class AsyncLightSecAggServer:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
         self._check_model(tag)
         unused = self._shared[sender]
-        self._waiting.append(_Waiting(message, unused[tag.serial]))
         self._last_tag[sender] = tag
         self._shared[sender] = {s: time for s, time in unused.items() if s > tag.serial}
         self._keep_back((sender, serial) for serial in unused if serial < tag.serial)
+        owners = self._accepted.setdefault(tag.model, set())
+        if sender in owners:
+            self._keep_back([(sender, tag.serial)])
+            return self._tell_dropped(tag)
+        owners.add(sender)
+        self._waiting.append(_Waiting(message, unused[tag.serial]))
         return []
 
     def _check_model(self, tag: Tag) -> None:

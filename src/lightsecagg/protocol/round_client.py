@@ -294,9 +294,9 @@ class RoundClient(ABC):
                 f"the update has shape {update.vector.shape}, this round sums vectors of "
                 f"{settings.dimension} entries"
             )
-        self.ledger.check_unspent(self.ledger.fingerprint(update))
         # Refuse NaN and over-range entries now: a failure at upload time would be the server's.
         settings.quantizer.check(update.vector, update.samples)
+        self.ledger.check_update(settings.model, *self._committed(settings, update))
         vector = np.ascontiguousarray(update.vector)
         pending = (vector.dtype.str, vector.tobytes(), update.samples)
         self.state = msgspec.structs.replace(state, pending=pending)
@@ -488,12 +488,11 @@ class RoundClient(ABC):
         settings = round_.settings
         dtype, data, samples = state.pending
         vector = np.frombuffer(data, dtype=dtype)
-        fingerprint = self.ledger.fingerprint(Update(vector, samples))
+        fingerprint, commitment = self._committed(settings, Update(vector, samples))
+        words = uniform_words(vector.size, self.ledger.rounding_seed(settings.model, commitment))
         mask = self._mask(round_, state.secret, state.owners)
-        masked = settings.quantizer.quantise_and_mask(
-            vector, uniform_words(vector.size, self._entropy), mask, samples
-        )
-        self.ledger.count_upload(settings.model)
+        masked = settings.quantizer.quantise_and_mask(vector, words, mask, samples)
+        self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(
             settings=state.settings,
@@ -513,7 +512,7 @@ class RoundClient(ABC):
         missing = self._missing_shares(round_, state.held, survivors)
         if missing:
             return [Send(SERVER, Refusal(missing))]
-        self.ledger.spend(state.fingerprint)
+        self.ledger.consent(round_.settings.model, state.fingerprint, survivors)
         if round_.settings.parameters.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
             return self._answer_once(state, survivors)
         signature = sign_survivors(self._identity, round_.context, survivors)
@@ -594,6 +593,12 @@ class RoundClient(ABC):
         if not isinstance(self.state, kind):
             raise AssertionError(f"expected {kind.__name__}, in {self.state!r}")
         return self.state
+
+    def _committed(self, settings: Settings, update: Update) -> tuple[bytes, bytes]:
+        """What the ledger calls the update, and the upload that is made of it."""
+        fingerprint = self.ledger.fingerprint(update)
+        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
+        return fingerprint, commitment
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

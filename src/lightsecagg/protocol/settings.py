@@ -7,6 +7,7 @@ is over C0, so two clients that were told different settings never accept each o
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,6 +42,9 @@ MAX_UNANNOUNCED_DIMENSION = 2**26
 
 NO_MODEL = bytes(HASH_LENGTH)
 """What a round names as its global model where vectors are summed that descend from none."""
+
+MAX_ATTEMPTS = 2
+"""The most uploads for one global model for which no set of sums isolates a client (S42)."""
 
 POINT_RULE = "ntt-leaves/1"
 """Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
@@ -318,6 +322,17 @@ class Settings:
         """C0"""
         return context_hash("round settings", self.to_bytes())
 
+    @cached_property
+    def reading(self) -> bytes:
+        """Names how updates become field elements and sums numbers again; the same in a repeat."""
+        quantizer = self.quantizer
+        return context_hash(
+            "reading of an update",
+            *map(uint, (self.field.modulus, self.dimension, quantizer.max_samples)),
+            uint(quantizer.weighted),
+            struct.pack(">dd", quantizer.bound, quantizer.scale),
+        )
+
     def to_bytes(self) -> bytes:
         """One canonical encoding: what C0 hashes and `Opening` carries."""
         parameters, quantizer = self.parameters, self.quantizer
@@ -438,9 +453,10 @@ class Policy:
     if it could name any, it could name a new one each time and evade `max_attempts`."""
     buffering: Buffering | None = None
     """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
-    max_attempts: int = 2
-    """How often this client uploads an update trained from one and the same global model; in
-    rounds without a model, how often in the whole session."""
+    max_attempts: int = MAX_ATTEMPTS
+    """How often this client uploads an update trained from one and the same global model, at most
+    `MAX_ATTEMPTS`; in rounds without a model, how often in the whole session. In the asynchronous
+    mode its peers see to it that one of them is summed, so that there is no limit."""
     max_openings: int = 16
     """In how many rounds from one and the same global model this client takes part, those
     included that end before its upload (S44); without a model, in the whole session."""
@@ -464,6 +480,12 @@ class Policy:
     Zero accepts every graph, for benchmarks on made-up data only."""
 
     def __post_init__(self) -> None:
+        repeats = self.model != NO_MODEL and self.buffering is None
+        if repeats and self.max_attempts > MAX_ATTEMPTS:
+            raise ParameterError(
+                f"max_attempts = {self.max_attempts} must be at most {MAX_ATTEMPTS}: with three "
+                "uploads for one global model, sums over three sets can isolate a client"
+            )
         if self.buffering is not None and self.buffering.max_updates < self.minimum:
             raise ParameterError(
                 f"a sum over {self.minimum} clients at least and buffers of at most K_max = "

@@ -37,7 +37,7 @@ def test_S06_a_restart_forgets_nothing(tmp_path: Path) -> None:
     with pytest.raises(MaskAlreadyUsed, match="is spent"):
         again.check_unspent(again.fingerprint(UPDATE))
     again.check_unspent(again.fingerprint(Update(np.arange(6.0))))
-    with pytest.raises(RemoteProtocolError, match="uploaded 2 updates for this global model"):
+    with pytest.raises(RemoteProtocolError, match="uploaded 2 updates for global model 6d6f64656c"):
         again.open_round(8, b"model", 2)
     with pytest.raises(RemoteProtocolError, match="already seen round 7"):
         again.open_round(7, b"another", 2)

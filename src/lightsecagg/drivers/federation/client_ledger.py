@@ -6,6 +6,7 @@ same vector in two sums, or the same round run again without one client, reveals
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -54,13 +55,23 @@ class ClientLedger(Ledger):
         super().count_opening(model, max_openings)
         self._store_or_refuse()
 
-    def count_upload(self, model: bytes) -> None:
+    def count_upload(self, model: bytes, commitment: bytes = b"") -> None:
         """An update trained from `model` leaves this client."""
-        super().count_upload(model)
+        super().count_upload(model, commitment)
+        self._store_or_refuse()
+
+    def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
+        """The update is signed or answered for, in a sum over these clients."""
+        super().consent(model, fingerprint, survivors)
+        self._store_or_refuse()
+
+    def consent_to_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
+        """These owners' updates from these models are answered for."""
+        super().consent_to_buffer(terms)
         self._store_or_refuse()
 
     def spend(self, fingerprint: bytes) -> None:
-        """The update is signed or answered for."""
+        """The update may be summed without this client's doing."""
         super().spend(fingerprint)
         self._store_or_refuse()
 

@@ -24,7 +24,7 @@ from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.async_federation import Flush
 from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import PHASE_OF, MeteredWire
-from lightsecagg.drivers.simulation.recording import GivenCoins, quantised
+from lightsecagg.drivers.simulation.recording import quantised
 from lightsecagg.drivers.simulation.workload import Vector
 from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.field.prime import Elements
@@ -121,12 +121,12 @@ class ProtectedFederation(MeteredWire):
             threat_model=parameters.threat_model,
             dimension=config.dimension,
             buffering=config.buffering,
-            # A simulated run is long and its data is no secret; models may repeat.
-            max_attempts=2**31,
+            max_attempts=1,
         )
-        self._entropy = [GivenCoins() for _ in keys]
+        # Rounding is not secret in a simulation; given keys make a run reproducible.
+        self._ledgers = [Ledger.volatile(rounding.bytes) for _ in keys]
         self.clients: list[BufferedClientParty] = [
-            AsyncLightSecAggClient(client, key, policy, Ledger.volatile(), self._entropy[client])
+            AsyncLightSecAggClient(client, key, policy, self._ledgers[client])
             for client, key in enumerate(keys)
         ]
         self._rounding = rounding
@@ -168,14 +168,15 @@ class ProtectedFederation(MeteredWire):
         party = self.clients[client]
         if not party.stock:
             self._restock(client)
-        update, coins = Update(vector), self._rounding.bytes(32)
-        self._entropy[client].coins = coins
+        update = Update(vector)
         with self.work(client, BufferedUpload):
             outputs = party.set_input(update, version, model)
         for output in outputs:
             if isinstance(output, Send) and isinstance(output.message, BufferedUpload):
                 tag = output.message.tag
-                self._quantised[client, tag.serial] = quantised(self.settings, update, coins)
+                self._quantised[client, tag.serial] = quantised(
+                    self.settings, self._ledgers[client], update, model
+                )
         self.send(client, outputs)
         flushes = self._until_collecting()
         self._restock(client)

@@ -11,6 +11,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.crypto.transcript import uint
 from lightsecagg.errors import ParameterError
 from lightsecagg.protocol.settings import hash_model
 from lightsecagg.training import (
@@ -66,8 +67,11 @@ class TrainingWorkload:
 
     @property
     def model_hash(self) -> bytes:
-        """Hash of the current model."""
-        return hash_model(self.model.tobytes())
+        """Hash of the current model and its version: after a lost buffer the model is the same,
+
+        and clients would hand in no second update from it. Nothing is secret in a simulation.
+        """
+        return hash_model(uint(self._version) + self.model.tobytes())
 
     def update(self, client: int, version: int, job: int) -> NDArray[np.float32]:
         """Train from the model of this version, on the client's data."""

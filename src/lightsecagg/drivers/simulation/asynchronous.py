@@ -31,7 +31,8 @@ class AsyncReport:
     too_stale: int = 0
     """Updates that were too stale when they were done, and not uploaded."""
     held_back: int = 0
-    """Updates of clients too many of whose updates were waiting already."""
+    """Updates of clients too many of whose updates were waiting already, and second updates from
+    one version, which peers would not sum (S42)."""
     departures: int = 0
     clock: float | None = None
     """Virtual seconds, if the schedule has a clock."""
@@ -84,6 +85,7 @@ def _run(
     report = AsyncReport()
     hashes = {federation.time: workload.model_hash}
     federation.publish(workload.model_hash, federation.time)
+    handed_in: set[tuple[int, int]] = set()  # client, version
     idle, flushed_at = 0, 0.0
     while report.recovered < flushes:
         event = schedule.next(federation.time)
@@ -96,11 +98,14 @@ def _run(
                 done = federation.rejoin(client)
             case Finished(client, version) if version < federation.time - max_staleness:
                 report.too_stale += 1
+            case Finished(client, version) if (client, version) in handed_in:
+                report.held_back += 1
             case Finished(client) if not federation.ready(client):
                 report.held_back += 1
             case Finished(client, version):
                 vector = workload.update(client, version, report.uploads)
                 report.uploads += 1
+                handed_in.add((client, version))
                 done = federation.upload(client, vector, version, hashes[version])
         now = schedule.clock
         impatient = flush_after is not None and (now or 0.0) - flushed_at > flush_after
@@ -115,7 +120,9 @@ def _run(
             if on_flush is not None:
                 on_flush(flush)
         if done:
-            hashes = {v: h for v, h in hashes.items() if v >= federation.time - max_staleness}
+            oldest = federation.time - max_staleness
+            hashes = {v: h for v, h in hashes.items() if v >= oldest}
+            handed_in = {(c, v) for c, v in handed_in if v >= oldest}
         idle = 0 if any(flush.lost is None for flush in done) else idle + 1
         if idle > _PATIENCE:
             raise Aborted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
@@ -72,9 +72,11 @@ class Cohort:
         """A client's signing key."""
         return self._identities[client]
 
-    def client(
-        self, client: int, settings: Settings, entropy: Entropy = system_entropy
-    ) -> RoundClient:
+    def ledger(self, client: int) -> Ledger:
+        """A client's memory."""
+        return self._ledgers[client]
+
+    def client(self, client: int, settings: Settings) -> RoundClient:
         """A client's party in a round."""
         policy = Policy(
             allow_list=self.allow_list,
@@ -87,4 +89,4 @@ class Cohort:
             graph_security=self.graph_security,
         )
         kind, _ = PARTIES[self.protocol]
-        return kind(client, self._identities[client], policy, self._ledgers[client], entropy)
+        return kind(client, self._identities[client], policy, self._ledgers[client])

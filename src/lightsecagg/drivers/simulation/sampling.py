@@ -67,7 +67,7 @@ class Sample:
 
     def stand_in(self, client: int) -> StandIn:
         """The party of a client that is not real."""
-        party = self._cohort.client(client, self.settings, system_entropy)
+        party = self._cohort.client(client, self.settings)
         kind = {
             ProtocolName.LIGHTSECAGG: LightSecAggStandIn,
             ProtocolName.PLAIN: PlainStandIn,

@@ -24,7 +24,7 @@ from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire
-from lightsecagg.drivers.simulation.recording import RecordingEntropy, quantised
+from lightsecagg.drivers.simulation.recording import quantised
 from lightsecagg.drivers.simulation.sampling import Sample, StandIn
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
@@ -138,9 +138,8 @@ class _Run(MeteredWire):
         self.server = cohort.server(settings)
         self.sample = None if sample is None else Sample(cohort, settings, sample)
         real = cohort.clients if sample is None else cohort.clients[:sample]
-        self.coins = {client: RecordingEntropy() for client in real}
         self.parties: dict[int, ClientParty] = {
-            client: cohort.client(client, settings, coins) for client, coins in self.coins.items()
+            client: cohort.client(client, settings) for client in real
         }
         self.stand_ins: dict[int, StandIn] = {}
         if self.sample is not None:
@@ -163,7 +162,7 @@ class _Run(MeteredWire):
         self._torn: list[Packet] | None = None
         self._gone: set[int] = set()
         self._want_input: set[int] = set()
-        self._rounding: dict[int, bytes] = {}
+        self._ledger = cohort.ledger
         self._stored = 0
         self._result: Aggregate | RoundAborted | None = None
 
@@ -208,8 +207,6 @@ class _Run(MeteredWire):
 
     def _observe(self, packet: Packet) -> None:
         client = packet.sender
-        if packet.kind is MaskedUpload and client in self.coins:
-            self._rounding[client] = self.coins[client].latest
         if packet.kind is AggregatedShare and self.sample is not None and client in self.parties:
             self.sample.observe(client, self.codec.decode(packet.data))
 
@@ -292,4 +289,5 @@ class _Run(MeteredWire):
         return bool(np.array_equal(aggregate.total, expected))
 
     def _quantised(self, client: int) -> Elements:
-        return quantised(self.settings, self._inputs(client), self._rounding[client])
+        update, model = self._inputs(client), self.settings.model
+        return quantised(self.settings, self._ledger(client), update, model)

@@ -22,7 +22,7 @@ class Workload(Protocol):
 
     @property
     def model_hash(self) -> bytes:
-        """Hash of the current model."""
+        """Hash of the current model; another for every version, also after a lost buffer."""
 
     def update(self, client: int, version: int, job: int) -> Vector:
         """The update of a client that trained from the model of this version.
