@@ -44,7 +44,7 @@ NO_MODEL = bytes(HASH_LENGTH)
 """What a round names as its global model where vectors are summed that descend from none."""
 
 MAX_ATTEMPTS = 2
-"""The most uploads for one global model for which no set of sums isolates a client (S42)."""
+"""The most uploads for one global model: a round, and one repeat of it (S42)."""
 
 POINT_RULE = "ntt-leaves/1"
 """Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
@@ -483,8 +483,9 @@ class Policy:
         repeats = self.model != NO_MODEL and self.buffering is None
         if repeats and self.max_attempts > MAX_ATTEMPTS:
             raise ParameterError(
-                f"max_attempts = {self.max_attempts} must be at most {MAX_ATTEMPTS}: with three "
-                "uploads for one global model, sums over three sets can isolate a client"
+                f"max_attempts = {self.max_attempts} must be at most {MAX_ATTEMPTS}: every rerun "
+                "of one global model is another chance to compare sums; raise it only for rounds "
+                "without a model"
             )
         if self.buffering is not None and self.buffering.max_updates < self.minimum:
             raise ParameterError(

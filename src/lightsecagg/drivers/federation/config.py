@@ -166,7 +166,7 @@ class ClientTable(Table):
     """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")
     """What it must remember across restarts: the updates that are spent, the uploads per model."""
-    max_attempts: int = Field(default=2, ge=1)
+    max_attempts: int = Field(default=2, ge=1, le=2)
     """Uploads for one global model, at most."""
     max_openings: int = Field(default=16, ge=1)
     """Rounds that the server may open from one global model, those included that fail early."""

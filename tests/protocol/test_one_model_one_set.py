@@ -1,0 +1,400 @@
+"""S42: for one global model a client has one update, one set and two uploads, for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from async_driver import AsyncFederation, model_of
+from driver import HONEST, MALICIOUS, Federation, Network
+
+from lightsecagg.errors import (
+    LightSecAggError,
+    MaskAlreadyUsed,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.interface import SERVER, Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer, BufferSignature, Opening
+from lightsecagg.protocol.rounding import uniform_words
+from lightsecagg.protocol.settings import NO_MODEL, hash_model
+
+MODEL = hash_model(b"the model of these tests")
+UPDATE = Update(np.linspace(-1.0, 1.0, 9))
+BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+
+
+# -- which families of sets isolate a client, and under which rule a server gets them --------------
+
+
+class Rule:
+    """What one honest client agrees to, for one model."""
+
+    def upload(self) -> bool:
+        """Whether it uploads once more."""
+        raise NotImplementedError
+
+    def consent(self, survivors: tuple[int, ...]) -> bool:
+        """Whether it signs for this set."""
+        raise NotImplementedError
+
+
+class FarApart(Rule):
+    """A weaker rule, broken: twice, for the same set or one that differs in T + 2 clients."""
+
+    def __init__(self, privacy: int = 1) -> None:
+        self.privacy, self.uploads = privacy, 0
+        self.sets: list[tuple[int, ...]] = []
+
+    def upload(self) -> bool:
+        self.uploads += 1
+        return self.uploads <= 2
+
+    def consent(self, survivors: tuple[int, ...]) -> bool:
+        far = all(
+            len(set(old) ^ set(survivors)) in (0, *range(self.privacy + 2, 99)) for old in self.sets
+        )
+        self.sets.append(survivors)
+        return far and len(self.sets) <= 2
+
+
+class Ours(Rule):
+    """The ledger itself."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
+    def upload(self) -> bool:
+        try:
+            self.ledger.check_attempts(MODEL, 2)
+        except RemoteProtocolError:
+            return False
+        self.ledger.count_upload(MODEL, b"the one update")
+        return True
+
+    def consent(self, survivors: tuple[int, ...]) -> bool:
+        try:
+            self.ledger.consent(MODEL, b"the one update", survivors)
+        except RemoteProtocolError:
+            return False
+        return True
+
+
+def isolates(family: Iterable[tuple[int, ...]], honest: range) -> bool:
+    """Whether some combination of the sums over these sets is one honest client's update."""
+    rows = [[Fraction(client in members) for client in honest] for members in family]
+    rank = _rank(rows)
+    for victim in range(len(honest)):
+        unit = [Fraction(k == victim) for k in range(len(honest))]
+        if _rank([*rows, unit]) == rank:
+            return True
+    return False
+
+
+def _rank(rows: list[list[Fraction]]) -> int:
+    rows, found = [list(row) for row in rows], 0
+    for column in range(len(rows[0])):
+        pivot = next((k for k in range(found, len(rows)) if rows[k][column]), None)
+        if pivot is None:
+            continue
+        rows[found], rows[pivot] = rows[pivot], rows[found]
+        for k in range(found + 1, len(rows)):
+            factor = rows[k][column] / rows[found][column]
+            rows[k] = [a - factor * b for a, b in zip(rows[k], rows[found], strict=True)]
+        found += 1
+    return found
+
+
+def obtained(
+    family: tuple[tuple[int, ...], ...],
+    signers: tuple[tuple[int, ...], ...],
+    honest: range,
+    rule: Callable[[], Rule],
+) -> bool:
+    """Whether honest clients under this rule upload and sign so; colluders always do."""
+    clients = {client: rule() for client in honest}
+    return all(
+        all(clients[c].upload() for c in members if c in clients)
+        and all(clients[c].consent(members) for c in signing if c in clients)
+        for members, signing in zip(family, signers, strict=True)
+    )
+
+
+def test_S42_the_three_sets_that_break_a_weaker_rule_are_not_obtained_from_ours() -> None:
+    """N = 10, T = 1, m = 6: X1 - X2 + X3 - x_C = 2 x_v, for the victim v and the colluder C."""
+    A, B, v, C = (0, 1, 2, 3), (4, 5, 6, 7), (8,), (9,)
+    family = (A + v + C, A + B + C, B + v + C)
+    honest = range(9)
+    assert isolates(family, honest)
+    everybody = tuple(members[:5] + members[-1:] for members in family)  # m = 6 of each
+    assert obtained(family, family, honest, FarApart)
+    assert not obtained(family, everybody, honest, Ours)
+    signs_least = (A + v + C, A[:1] + B + C, B[:1] + v + C)  # somebody always signs two of them
+    assert not obtained(family, signs_least, honest, Ours)
+
+
+def families(population: int, sizes: range, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All families of so many different sets."""
+    sets = [members for size in sizes for members in combinations(range(population), size)]
+    return combinations(sets, count)
+
+
+def a_way_to_sign(
+    family: tuple[tuple[int, ...], ...], quorum: int, honest: range
+) -> tuple[tuple[int, ...], ...] | None:
+    """Signers for each set, colluders and then honest clients that have signed nothing before."""
+
+    def choose(index: int, free: frozenset[int]) -> tuple[tuple[int, ...], ...] | None:
+        if index == len(family):
+            return ()
+        members = family[index]
+        colluding = tuple(c for c in members if c not in honest)
+        needed = max(0, quorum - len(colluding))
+        for chosen in combinations([c for c in members if c in free], needed):
+            rest = choose(index + 1, free - set(chosen))
+            if rest is not None:
+                return (colluding + chosen, *rest)
+        return None
+
+    return choose(0, frozenset(honest))
+
+
+@pytest.mark.parametrize(
+    ("population", "N", "T", "quorum", "count"),
+    [(5, 3, 0, 2, 2), (5, 3, 0, 2, 3), (6, 3, 0, 2, 2), (5, 4, 1, 3, 3), (6, 4, 1, 3, 2)],
+)
+def test_S42_no_family_of_sets_that_clients_agree_to_isolates_one(
+    population: int, N: int, T: int, quorum: int, count: int
+) -> None:
+    """All families over more clients than fit a round; each client signs for one set."""
+    assert 2 * quorum > N + T
+    honest = range(population - T)
+    dangerous = 0
+    for family in families(population, range(max(quorum, T + 2), N + 1), count):
+        if isolates(family, honest):
+            dangerous += 1
+            signers = a_way_to_sign(family, quorum, honest)
+            assert signers is None or not obtained(family, signers, honest, Ours)
+    assert dangerous, "the search looks at families that would isolate somebody"
+
+
+def test_S42_control_the_same_search_breaks_the_weaker_rule() -> None:
+    """T = 0, N = 3, m = 2: the sets {0, 1}, {1, 2} and {0, 2}, for instance."""
+    honest = range(5)
+    broken = [
+        family
+        for family in families(5, range(2, 4), 3)
+        if isolates(family, honest)
+        and obtained(family, family, honest, lambda: FarApart(privacy=0))
+    ]
+    assert ((0, 1), (0, 2), (1, 2)) in broken
+
+
+# -- a round run again without one client, with real parties --------------------------------------
+
+
+class OldLedger(Ledger):
+    """What a client remembered before: spent updates and a count, but no update and no set."""
+
+    def check_update(self, model: bytes, fingerprint: bytes, commitment: bytes) -> None:
+        self.check_unspent(fingerprint)
+
+    def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
+        self.spend(fingerprint)
+
+
+def rerun(
+    federation: Federation, retrain: Callable[[Update], Update], absent: Iterable[int] = ()
+) -> tuple[Network, Network]:
+    """A round, and the same model again without `absent`."""
+    rounds = []
+    for number in (1, 2):
+        settings = federation.settings(number, model=MODEL)
+        network = federation.network(number, settings=settings, model=MODEL)
+        if rounds:
+            network.inputs = {c: retrain(update) for c, update in rounds[0].inputs.items()}
+            network.dead.update(absent)
+        rounds.append(network.start().finish())
+    return rounds[0], rounds[1]
+
+
+def by_ulps(update: Update) -> Update:
+    """What training a second time gives, with full batches."""
+    return Update(np.nextafter(update.vector, np.inf), update.samples)
+
+
+def difference(federation: Federation, first: Network, second: Network) -> Elements:
+    totals = [network.result.total for network in (first, second)]  # type: ignore[union-attr]
+    return federation.settings().field.subtract(*totals)
+
+
+@BOTH
+def test_S42_attack_a_rerun_without_the_victim_with_updates_trained_again(
+    threat_model: ThreatModel,
+) -> None:
+    federation = Federation(7, 1, 2, 4, threat_model)
+    victim = federation.ids[-1]
+    federation.ledgers = {c: OldLedger() for c in federation.ids}
+    first, second = rerun(federation, by_ulps, absent=[victim])
+    learnt = difference(federation, first, second)
+    np.testing.assert_array_equal(learnt, federation.exact_sum([first.inputs[victim]]))
+
+    with pytest.raises(MaskAlreadyUsed, match="would reveal their difference"):
+        rerun(Federation(7, 1, 2, 4, threat_model), by_ulps, absent=[victim])
+    with pytest.raises(RemoteProtocolError, match="a second, different survivor set"):
+        rerun(Federation(7, 1, 2, 4, threat_model), lambda update: update, absent=[victim])
+
+
+@BOTH
+def test_S42_a_repeat_with_the_same_clients_gives_the_same_sum(threat_model: ThreatModel) -> None:
+    """Bit for bit: were it rounded by other coins, the two sums would tell more than one."""
+    federation = Federation(7, 1, 2, 4, threat_model)
+    fractions = {c: Update(np.linspace(-1, 1, 7) / 3, 2) for c in federation.ids}
+    totals = []
+    for number in (1, 2):
+        settings = federation.settings(number, model=MODEL)
+        network = federation.network(number, settings=settings, model=MODEL)
+        network.inputs = fractions
+        totals.append(network.start().finish().result.total)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(*totals)
+    settings = federation.settings(3, model=MODEL)
+    with pytest.raises(RemoteProtocolError, match=r"uploaded 2 updates .* ledger forgive"):
+        federation.network(3, settings=settings, model=MODEL).start().finish()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scale": 2.0}, {"bound": 1023.0}, {"max_samples": 63}],
+    ids=lambda change: next(iter(change)),
+)
+def test_S42_a_repeat_in_another_reading_is_refused(change: dict[str, Any]) -> None:
+    """The same updates at another c_l, say, round differently: two sums instead of one."""
+    federation = Federation(5, 1, 1)
+    settings = federation.settings(1, model=MODEL)
+    federation.network(1, settings=settings, model=MODEL).start().finish()
+    quantizer = replace(settings.quantizer, **change)
+    changed = federation.settings(2, model=MODEL, quantizer=quantizer)
+    again = federation.network(2, settings=changed, model=MODEL)
+    again.inputs = {c: federation.update(c, 1) for c in federation.ids}
+    with pytest.raises(MaskAlreadyUsed, match="in another reading"):
+        again.start().finish()
+
+
+def test_S42_every_setting_that_decides_about_the_numbers_is_part_of_the_reading() -> None:
+    federation = Federation(5, 1, 1)
+    settings = federation.settings()
+    plain = replace(settings.quantizer, weighted=False, max_samples=1)
+    others = [
+        federation.settings(quantizer=replace(settings.quantizer, scale=2.0)),
+        federation.settings(quantizer=replace(settings.quantizer, bound=1.0)),
+        federation.settings(quantizer=replace(settings.quantizer, max_samples=2)),
+        federation.settings(quantizer=plain),
+        federation.settings(dimension=8),
+        replace(Federation(5, 1, 1, modulus=4294967291).settings(), allow_list=settings.allow_list),
+    ]
+    readings = {settings.reading, *(other.reading for other in others)}
+    assert len(readings) == 1 + len(others)
+    assert federation.settings(9, model=MODEL).reading == settings.reading
+
+
+def test_S42_other_vectors_where_there_is_no_model_and_a_spent_one_under_none() -> None:
+    """Nothing ties two vectors without a model together; each of them is summed once."""
+    ledger = Ledger()
+    first, second = (ledger.fingerprint(Update(np.full(3, x))) for x in (1.0, 2.0))
+    ledger.check_update(NO_MODEL, first, b"first")
+    ledger.count_upload(NO_MODEL, b"first")
+    ledger.consent(NO_MODEL, first, (1, 2, 3))
+    ledger.check_update(NO_MODEL, second, b"second")
+    ledger.consent(NO_MODEL, second, (2, 3, 4))
+    for model in (NO_MODEL, MODEL):
+        with pytest.raises(MaskAlreadyUsed, match="is spent"):
+            ledger.check_update(model, first, b"first")
+
+
+def test_S42_more_than_two_uploads_for_one_model_are_no_policy() -> None:
+    federation = Federation(5, 1, 1)
+    with pytest.raises(ParameterError, match="max_attempts = 3 must be at most 2"):
+        federation.policy(model=MODEL, max_attempts=3)
+    assert federation.policy(max_attempts=3).max_attempts == 3, "without a model"
+
+
+# -- coins -----------------------------------------------------------------------------------------
+
+
+def coins(ledger: Ledger, model: bytes = MODEL, reading: bytes = b"r", **update: Any) -> bytes:
+    given = Update(**{"vector": UPDATE.vector, "samples": 1} | update)
+    commitment = ledger.commitment(ledger.fingerprint(given), given.samples, reading)
+    return uniform_words(9, ledger.rounding_seed(model, commitment)).tobytes()
+
+
+def test_S42_coins_repeat_with_the_upload_and_with_nothing_else() -> None:
+    """Equal coins for two updates of one model would round what they share alike."""
+    ledger = Ledger()
+    again = Ledger.from_bytes(ledger.to_bytes())
+    assert coins(ledger) == coins(again)
+    drawn = [
+        coins(ledger),
+        coins(Ledger()),  # the key: whoever knows model and update knows no coin
+        coins(ledger, model=hash_model(b"another")),
+        coins(ledger, reading=b"another"),
+        coins(ledger, samples=2),
+        coins(ledger, vector=np.nextafter(UPDATE.vector, 2)),
+        ledger.training_secret,
+    ]
+    assert len(set(drawn)) == len(drawn)
+
+
+# -- the asynchronous mode -------------------------------------------------------------------------
+
+
+def first_reply(fed: AsyncFederation, client: int, buffer: BufferAnnounced) -> type:
+    return type(fed.tell(client, buffer)[0])
+
+
+@BOTH
+@pytest.mark.parametrize("renamed", [False, True], ids=["same version", "new version"])
+def test_S42_a_signer_sums_one_update_of_an_owner_and_model(
+    threat_model: ThreatModel, renamed: bool
+) -> None:
+    """Fresh masks, updates trained again, and the model under a new version: all in vain."""
+    signer, version = 5, 4 if renamed else 3
+    for remembers in (False, True):
+        fed = AsyncFederation(threat_model=threat_model, stock=4).open()
+        tags = [fed.make_upload(owner, 3, model_of(3)).tag for owner in range(4)]
+        answer = BufferSignature if threat_model is MALICIOUS else BufferAnswer
+        assert first_reply(fed, signer, BufferAnnounced(4, tuple(tags))) is answer
+        again = tuple(fed.make_upload(owner, version, model_of(3)).tag for owner in range(3))
+        if not remembers:
+            fed.clients[signer].ledger._entries.summed.clear()
+            assert first_reply(fed, signer, BufferAnnounced(5, again)) is answer
+            continue
+        with pytest.raises(RemoteProtocolError, match="client 0's update from global model"):
+            fed.tell(signer, BufferAnnounced(5, again))
+
+
+def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old() -> None:
+    fed = AsyncFederation().open()
+    tags = tuple(fed.make_upload(owner, 0).tag for owner in range(4))
+    fed.tell(5, BufferAnnounced(0, tags))
+    ledger = Ledger.from_bytes(fed.clients[5].ledger.to_bytes())
+    with pytest.raises(RemoteProtocolError, match="is refused"):
+        ledger.check_buffer([(9, model_of(1)), (0, model_of(0))])
+    ledger.check_buffer([(4, model_of(0)), (0, model_of(1))])
+    later = tuple(fed.make_upload(owner, 9).tag for owner in range(4))
+    fed.from_client(5, fed.clients[5].receive(SERVER, BufferAnnounced(9, later)))
+    with pytest.raises(RemoteProtocolError, match="too old"):
+        fed.clients[5].ledger.check_buffer([(4, model_of(0))])
+    newer = AsyncLightSecAggClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)
+    newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
+    assert newer.ledger is fed.clients[5].ledger
+    with pytest.raises(LightSecAggError, match="client 0's update"):
+        newer.ledger.check_buffer([(0, model_of(9))])
