@@ -151,9 +151,9 @@ def test_exactly_one_job(server: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"exactly one of \[training\] and \[vectors\]"):
         make_server_job(None, None, 1.0)
     with pytest.raises(ConfigurationError, match=r"exactly one of \[training\] and \[vectors\]"):
-        make_client_job(None, None, 0)
+        make_client_job(None, None, 0, bytes(32))
     with pytest.raises(ConfigurationError, match=r"\[vectors\] input must name"):
-        make_client_job(None, config.vectors, 0)
+        make_client_job(None, config.vectors, 0, bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_vector_that_cannot_be_read_is_an_error(server: Path, content: bytes) 
     vector.write_bytes(content)
     config = load(server, 'vectors.input="vector.npy"')
     with pytest.raises(ConfigurationError, match=r"vector\.npy cannot be read as \.npy or \.npz"):
-        make_client_job(None, config.vectors, 0)
+        make_client_job(None, config.vectors, 0, bytes(32))
 
 
 def test_every_key_is_documented() -> None:

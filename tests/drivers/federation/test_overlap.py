@@ -36,7 +36,7 @@ TABLE = TrainingTable(
 def run(folder: Path, overlap: str, executor: Any = None) -> list[RoundRecord]:
     federation = Federation(folder / "state", CLIENTS, privacy=1, dropouts=0, bound=2.0)
     federation.job = TrainingServer(TABLE, 2.0)
-    federation.jobs = {i: TrainingClient(TABLE, i) for i in range(CLIENTS)}
+    federation.jobs = {i: TrainingClient(TABLE, i, bytes(32)) for i in range(CLIENTS)}
 
     def kind(*arguments: Any) -> FederationClient:
         return FederationClient(*arguments, executor=executor)
@@ -116,7 +116,7 @@ def test_a_training_process_that_dies_costs_one_round(
 
     monkeypatch.setattr("lightsecagg.drivers.federation.client._training_pool", pool)
     federation = Federation(tmp_path, CLIENTS, privacy=1, dropouts=1)
-    federation.jobs[0] = Quick(TABLE, 0)
+    federation.jobs[0] = Quick(TABLE, 0, bytes(32))
     federation.client_tables[0] = {"overlap": "process"}
     first, second = asyncio.run(federation.run(number=2, settle=10, upload=60))
     assert 0 not in first.included

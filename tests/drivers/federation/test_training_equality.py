@@ -60,7 +60,7 @@ class Remembered:
     """A client's job that also keeps its updates, for comparison."""
 
     def __init__(self, client: int) -> None:
-        self._job = TrainingClient(TABLE, client)
+        self._job = TrainingClient(TABLE, client, client.to_bytes(32))
         self.dimension = None
         self.given: dict[int, Any] = {}
 
@@ -116,6 +116,20 @@ def test_training_equality_secure_and_plain_differ_only_by_quantisation(tmp_path
     final = records[-1].figures["accuracy"]
     assert final > 0.8
     assert abs(final - others[-1].figures["accuracy"]) <= 0.005
+
+
+def test_S42_the_same_model_gives_the_same_update_and_only_the_client_knows_how() -> None:
+    model = TrainingServer(TABLE, BOUND).model()
+    other = (np.frombuffer(model, "<f4") + np.float32(0.5)).tobytes()
+
+    def trained(model: bytes, round_number: int, secret: bytes) -> np.ndarray[Any, Any]:
+        return TrainingClient(TABLE, 1, secret).compute(model, round_number, BOUND).vector
+
+    first = trained(model, 1, bytes(32))
+    np.testing.assert_array_equal(first, trained(model, 2, bytes(32)))
+    assert not np.array_equal(first, trained(model, 1, b"x" * 32)), "batches are not the server's"
+    assert not np.array_equal(first, trained(other, 1, bytes(32)))
+    assert "xxx" not in repr(TrainingClient(TABLE, 1, b"x" * 32))
 
 
 def test_a_checkpoint_of_another_task_is_refused() -> None:

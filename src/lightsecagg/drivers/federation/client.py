@@ -144,6 +144,7 @@ class FederationClient:
         self._executor = executor
         self._own_executor = False
         self._busy: asyncio.Future[Update] | None = None
+        self._trained: tuple[tuple[bytes, float], Update] | None = None
         self._round: _Round | None = None
         self._finished: Goodbye | None = None
         self._failing_since: float | None = None
@@ -301,6 +302,10 @@ class FederationClient:
             # The training of a round that went on without this client cannot be interrupted.
             await asyncio.wait({self._busy})
         start = time.time()
+        task = (hash_model(message.model), message.bound)
+        if message.model and self._trained is not None and self._trained[0] == task:
+            # A repeat must bring the same update, and not every processor computes it twice (S42).
+            return self._trained[1]
         loop = asyncio.get_running_loop()
         self._busy = loop.run_in_executor(
             self._pool(), self._job.compute, message.model, message.round, message.bound
@@ -308,6 +313,7 @@ class FederationClient:
         # When the round is abandoned nobody asks for the result, nor for the error.
         self._busy.add_done_callback(lambda done: done.cancelled() or done.exception())
         update = await asyncio.shield(self._busy)
+        self._trained = (task, update)
         round_.spans.append({"phase": "training", "start": start, "end": time.time()})
         return update
 

@@ -7,7 +7,7 @@ global model into an update. Both are plain synchronous objects; the managers de
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from zipfile import BadZipFile
@@ -15,9 +15,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
 from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
 from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.settings import hash_model
 
 Reals = NDArray[np.float64]
 
@@ -70,13 +72,13 @@ def make_server_job(
 
 
 def make_client_job(
-    training: TrainingTable | None, vectors: VectorsTable | None, client: int
+    training: TrainingTable | None, vectors: VectorsTable | None, client: int, secret: bytes
 ) -> ClientJob:
-    """The job that a client's configuration asks for."""
+    """The job that a client's configuration asks for; `secret` seeds its training."""
     if (training is None) == (vectors is None):
         raise ConfigurationError("configure exactly one of [training] and [vectors]")
     if training is not None:
-        return TrainingClient(training, client)
+        return TrainingClient(training, client, secret)
     assert vectors is not None  # noqa: S101
     return VectorClient(vectors)
 
@@ -230,10 +232,12 @@ class TrainingClient:
 
     table: TrainingTable
     client: int
+    secret: bytes = field(repr=False)
+    """`Ledger.training_secret`"""
     dimension: int | None = None
 
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
-        """Local training from the global model."""
+        """Local training from the global model; the same model gives the same update (S42)."""
         from lightsecagg import training
 
         config = _build(training.TaskConfig, "task", self.table.task)
@@ -243,8 +247,7 @@ class TrainingClient:
             self.client,
             np.frombuffer(model, dtype="<f4"),
             local,
-            seed=self.table.seed,
-            round_index=round_number,
+            seed=int.from_bytes(derive_key(self.secret, hash_model(model), "seed of training")),
         )
         return Update(training.pack(update, bound=bound), update.samples)
 

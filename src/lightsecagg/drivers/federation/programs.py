@@ -82,7 +82,6 @@ def build_client(
     from lightsecagg.drivers.transport.grpc import GrpcClient
 
     allow_list, session = _trust(config.federation)
-    job = job or make_client_job(config.training, config.vectors, config.client.id)
     credentials = _credentials(config.tls)
     if credentials is not None:
         credentials.check_client(config.client.id)  # trying to connect would not mend it
@@ -95,6 +94,13 @@ def build_client(
     )
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
+    try:
+        job = job or make_client_job(
+            config.training, config.vectors, config.client.id, ledger.training_secret
+        )
+    except LightSecAggError:
+        ledger.close()
+        raise
     return kind(config.client, session, identity, allow_list, communicator, job, ledger, **extra)
 
 
