@@ -26,7 +26,7 @@ from lightsecagg.drivers.federation.durable import seal
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.protocol import ledger, round_client, settings
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
+from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import AllowList, Policy, Settings
 
 SOURCE = Path(lightsecagg.__file__).parent
@@ -61,7 +61,7 @@ def deep_ledger() -> bytes:
 def deep_snapshot() -> bytes:
     allow_list, identity = allowed()
     policy = Policy(allow_list=allow_list, session=bytes(32), privacy=2)
-    stored = LightSecAggClient(0, identity, policy, Ledger.volatile()).snapshot()[32:]
+    stored = RoundClient(0, identity, policy, Ledger.volatile()).snapshot()[32:]
     return unknown_key(stored)
 
 
@@ -78,7 +78,7 @@ def restore(payload: bytes) -> Any:
     allow_list, identity = allowed()
     policy = Policy(allow_list=allow_list, session=bytes(32), privacy=2)
     snapshot = context_hash("snapshot", payload) + payload
-    return LightSecAggClient.restore(snapshot, identity, policy, 0)
+    return RoundClient.restore(snapshot, identity, policy, 0)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class AsyncFederation:
         max_attempts: int = 1000,
         spare_answers: int = 0,
         publish: bool = True,
+        protocol: str = ProtocolName.LIGHTSECAGG,
         **buffering: Any,
     ) -> None:
         """`publish`: whether the server names the model of each version, as it should."""
@@ -94,7 +95,7 @@ class AsyncFederation:
         self.keys = {client: IdentityKey.generate() for client in range(clients)}
         self.allow_list = AllowList({client: key.public for client, key in self.keys.items()})
         self.settings = Settings(
-            ProtocolName.LIGHTSECAGG,
+            protocol,
             self.parameters,
             quantizer,
             dimension,
@@ -108,6 +109,7 @@ class AsyncFederation:
             SESSION,
             privacy,
             threat_model,
+            protocols=(protocol,),
             buffering=self.buffering,
             max_attempts=max_attempts,
         )

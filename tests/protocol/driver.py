@@ -30,9 +30,9 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
-from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
 from lightsecagg.protocol.messages import Message
+from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -132,10 +132,10 @@ class Federation:
     def client(
         self,
         client: int,
-        kind: type[LightSecAggClient] = LightSecAggClient,
+        kind: type[RoundClient] = RoundClient,
         entropy: Entropy | None = None,
         **policy: Any,
-    ) -> LightSecAggClient:
+    ) -> RoundClient:
         """A client with the ledger that it had in its last round."""
         source = {} if entropy is None else {"entropy": entropy}
         ledger = self.ledgers.setdefault(client, Ledger(**source))
@@ -145,13 +145,13 @@ class Federation:
     def network(
         self,
         round_number: int = 1,
-        kind: type[LightSecAggClient] = LightSecAggClient,
+        kind: type[RoundClient] = RoundClient,
         settings: Settings | None = None,
         **policy: Any,
     ) -> Network:
         """A server and all clients, joined by a fake wire, before the start."""
         settings = self.settings(round_number) if settings is None else settings
-        server = LightSecAggServer(settings, self.allow_list, self.ids)
+        server = RoundServer(settings, self.allow_list, self.ids)
         clients = {client: self.client(client, kind, **policy) for client in self.ids}
         inputs = {client: self.update(client, round_number) for client in self.ids}
         return Network(self, server, clients, inputs)
@@ -184,8 +184,8 @@ class Network:
     """Parties joined by FIFO links; every message crosses them as bytes."""
 
     federation: Federation
-    server: LightSecAggServer
-    clients: dict[int, LightSecAggClient]
+    server: RoundServer
+    clients: dict[int, RoundClient]
     inputs: dict[int, Update]
     queue: deque[tuple[int, int, bytes]] = field(default_factory=deque)
     wire: list[tuple[int, int, bytes]] = field(default_factory=list)

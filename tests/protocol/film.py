@@ -9,7 +9,6 @@ from driver import MALICIOUS, Federation
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Send
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -27,7 +26,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import Uploaded
+from lightsecagg.protocol.round_client import RoundClient, Uploaded
 
 STEPS = (
     "Waiting",
@@ -94,7 +93,7 @@ class Film:
         self._keep("Closed", client)
         self._add_messages_for_others()
 
-    def _keep(self, step: str, client: LightSecAggClient) -> None:
+    def _keep(self, step: str, client: RoundClient) -> None:
         self.snapshots.setdefault(step, client.snapshot())
 
     def _add_messages_for_others(self) -> None:
@@ -128,9 +127,9 @@ class Film:
             messages[Certificate] = Certificate(certificate.signatures[:-1])
         return messages
 
-    def client(self, step: str) -> LightSecAggClient:
+    def client(self, step: str) -> RoundClient:
         """The client as it was at this step."""
-        return LightSecAggClient.restore(
+        return RoundClient.restore(
             self.snapshots[step],
             self.federation.identities[self.me],
             self.federation.policy(),
@@ -138,7 +137,7 @@ class Film:
             entropy=self.entropy,
         )
 
-    def deliver(self, client: LightSecAggClient, message: Message) -> list[bytes]:
+    def deliver(self, client: RoundClient, message: Message) -> list[bytes]:
         """The bytes that the client sends in return."""
         codec = self.federation.codec
         outputs = client.receive(SERVER, codec.decode(codec.encode(message)))

@@ -33,13 +33,13 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
+    AggregatedShare,
     MaskedUpload,
     Message,
     SealedShare,
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.registry import PARTIES
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
@@ -55,6 +55,7 @@ PHASE_OF = {
     MaskedUpload: Phase.UPLOAD,
     SurvivorSignature: Phase.AGREE,
     UnmaskingShares: Phase.RECOVER,
+    AggregatedShare: Phase.RECOVER,
 }
 
 
@@ -71,7 +72,7 @@ class Fault:
 class Federation:
     """One round. Replace `clients[i]` or set `tamper` before `run` to misbehave."""
 
-    protocol: ProtocolName = ProtocolName.SECAGG
+    protocol: str = ProtocolName.SECAGG
     N: int = 8
     T: int = 2
     D: int = 2
@@ -84,8 +85,7 @@ class Federation:
     announce_drops: bool = True
     """Whether the server is told who is gone, or has to wait for its deadline."""
     round_number: int = 1
-    client_class: type[RoundClient] | None = None
-    server_class: type[RoundServer] | None = None
+    client_class: type[RoundClient] = RoundClient
     tamper: Callable[[int, int, Message], Message | None] | None = None
     """(sender, recipient, message) -> what arrives instead; None for nothing."""
     log: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -96,10 +96,7 @@ class Federation:
         self.identities = {client: IdentityKey.generate() for client in self.ids}
         self.allow_list = AllowList({c: key.public for c, key in self.identities.items()})
         self.settings = self.make_settings()
-        client_class, server_class = PARTIES[self.protocol]
-        self.client_class = self.client_class or client_class
-        self.server_class = self.server_class or server_class
-        self.server: Any = self.server_class(self.settings, self.allow_list, self.ids)
+        self.server: Any = RoundServer(self.settings, self.allow_list, self.ids)
         self.clients: dict[int, Any] = {
             client: self.client_class(client, self.identities[client], self.policy(), Ledger())
             for client in self.ids

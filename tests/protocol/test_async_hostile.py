@@ -20,7 +20,6 @@ from lightsecagg.protocol.buffers import sign_buffer, sign_tag
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
-from lightsecagg.protocol.mask_sharing import share_elements
 from lightsecagg.protocol.messages import (
     BufferAnnounced,
     BufferAnswer,
@@ -31,6 +30,8 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     Tag,
 )
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.schemes.interface import MaskRef
 from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
 
 NOW = 5
@@ -60,7 +61,7 @@ def resigned(case: Hostile, tag: Tag, context: bytes | None = None, **changes: A
     tag = changed(tag, **changes)
     return sign_tag(
         case.fed.keys[tag.owner],
-        case.fed.server._round.context if context is None else context,
+        case.fed.server._scheme.round.context if context is None else context,
         tag.owner,
         tag.serial,
         tag.version,
@@ -293,9 +294,8 @@ def registered() -> AsyncFederation:
 def seal(fed: AsyncFederation, owner: int, serial: int, share: OutgoingShare) -> SealedShare:
     """What a corrupt owner can seal: anything."""
     party = fed.clients[owner]
-    assert party._round is not None
-    assert party._key is not None
-    return seal_share(party._round, party._key, owner, share, serial)
+    assert party._scheme is not None
+    return seal_share(party._scheme.round, party._keys[0], owner, share, serial)
 
 
 def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> None:
@@ -396,10 +396,11 @@ def test_S09_weights_are_the_client_s_own() -> None:
     shares = {owner: case.fed.clients[VICTIM]._kept[owner][0].share for owner in range(4)}
     (answer,) = case.fed.tell(VICTIM, case.honest())
     assert isinstance(answer, BufferAnswer)
-    round_ = case.fed.clients[VICTIM]._round
+    scheme = case.fed.clients[VICTIM]._scheme
+    assert isinstance(scheme, CodedMasksClient)
     expected = [0] * case.fed.settings.share_length
     for owner, weight in enumerate((64, 64, 32, 32)):
-        elements = share_elements(round_, owner, 0, VICTIM, shares[owner])
+        elements = scheme.elements(MaskRef(owner), shares[owner])
         expected = [
             (old + weight * int(new)) % case.fed.field.modulus
             for old, new in zip(expected, elements, strict=True)
@@ -411,7 +412,7 @@ def test_S09_weights_are_the_client_s_own() -> None:
 
 
 def certificate(case: Hostile, buffer: BufferAnnounced, signers: range) -> BufferCertificate:
-    context = case.fed.server._round.context
+    context = case.fed.server._scheme.round.context
     return BufferCertificate(
         buffer.time,
         tuple((c, sign_buffer(case.fed.keys[c], context, buffer)) for c in signers),
@@ -464,7 +465,7 @@ def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str
     case = Hostile(threat_model=MALICIOUS)
     buffer = case.honest()
     case.fed.tell(VICTIM, buffer)
-    context = change.pop("context", case.fed.server._round.context)
+    context = change.pop("context", case.fed.server._scheme.round.context)
     time = change.pop("time", NOW)
     other = BufferAnnounced(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
     good = certificate(case, buffer, range(case.fed.parameters.quorum)).signatures
@@ -553,7 +554,7 @@ def split_attack(
     honest = [client for client in range(clients) if client != colluder]
     answers: list[tuple[int, BufferAnnounced]] = []
     certificates: dict[int, BufferCertificate] = {}
-    context = fed.server._round.context
+    context = fed.server._scheme.round.context
     for buffer, audience in zip(both, (honest[:shown_first], honest), strict=True):
         signed = {colluder: sign_buffer(fed.keys[colluder], context, buffer)}
         for client in audience:

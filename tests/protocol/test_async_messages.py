@@ -93,10 +93,13 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     messages[SealedShare] = fresh
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
     buffer = messages[BufferAnnounced] = BufferAnnounced(0, tags)
-    assert fed.server._round is not None
+    assert fed.server._scheme is not None
     messages[BufferCertificate] = BufferCertificate(
         0,
-        tuple((c, sign_buffer(fed.keys[c], fed.server._round.context, buffer)) for c in range(4)),
+        tuple(
+            (c, sign_buffer(fed.keys[c], fed.server._scheme.round.context, buffer))
+            for c in range(4)
+        ),
     )
     if moment in ("signed", "answered"):
         fed.tell(ME, buffer)
@@ -296,7 +299,7 @@ def test_R30_a_client_that_was_away_when_the_roster_came_still_takes_part() -> N
     for client in range(5):
         fed.from_client(client, fed.clients[client].restock())
     fed.settle()
-    assert fed.clients[5]._round is None
+    assert fed.clients[5]._scheme is None
     fed.down[5].clear()  # the roster was sent to nobody
     fed.rejoin(5)
     fed.settle()
@@ -319,7 +322,7 @@ def test_R30_a_client_that_missed_the_opening_gets_it_on_return() -> None:
     fed.rejoin(5)
     fed.settle()
     assert fed.server.phase is Phase.UPLOAD
-    assert fed.clients[5]._round is not None
+    assert fed.clients[5]._scheme is not None
 
 
 # -- the server: stock -------------------------------------------------------------------------
@@ -490,10 +493,10 @@ def test_S29_replies_that_nobody_asked_for_are_refused() -> None:
         fed.upload(owner)
         fed.step_up(owner)
     buffer = fed.announced[0]
-    assert fed.server._round is not None
+    assert fed.server._scheme is not None
     with pytest.raises(RemoteProtocolError, match="nobody asked it for"):
         fed.server.receive(5, BufferRefusal(0, (4,)))
-    signature = sign_buffer(fed.keys[5], fed.server._round.context, buffer)
+    signature = sign_buffer(fed.keys[5], fed.server._scheme.round.context, buffer)
     with pytest.raises(RemoteProtocolError, match="nobody has to agree"):
         fed.server.receive(5, BufferSignature(0, signature))
     assert not fed.server.refusals

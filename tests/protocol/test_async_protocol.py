@@ -453,7 +453,7 @@ def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
         fed.upload(0)
     assert not party._kept
     assert not party._stock
-    assert party._key is None
+    assert not party._keys
     another = fed.clients[1]  # which notices when it is asked for something, not when told
     newer = AsyncLightSecAggClient(1, fed.keys[1], fed.policy, another.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))

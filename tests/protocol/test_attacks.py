@@ -24,7 +24,6 @@ from lightsecagg.protocol import roster as roster_module
 from lightsecagg.protocol import round_client as round_client_module
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Send
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -42,9 +41,12 @@ from lightsecagg.protocol.roster import Round, sign_keys, sign_survivors
 from lightsecagg.protocol.round_client import (
     Advertised,
     Closed,
+    RoundClient,
     Signed,
     Uploaded,
+    _by_mask,
     _check_ids,
+    _terms,
 )
 from lightsecagg.protocol.settings import AllowList, Settings
 
@@ -154,7 +156,7 @@ def combine(field: object, combination: Sequence[int], pieces: Elements) -> Elem
 # -- a network that stops where the attack begins --------------------------------------------------
 
 
-def stop_before_survivors(federation: Federation, kind: type[LightSecAggClient]) -> Network:
+def stop_before_survivors(federation: Federation, kind: type[RoundClient]) -> Network:
     """Everybody has uploaded; the server has announced no survivor set yet."""
     network = federation.network(kind=kind)
     network.tamper = lambda _s, _r, message: [] if isinstance(message, SurvivorSet) else [message]
@@ -188,7 +190,7 @@ def input_of(federation: Federation, client: int) -> Elements:
 # -- one client asked for two survivor sets --------------------------------------------------------
 
 
-class AnswersAgain(LightSecAggClient):
+class AnswersAgain(RoundClient):
     """Algorithm 1 to the letter: nothing makes a user answer once."""
 
     def _on_survivors(self, message: SurvivorSet) -> list[Output]:
@@ -198,7 +200,7 @@ class AnswersAgain(LightSecAggClient):
         return outputs
 
 
-def ask_for_two_sets(federation: Federation, kind: type[LightSecAggClient]) -> Elements:
+def ask_for_two_sets(federation: Federation, kind: type[RoundClient]) -> Elements:
     """Ask everybody for S and for S without the victim; returns what the server takes for x_v."""
     network = stop_before_survivors(federation, kind)
     settings, ids, victim = federation.settings(), federation.ids, federation.ids[-1]
@@ -221,13 +223,13 @@ def test_S04_attack_two_survivor_sets(share_mode: ShareMode) -> None:
     learnt = ask_for_two_sets(federation, AnswersAgain)
     np.testing.assert_array_equal(learnt, input_of(federation, federation.ids[-1]))
     with pytest.raises(RemoteProtocolError, match="a second, different survivor set"):
-        ask_for_two_sets(Federation(6, 1, 1, 4, share_mode=share_mode), LightSecAggClient)
+        ask_for_two_sets(Federation(6, 1, 1, 4, share_mode=share_mode), RoundClient)
 
 
 # -- two groups shown different survivor sets: the ramp scheme's leak ------------------------------
 
 
-class TrustsTheServer(LightSecAggClient):
+class TrustsTheServer(RoundClient):
     """Malicious-server mode without the check of the certificate."""
 
     def _on_certificate(self, message: Certificate) -> list[Output]:
@@ -240,7 +242,7 @@ class Split:
     """A server and T colluders that show S to one group and S without the victim to the other."""
 
     federation: Federation
-    kind: type[LightSecAggClient]
+    kind: type[RoundClient]
 
     def __post_init__(self) -> None:
         federation = self.federation
@@ -258,14 +260,16 @@ class Split:
         # The colluders hand over the shares that they hold.
         self.held = {c: self._shares_of(network.clients[c]) for c in self.colluders}
 
-    def _shares_of(self, client: LightSecAggClient) -> tuple[Elements, Elements]:
+    def _shares_of(self, client: RoundClient) -> tuple[Elements, Elements]:
         """The colluder's share of the victim's mask, and of the others' sum."""
         state = client.state
         assert isinstance(state, Uploaded)
         others = tuple(c for c in self.ids if c != self.victim)
-        round_ = client._round(state)
-        of_victim = client._answer(round_, b"", state.held, state.owners, (self.victim,))
-        of_others = client._answer(round_, b"", state.held, state.owners, others)
+        scheme, held = client._scheme(state), _by_mask(state.held)
+        of_victim = scheme.answer(held, _terms((self.victim,)), state.owners)
+        of_others = scheme.answer(held, _terms(others), state.owners)
+        assert isinstance(of_victim, AggregatedShare)
+        assert isinstance(of_others, AggregatedShare)
         return of_victim.vector, of_others.vector
 
     def all_splits(self) -> Iterable[frozenset[int]]:
@@ -343,7 +347,7 @@ def test_the_control_a_split_leaks_as_predicted_in_honest_but_curious_mode(
     federation = Federation(
         clients, privacy, 0, survivors, HONEST, dimension=2 * pieces, weighted=False
     )
-    split = Split(federation, LightSecAggClient)
+    split = Split(federation, RoundClient)
     leaks = []
     true_pieces = cut(split.settings, input_of(federation, split.victim))
     for shown_all in split.all_splits():
@@ -363,7 +367,7 @@ def test_S05_no_split_leaks_anything_in_malicious_server_mode(
     clients: int, privacy: int, survivors: int
 ) -> None:
     federation = Federation(clients, privacy, 0, survivors, MALICIOUS)
-    split = Split(federation, LightSecAggClient)
+    split = Split(federation, RoundClient)
     sums = 0
     for shown_all in split.all_splits():
         knowledge = split.attack(shown_all)
@@ -459,7 +463,7 @@ def test_S02_the_roster_in_another_order_is_another_round(share_mode: ShareMode)
 # -- a share of an earlier round -------------------------------------------------------------------
 
 
-class KeepsItsKeys(LightSecAggClient):
+class KeepsItsKeys(RoundClient):
     """Saves the trouble of fresh keys in every round."""
 
     def _on_opening(self, message: Opening) -> list[Output]:
@@ -484,7 +488,7 @@ def bind_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightsecagg.protocol.round_server.fix_round", naive)
 
 
-def replay_shares(federation: Federation, kind: type[LightSecAggClient]) -> Network:
+def replay_shares(federation: Federation, kind: type[RoundClient]) -> Network:
     """Round 1 ends without the victim's sum; round 2 is fed the victim's shares of round 1."""
     victim = federation.ids[-1]
     first = federation.network(1, kind)
@@ -529,7 +533,7 @@ def test_attack_a_replayed_share_of_an_earlier_round(monkeypatch: pytest.MonkeyP
 
 def test_a_replayed_share_of_an_earlier_round_does_not_open() -> None:
     federation = Federation(6, 1, 2, 4)
-    network = replay_shares(federation, LightSecAggClient)
+    network = replay_shares(federation, RoundClient)
     *others, victim = federation.ids
     for client in others:
         assert "does not open" in network.clients[client].refused_shares[victim]
@@ -567,7 +571,7 @@ def test_S06_attack_a_round_run_again_with_the_same_inputs(threat_model: object)
 
 def resume_and_ask_again(federation: Federation, careful: bool) -> Elements:
     """Crash every client after its answer, resume it from before, and ask for another set."""
-    network = stop_before_survivors(federation, LightSecAggClient)
+    network = stop_before_survivors(federation, RoundClient)
     settings, ids, victim = federation.settings(), federation.ids, federation.ids[-1]
     snapshots = {c: client.snapshot() for c, client in network.clients.items()}
     generations = dict.fromkeys(ids, 0)
@@ -575,7 +579,7 @@ def resume_and_ask_again(federation: Federation, careful: bool) -> Elements:
     for survivors in (ids, ids[:-1]):
         answers = {}
         for c in survivors:
-            client = LightSecAggClient.restore(
+            client = RoundClient.restore(
                 snapshots[c], federation.identities[c], federation.policy(), generations[c]
             )
             answer = answer_in(client.receive(SERVER, SurvivorSet(survivors)))
@@ -598,7 +602,7 @@ def test_S06_attack_an_older_snapshot() -> None:
 # -- a sum that hides nobody -----------------------------------------------------------------------
 
 
-class SumsOverAnybody(LightSecAggClient):
+class SumsOverAnybody(RoundClient):
     """Does not count the survivors."""
 
     def _check_survivors(
@@ -607,7 +611,7 @@ class SumsOverAnybody(LightSecAggClient):
         _check_ids(survivors, round_, "survivor set")
 
 
-def sum_over_one_honest_client(kind: type[LightSecAggClient]) -> tuple[Federation, Elements]:
+def sum_over_one_honest_client(kind: type[RoundClient]) -> tuple[Federation, Elements]:
     """U1 is the victim and one colluder, whose input the server knows."""
     federation = Federation(5, 1, 1, 2)
     network = stop_before_survivors(federation, kind)
@@ -628,13 +632,13 @@ def test_S03_attack_a_sum_over_one_honest_client() -> None:
     federation, learnt = sum_over_one_honest_client(SumsOverAnybody)
     np.testing.assert_array_equal(learnt, input_of(federation, federation.ids[-1]))
     with pytest.raises(RemoteProtocolError, match="does not hide its members"):
-        sum_over_one_honest_client(LightSecAggClient)
+        sum_over_one_honest_client(RoundClient)
 
 
 def test_the_agreed_sum_is_all_that_an_honest_round_reveals() -> None:
     """The control of the linear algebra: one set for all, and nothing is known of x_v alone."""
     federation = Federation(6, 1, 0, 3)
-    split = Split(federation, LightSecAggClient)
+    split = Split(federation, RoundClient)
     knowledge = split.attack(frozenset(split.honest))
     assert len(knowledge.facts) == 5 + 2
     assert knowledge.leak == 0

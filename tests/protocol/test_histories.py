@@ -31,9 +31,8 @@ from lightsecagg.protocol.interface import (
     RoundAborted,
     Send,
 )
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
-from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
-from lightsecagg.protocol.round_client import Answered, Closed, Signed
+from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import hash_model
 
 Link = tuple[int, int]
@@ -68,8 +67,8 @@ class Histories(RuleBasedStateMachine):
         self.model = hash_model(b"model %d" % self.number)
         settings_ = self.federation.settings(self.number, model=self.model)
         ids = self.federation.ids
-        self.server = LightSecAggServer(settings_, self.federation.allow_list, ids)
-        self.clients: dict[int, LightSecAggClient] = {
+        self.server = RoundServer(settings_, self.federation.allow_list, ids)
+        self.clients: dict[int, RoundClient] = {
             client: self.federation.client(client, model=self.model) for client in ids
         }
         self.inputs = {client: self.federation.update(client, self.number) for client in ids}
@@ -172,7 +171,7 @@ class Histories(RuleBasedStateMachine):
     def a_client_moves_to_a_new_process(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(self.federation.ids))
         old = self.clients[client]
-        moved = LightSecAggClient.restore(
+        moved = RoundClient.restore(
             old.snapshot(),
             self.federation.identities[client],
             self.federation.policy(model=self.model),

@@ -15,7 +15,6 @@ from lightsecagg.errors import (
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import SERVER, Aggregate, NeedInput, Phase, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
 from lightsecagg.protocol.messages import (
     AbortRound,
     MaskedUpload,
@@ -24,8 +23,7 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
 )
-from lightsecagg.protocol.plain import PlainClient
-from lightsecagg.protocol.secagg_client import SecAggClient
+from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import Policy, ProtocolName
 
 
@@ -69,19 +67,24 @@ def test_R30_dropouts(count: int, moment: str, announce: bool) -> None:
     np.testing.assert_array_equal(result.total, federation.exact_sum(left))
 
 
-@pytest.mark.parametrize("kind", [LightSecAggClient, SecAggClient])
+@pytest.mark.parametrize(
+    "protocols",
+    [(ProtocolName.LIGHTSECAGG,), (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)],
+    ids=["lightsecagg", "secagg"],
+)
 def test_S01_no_server_talks_a_secure_client_into_plain_summation(
-    kind: type[LightSecAggClient | SecAggClient],
+    protocols: tuple[str, ...],
 ) -> None:
     federation = plain()
     client = federation.ids[0]
     identity = federation.identities[client]
-    secure = federation.policy(protocols=kind.protocol)
+    secure = federation.policy(protocols=protocols)
     opening = Opening(federation.settings.to_bytes())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
-        kind(client, identity, secure, Ledger()).receive(SERVER, opening)
-    with pytest.raises(ParameterError, match="does not speak plain"):
-        kind(client, identity, federation.policy(), Ledger())
+        RoundClient(client, identity, secure, Ledger()).receive(SERVER, opening)
+    mixed = federation.policy(protocols=(*protocols, ProtocolName.PLAIN))
+    with pytest.raises(ParameterError, match=r"one protocol, but the policy names .*, plain"):
+        RoundClient(client, identity, mixed, Ledger())
 
 
 def test_S01_default_policy_does_not_name_plain() -> None:
@@ -89,8 +92,9 @@ def test_S01_default_policy_does_not_name_plain() -> None:
     client = federation.ids[0]
     default = Policy(federation.allow_list, federation.settings.session, privacy=2)
     assert ProtocolName.PLAIN not in default.protocols
-    with pytest.raises(ParameterError, match="does not speak"):
-        PlainClient(client, federation.identities[client], default, Ledger())
+    party = RoundClient(client, federation.identities[client], default, Ledger())
+    with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
+        party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
 
 def test_plain_client_takes_part_in_nothing_else() -> None:
@@ -129,14 +133,14 @@ def test_S06_input_is_taken_once() -> None:
     federation = plain()
     client = federation.clients[federation.ids[0]]
     client.receive(SERVER, Opening(federation.settings.to_bytes()))
-    restored = PlainClient.restore(
+    restored = RoundClient.restore(
         client.snapshot(), federation.identities[client.client], federation.policy(), 0
     )
     restored.set_input(federation.update(client.client))
     with pytest.raises(LocalProtocolError, match="takes its input between"):
         restored.set_input(federation.update(client.client))
     with pytest.raises(MaskAlreadyUsed):
-        PlainClient.restore(
+        RoundClient.restore(
             client.snapshot(),
             federation.identities[client.client],
             federation.policy(),

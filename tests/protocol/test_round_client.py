@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -28,10 +29,10 @@ from lightsecagg.errors import (
     ParameterError,
     RemoteProtocolError,
 )
+from lightsecagg.field.prime import Elements
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, NeedInput, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -49,11 +50,17 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.plain import PlainClient
 from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.roster import fix_round, sign_keys, sign_survivors
-from lightsecagg.protocol.round_client import TRANSITIONS, Closed, Sharing, Signed, Uploaded
-from lightsecagg.protocol.secagg_client import SecAggClient
+from lightsecagg.protocol.round_client import (
+    TRANSITIONS,
+    Closed,
+    RoundClient,
+    Sharing,
+    Signed,
+    Uploaded,
+)
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.settings import (
     MAX_UNANNOUNCED_DIMENSION,
     AllowList,
@@ -233,7 +240,7 @@ def test_S01_settings_that_fall_short_of_the_policy_are_refused(name: str) -> No
     settings, policy, match = proposals()[name]
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     me = federation.ids[0]
-    client = LightSecAggClient(me, federation.identities[me], policy, Ledger())
+    client = RoundClient(me, federation.identities[me], policy, Ledger())
     before = client.snapshot()
     with pytest.raises(RemoteProtocolError, match=match):
         client.receive(SERVER, Opening(settings.to_bytes()))
@@ -251,7 +258,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
         bound=1024.0,
         max_share_bytes=4 * 7 * 4,
     )
-    client = LightSecAggClient(me, federation.identities[me], lenient, Ledger())
+    client = RoundClient(me, federation.identities[me], lenient, Ledger())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
     assert isinstance(output, Send)
     assert isinstance(output.message, Advertise)
@@ -300,16 +307,11 @@ def test_S01_text_that_is_no_text_is_the_servers_fault() -> None:
 def test_a_client_must_be_on_its_own_allow_list() -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        LightSecAggClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger())
+        RoundClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger())
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        LightSecAggClient(4, federation.identities[2], federation.policy(), Ledger())
-    with pytest.raises(ParameterError, match="does not speak"):
-        LightSecAggClient(
-            2,
-            federation.identities[2],
-            federation.policy(protocols=(ProtocolName.SECAGG,)),
-            Ledger(),
-        )
+        RoundClient(4, federation.identities[2], federation.policy(), Ledger())
+    with pytest.raises(ParameterError, match="protocol 'morse' is unknown; choose one of light"):
+        RoundClient(2, federation.identities[2], federation.policy(protocols=("morse",)), Ledger())
 
 
 def test_allow_lists_refuse_shared_keys_and_ids_out_of_range() -> None:
@@ -737,7 +739,7 @@ def test_S01_every_setting_is_bounded_by_the_policy_or_said_to_be_free() -> None
     assert names == bounded | free
 
 
-@pytest.mark.parametrize("kind", [LightSecAggClient, SecAggClient, PlainClient, client_party])
+@pytest.mark.parametrize("kind", [RoundClient, client_party])
 def test_S06_no_party_is_made_without_the_memory_of_its_client(kind: Any) -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(TypeError, match="ledger"):
@@ -809,7 +811,7 @@ def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() ->
         assert not _keys_of(party)
 
 
-def _keys_of(client: LightSecAggClient) -> list[AgreementKey]:
+def _keys_of(client: RoundClient) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
 
 
@@ -820,7 +822,7 @@ def test_S07_a_round_that_its_driver_gave_up_is_not_resumed_from_a_snapshot() ->
     client.abort("the driver gives up")
     identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
     with pytest.raises(MaskAlreadyUsed, match="older"):
-        LightSecAggClient.restore(before, identity, policy, client.generation)
+        RoundClient.restore(before, identity, policy, client.generation)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -922,7 +924,7 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
         network = federation.network()
         sources = {c: CountingEntropy(f"client {c}") for c in federation.ids}
         for c in federation.ids:
-            network.clients[c] = LightSecAggClient(
+            network.clients[c] = RoundClient(
                 c,
                 federation.identities[c],
                 federation.policy(),
@@ -935,7 +937,7 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
             network.deliver()
             if moving and recipient != SERVER:
                 party = network.clients[recipient]
-                moved = LightSecAggClient.restore(
+                moved = RoundClient.restore(
                     party.snapshot(),
                     federation.identities[recipient],
                     federation.policy(),
@@ -955,7 +957,7 @@ def test_S06_an_older_snapshot_is_refused() -> None:
     newest = scene.client("Answered").generation
     for step in STEPS[:7]:
         with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
-            LightSecAggClient.restore(
+            RoundClient.restore(
                 scene.snapshots[step],
                 scene.federation.identities[scene.me],
                 scene.federation.policy(),
@@ -973,7 +975,7 @@ def test_S06_a_snapshot_from_before_the_input_does_not_mask_another_one() -> Non
     assert isinstance(upload.message, MaskedUpload)
     identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
     with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
-        LightSecAggClient.restore(before, identity, policy, client.generation)
+        RoundClient.restore(before, identity, policy, client.generation)
 
 
 def test_S06_a_snapshot_of_an_earlier_round_is_older_than_any_of_this_round() -> None:
@@ -986,9 +988,7 @@ def test_S06_a_snapshot_of_an_earlier_round_is_older_than_any_of_this_round() ->
     second.run(until=lambda: second.server.phase.value == "share")
     client = second.clients[2]
     with pytest.raises(MaskAlreadyUsed, match="older"):
-        LightSecAggClient.restore(
-            old, federation.identities[2], federation.policy(), client.generation
-        )
+        RoundClient.restore(old, federation.identities[2], federation.policy(), client.generation)
 
 
 def test_malformed_snapshots_are_refused() -> None:
@@ -1000,12 +1000,12 @@ def test_malformed_snapshots_are_refused() -> None:
         altered = bytearray(snapshot)
         altered[position] ^= 1 << int(rng.integers(8))
         with pytest.raises(DecodeError, match="malformed"):
-            LightSecAggClient.restore(bytes(altered), identity, policy, 0)
+            RoundClient.restore(bytes(altered), identity, policy, 0)
     for length in (0, 1, 31, 32, 33, len(snapshot) - 1):
         with pytest.raises(DecodeError, match="malformed"):
-            LightSecAggClient.restore(snapshot[:length], identity, policy, 0)
+            RoundClient.restore(snapshot[:length], identity, policy, 0)
     with pytest.raises(DecodeError, match="malformed"):
-        LightSecAggClient.restore(snapshot + b"\0", identity, policy, 0)
+        RoundClient.restore(snapshot + b"\0", identity, policy, 0)
 
 
 def test_a_snapshot_belongs_to_its_protocol() -> None:
@@ -1013,22 +1013,22 @@ def test_a_snapshot_belongs_to_its_protocol() -> None:
     identity = scene.federation.identities[scene.me]
     policy = scene.federation.policy(protocols=(ProtocolName.SECAGG,))
     with pytest.raises(DecodeError, match="a snapshot of lightsecagg"):
-        SecAggClient.restore(scene.snapshots["Waiting"], identity, policy, 0)
+        RoundClient.restore(scene.snapshots["Waiting"], identity, policy, 0)
 
 
 def test_a_snapshot_belongs_to_its_client_its_allow_list_and_its_session() -> None:
     scene = film()
     snapshot, federation = scene.snapshots["Uploaded"], scene.federation
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
-        LightSecAggClient.restore(
+        RoundClient.restore(
             snapshot, federation.identities[federation.ids[1]], federation.policy(), 0
         )
     identity = federation.identities[scene.me]
     with pytest.raises(RemoteProtocolError, match="another session"):
-        LightSecAggClient.restore(snapshot, identity, federation.policy(session=b"?" * 32), 0)
+        RoundClient.restore(snapshot, identity, federation.policy(session=b"?" * 32), 0)
     fewer = AllowList({c: federation.allow_list[c] for c in federation.ids[:3]})
     with pytest.raises(RemoteProtocolError, match="another allow-list"):
-        LightSecAggClient.restore(snapshot, identity, federation.policy(allow_list=fewer), 0)
+        RoundClient.restore(snapshot, identity, federation.policy(allow_list=fewer), 0)
 
 
 def test_a_ledger_survives_storage_and_refuses_what_is_no_ledger() -> None:
@@ -1162,12 +1162,14 @@ def test_S16_sizes_on_the_wire_do_not_depend_on_the_input() -> None:
 
 
 def test_S16_the_control_a_zero_mask_would_show_the_canary() -> None:
-    class Unmasked(LightSecAggClient):
-        def _mask(self, round_, secret, owners):  # type: ignore[no-untyped-def]
-            return np.zeros(round_.settings.length, dtype=np.uint32)
+    class Unmasked(CodedMasksClient):
+        def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
+            return np.zeros(self.settings.length, dtype=np.uint32)
 
     federation = Federation(5, 1, 1, dimension=16)
-    network = federation.network(kind=Unmasked)
+    network = federation.network()
+    for client in network.clients.values():
+        client._scheme_class = Unmasked
     network.inputs[2] = Update(np.full(16, 777.0), 61)
     network.start().finish()
     form = np.full(2, 777 * 61, dtype="<u4").tobytes()

@@ -16,7 +16,6 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send
-from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -34,7 +33,7 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.roster import fix_round, sign_survivors
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.round_server import RoundServer
 
 PHASES = tuple(Phase)
 KINDS = (
@@ -64,7 +63,7 @@ class Stage:
     def __init__(self, threat_model: ThreatModel = MALICIOUS) -> None:
         self.federation = Federation(7, 1, 2, 4, threat_model)
         network = self.federation.network()
-        self.kept: dict[Phase, LightSecAggServer] = {}
+        self.kept: dict[Phase, RoundServer] = {}
         self.sent: dict[tuple[int, type], list[Message]] = {}
 
         def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
@@ -84,7 +83,7 @@ class Stage:
         if network.server.phase not in self.kept:
             self.kept[network.server.phase] = copy.deepcopy(network.server)
 
-    def server(self, phase: Phase) -> LightSecAggServer:
+    def server(self, phase: Phase) -> RoundServer:
         return copy.deepcopy(self.kept[phase])
 
     def message(self, client: int, kind: type) -> Message:
@@ -100,7 +99,7 @@ def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
     return Stage(threat_model)
 
 
-def everything(server: LightSecAggServer) -> dict[str, Any]:
+def everything(server: RoundServer) -> dict[str, Any]:
     """All that a server knows, comparable."""
     return {name: repr(value) for name, value in vars(server).items() if name != "late_messages"}
 
@@ -459,7 +458,7 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     crashed = network.server
     assert crashed.phase is Phase.UPLOAD
     assert crashed.roster is not None
-    resumed = LightSecAggServer.resume(
+    resumed = RoundServer.resume(
         federation.settings(), federation.allow_list, crashed.roster, crashed.owners
     )
     codec = federation.codec
@@ -545,9 +544,8 @@ def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: Thr
 
 def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:
     federation = Federation()
-    other = replace(federation.settings(), protocol=ProtocolName.SECAGG)
-    with pytest.raises(ParameterError, match="does not speak secagg"):
-        LightSecAggServer(other, federation.allow_list)
+    with pytest.raises(ParameterError, match="protocol 'morse' is unknown"):
+        replace(federation.settings(), protocol="morse")
     foreign = Federation(clients=7).allow_list
     with pytest.raises(ParameterError, match="another allow-list"):
-        LightSecAggServer(federation.settings(), foreign, federation.ids)
+        RoundServer(federation.settings(), foreign, federation.ids)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from secagg_driver import DIMENSION, SESSION, Fault, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import MaskAlreadyUsed, ParameterError, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
@@ -42,9 +43,9 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import Answered, Closed, Signed, Uploaded
-from lightsecagg.protocol.secagg_client import SecAggClient
-from lightsecagg.protocol.secagg_round import SecAggRound
+from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed, Uploaded
+from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks, PairwiseMasksClient
 from lightsecagg.protocol.settings import Buffering, ProtocolName, Settings, hash_model
 
 CASES: dict[str, dict[str, Any]] = {
@@ -145,14 +146,14 @@ def test_server_rebuilds_no_mask_between_two_dropped_clients(
     dead = frozenset(federation.ids[:3])
     federation.fault = Fault(Phase.UPLOAD, "before", dead)
     pairs: list[tuple[int, int]] = []
-    original = SecAggRound.pairwise_seed
+    original = PairwiseMasks.pairwise_seed
 
-    def spy(self: SecAggRound, key: AgreementKey, own: int, peer: int) -> bytes:
+    def spy(self: PairwiseMasks, key: AgreementKey, own: int, peer: int) -> bytes:
         if federation.server.phase is Phase.RECOVER and own in dead:
             pairs.append((own, peer))
         return original(self, key, own, peer)
 
-    monkeypatch.setattr(SecAggRound, "pairwise_seed", spy)
+    monkeypatch.setattr(PairwiseMasks, "pairwise_seed", spy)
     assert_exact(federation, federation.run())
     alive = set(federation.ids) - dead
     assert sorted(pairs) == sorted((own, peer) for own in dead for peer in alive)
@@ -239,31 +240,31 @@ def test_secrets_that_nobody_holds_abort_the_round_before_it_is_announced(drops:
     assert federation.sent(SurvivorSet) == []
 
 
-class SharesAnotherKey(SecAggClient):
+class SharesAnotherKey(PairwiseMasksClient):
     """Shares a key that is not the one it has advertised."""
 
-    def _share_secrets(self, secagg: SecAggRound, secret: bytes) -> dict[int, bytes]:
-        return super()._share_secrets(secagg, secret[:32] + AgreementKey.generate().private_bytes())
+    def share_secrets(self, secret: bytes, entropy: Entropy) -> dict[int, bytes]:
+        another = AgreementKey.generate().private_bytes()
+        return super().share_secrets(secret[:32] + another, entropy)
 
 
-class SharesNonsense(SecAggClient):
+class SharesNonsense(PairwiseMasksClient):
     """Shares that lie on no polynomial."""
 
-    def _share_secrets(self, secagg: SecAggRound, secret: bytes) -> dict[int, bytes]:
-        shares = super()._share_secrets(secagg, secret)
+    def share_secrets(self, secret: bytes, entropy: Entropy) -> dict[int, bytes]:
+        shares = super().share_secrets(secret, entropy)
         first, second = sorted(shares)[:2]
         return {**shares, first: shares[second], second: shares[first]}
 
 
-def replace_client(federation: Federation, client: int, kind: type[SecAggClient]) -> None:
-    identity = federation.identities[client]
-    federation.clients[client] = kind(client, identity, federation.policy(), Ledger())
+def replace_scheme(federation: Federation, client: int, kind: type[PairwiseMasksClient]) -> None:
+    federation.clients[client]._scheme_class = kind
 
 
 def test_S15_rebuilt_key_that_does_not_match_names_the_client() -> None:
     federation = Federation(N=8, T=2, D=2)
     liar = federation.ids[3]
-    replace_client(federation, liar, SharesAnotherKey)
+    replace_scheme(federation, liar, SharesAnotherKey)
     federation.fault = Fault(Phase.UPLOAD, "before", frozenset({liar}))
     result = federation.run()
     assert isinstance(result, RoundAborted)
@@ -275,7 +276,7 @@ def test_wrong_shares_of_a_seed_name_the_client(case: dict[str, Any]) -> None:
     """The shares of the two lowest ids, which are always used, are exchanged."""
     federation = Federation(**{**case, "t": 6})
     liar = federation.ids[3]
-    replace_client(federation, liar, SharesNonsense)
+    replace_scheme(federation, liar, SharesNonsense)
     result = federation.run()
     assert isinstance(result, RoundAborted)
     assert f"the self-mask seed of client {liar} does not rebuild" in result.reason
@@ -358,7 +359,7 @@ def test_S15_leaky_graph_is_refused_unless_the_policy_says_otherwise() -> None:
     with pytest.raises(RemoteProtocolError, match="unprotected with a probability"):
         federation.clients[client].receive(SERVER, opening)
     careless = federation.policy(graph_security=0)
-    party = SecAggClient(client, federation.identities[client], careless, Ledger())
+    party = RoundClient(client, federation.identities[client], careless, Ledger())
     assert isinstance(party.receive(SERVER, opening)[0], Send)
 
 
@@ -389,7 +390,7 @@ def test_S01_protocol_that_the_policy_does_not_name_is_refused() -> None:
     federation = Federation(**SPARSE)
     client = federation.ids[0]
     policy = federation.policy(protocols=(ProtocolName.SECAGG,))
-    party = SecAggClient(client, federation.identities[client], policy, Ledger())
+    party = RoundClient(client, federation.identities[client], policy, Ledger())
     with pytest.raises(RemoteProtocolError, match="takes part in secagg"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -398,7 +399,7 @@ def test_S08_another_model_than_the_clients_is_refused() -> None:
     federation = Federation()
     client = federation.ids[0]
     policy = federation.policy(model=hash_model(b"mine"))
-    party = SecAggClient(client, federation.identities[client], policy, Ledger())
+    party = RoundClient(client, federation.identities[client], policy, Ledger())
     with pytest.raises(RemoteProtocolError, match="global model"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -530,7 +531,7 @@ def leaky_federation(N: int, D: int) -> Federation:
     federation = Federation(protocol=ProtocolName.SECAGG_PLUS, N=N, T=1, D=D, k=4, t=2)
     policy = federation.policy(graph_security=0)
     for client, identity in federation.identities.items():
-        federation.clients[client] = SecAggClient(client, identity, policy, Ledger())
+        federation.clients[client] = RoundClient(client, identity, policy, Ledger())
     return federation
 
 
@@ -539,7 +540,7 @@ def test_S15_sparse_client_refuses_to_stand_without_neighbours() -> None:
     federation = leaky_federation(N=12, D=4)
     federation.advance(Phase.RECOVER)
     own = federation.ids[0]
-    neighbours = federation.server._secagg.neighbours(own)
+    neighbours = federation.server._scheme.neighbours(own)
     left = tuple(sorted(set(federation.ids) - neighbours))
     assert len(left) == federation.settings.minimum
     with pytest.raises(RemoteProtocolError, match="too few neighbours"):
@@ -551,7 +552,7 @@ def test_S15_server_aborts_when_a_client_stands_without_neighbours() -> None:
     own = federation.ids[0]
 
     def tamper(sender: int, to: int, message: Message) -> Message | None:
-        lost = isinstance(message, MaskedUpload) and sender in federation.server._secagg.neighbours(
+        lost = isinstance(message, MaskedUpload) and sender in federation.server._scheme.neighbours(
             own
         )
         return None if lost else message
@@ -569,7 +570,7 @@ def test_S15_sparse_client_whose_neighbours_did_not_share_does_not_upload() -> N
     own = federation.ids[0]
 
     def lost() -> set[int]:
-        ring = federation.server._secagg.graph.order
+        ring = federation.server._scheme.graph.order
         place = ring.index(own)
         return {ring[place - 2], ring[place - 1], ring[(place + 1) % len(ring)]}
 
@@ -633,7 +634,7 @@ def test_S15_no_sequence_of_messages_reveals_both_secrets_of_a_peer(data: st.Dat
     """Survivor sets in any order, repeated and contradictory, with aborts in between."""
     federation = _uploaded_once()
     own = federation.ids[0]
-    party = SecAggClient.restore(
+    party = RoundClient.restore(
         _SNAPSHOTS[own], federation.identities[own], federation.policy(), generation=0
     )
     others = [client for client in federation.ids if client != own]
@@ -679,10 +680,10 @@ def test_S06_update_that_was_answered_for_is_spent() -> None:
     again = Federation(round_number=2)
     again.identities, again.allow_list = federation.identities, federation.allow_list
     again.settings = again.make_settings()
-    again.server = again.server_class(again.settings, again.allow_list, again.ids)
+    again.server = RoundServer(again.settings, again.allow_list, again.ids)
     for client in again.ids:
         kept = ledger if client == own else Ledger()
-        again.clients[client] = SecAggClient(client, again.identities[client], again.policy(), kept)
+        again.clients[client] = RoundClient(client, again.identities[client], again.policy(), kept)
     with pytest.raises(MaskAlreadyUsed, match="this update is spent"):
         again.run()
 
@@ -721,7 +722,7 @@ def test_secrets_leave_with_the_transition_that_used_them() -> None:
 
     federation = uploaded(CASES["secagg"])
     client = federation.clients[own]
-    assert client.state.secret == b""
+    assert not hasattr(client.state, "secret")
     shares = dict(client.state.held)
     client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
     assert isinstance(client.state, Answered)
@@ -771,9 +772,7 @@ def test_S06_older_snapshot_is_refused() -> None:
     old = client.snapshot()
     client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
     with pytest.raises(MaskAlreadyUsed, match="answer twice"):
-        SecAggClient.restore(
-            old, federation.identities[own], federation.policy(), client.generation
-        )
+        RoundClient.restore(old, federation.identities[own], federation.policy(), client.generation)
 
 
 # -- S16, S22: nothing leaks -----------------------------------------------------------------
@@ -861,7 +860,7 @@ def test_S29_client_has_an_answer_to_every_message_in_every_state(case: dict[str
     assert len(seen) >= 6
     for state, snapshot in seen.items():
         for message in _messages(federation):
-            party = SecAggClient.restore(
+            party = RoundClient.restore(
                 snapshot, federation.identities[own], federation.policy(), 0
             )
             try:
@@ -924,7 +923,7 @@ def test_S12_shares_of_other_kinds_or_to_strangers_are_not_relayed() -> None:
     outputs = federation.clients[own].receive(SERVER, roster)
     share = next(o.message for o in outputs if isinstance(o, Send))
     assert isinstance(share, SealedShare)
-    neighbours = federation.server._secagg.neighbours(own)
+    neighbours = federation.server._scheme.neighbours(own)
     stranger = next(c for c in federation.ids if c != own and c not in neighbours)
     for bad in (
         replace(share, kind=ShareKind.EXPLICIT),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,10 +29,10 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import Closed, Uploaded
-from lightsecagg.protocol.secagg_client import SecAggClient
-from lightsecagg.protocol.secagg_round import SecAggRound
-from lightsecagg.protocol.secagg_server import SecAggServer
+from lightsecagg.protocol.round_client import Closed, RoundClient, Uploaded, _by_mask, _terms
+from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks
+from lightsecagg.protocol.schemes.registry import SCHEMES
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 from lightsecagg.protocol.share_exchange import open_share
 
 SEED, KEY = 0, 1
@@ -47,7 +46,7 @@ def loot(
     federation: Federation, answers: Mapping[int, UnmaskingShares], alive: Collection[int], v: int
 ) -> tuple[Loot, Loot]:
     """The shares of b_v and of sk_v in answers to a request that names `alive` as survivors."""
-    secagg: SecAggRound = federation.server._secagg
+    secagg: PairwiseMasks = federation.server._scheme
     dead = set(federation.ids) - set(alive)
     shares: tuple[Loot, Loot] = ({}, {})
     for holder, answer in answers.items():
@@ -64,7 +63,7 @@ def loot(
 
 def rebuild(federation: Federation, shares: Loot) -> bytes | None:
     """The secret, if there are t shares of it."""
-    secagg: SecAggRound = federation.server._secagg
+    secagg: PairwiseMasks = federation.server._scheme
     if len(shares) < secagg.threshold:
         return None
     holders = sorted(shares)[: secagg.threshold]
@@ -76,7 +75,7 @@ def rebuild(federation: Federation, shares: Loot) -> bytes | None:
 
 def open_upload(federation: Federation, v: int, seed: bytes, key: bytes) -> Elements:
     """x_v from the victim's upload and both of its secrets."""
-    secagg: SecAggRound = federation.server._secagg
+    secagg: PairwiseMasks = federation.server._scheme
     agreement = AgreementKey(key)
     pairwise = {j: secagg.pairwise_seed(agreement, v, j) for j in secagg.neighbours(v)}
     (upload,) = federation.sent(MaskedUpload, v)
@@ -105,14 +104,13 @@ def ask(
 # -- overlapping lists -----------------------------------------------------------------------
 
 
-class AnswersEverything(SecAggClient):
+class AnswersEverything(RoundClient):
     """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
 
     def _on_survivors(self, message: SurvivorSet) -> list[Output]:
         state = self._in(Uploaded)
-        round_ = self._round(state)
-        answer = self._answer(round_, state.secret, state.held, state.owners, message.survivors)
-        return [Send(SERVER, answer)]
+        held, terms = _by_mask(state.held), _terms(message.survivors)
+        return [Send(SERVER, self._scheme(state).answer(held, terms, state.owners))]
 
 
 def ask_twice(federation: Federation) -> tuple[int, bytes | None, bytes | None]:
@@ -182,7 +180,7 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
             if client in alive  # nobody believes a story that declares it dead itself
         }
         for client in colluders:  # a corrupt client is as many clients as it likes
-            parties[client] = SecAggClient.restore(
+            parties[client] = RoundClient.restore(
                 federation.clients[client].snapshot(),
                 federation.identities[client],
                 federation.policy(),
@@ -191,9 +189,9 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
         signed = {c: party.receive(SERVER, survivors)[0].message for c, party in parties.items()}
         certificate = Certificate(tuple((c, m.signature) for c, m in sorted(signed.items())))
         answers = {
-            c: parties[c]._answer(
-                federation.server._round, b"", parties[c].state.held, tuple(federation.ids), alive
-            )
+            c: parties[c]
+            ._scheme(parties[c].state)
+            .answer(_by_mask(parties[c].state.held), _terms(alive), federation.ids)
             for c in colluders
         }
         for client in set(parties) - set(colluders):
@@ -220,7 +218,7 @@ def test_S15_an_uploader_declared_dead_stays_hidden_by_its_self_mask() -> None:
     assert of_seed == {}
     key = rebuild(federation, of_key)
     assert key is not None
-    assert AgreementKey(key).public == federation.server._secagg.mask_key(v)
+    assert AgreementKey(key).public == federation.server._scheme.mask_key(v)
     stolen = open_upload(federation, v, bytes(32), key)
     assert np.count_nonzero(stolen == federation.quantised(v)) <= 1
 
@@ -228,16 +226,13 @@ def test_S15_an_uploader_declared_dead_stays_hidden_by_its_self_mask() -> None:
 # -- one key pair ----------------------------------------------------------------------------
 
 
-class OneKeyClient(SecAggClient):
+@pytest.fixture
+def one_key(monkeypatch: pytest.MonkeyPatch) -> str:
     """Naive: the key that makes masks, and is secret-shared, seals shares as well."""
-
-    key_count: ClassVar = 1
-
-
-class OneKeyServer(SecAggServer):
-    """The server of such clients; it follows the protocol."""
-
-    key_count: ClassVar = 1
+    traits = replace(TRAITS[ProtocolName.SECAGG], name="one-key secagg", key_count=1)
+    monkeypatch.setitem(TRAITS, traits.name, traits)
+    monkeypatch.setitem(SCHEMES, traits.name, SCHEMES[ProtocolName.SECAGG])
+    return traits.name
 
 
 def read_what_was_sealed_to_the_dead(
@@ -268,18 +263,16 @@ def read_what_was_sealed_to_the_dead(
             m for m in federation.sent(SealedShare, v) if m.owner == v and m.recipient == j
         )
         try:
-            opened = open_share(federation.server._round, AgreementKey(key), j, sealed)
+            opened = open_share(federation.server._scheme.round, AgreementKey(key), j, sealed)
         except CryptoError:
             continue
         of_key[j] = opened[64:]
     return v, rebuild(federation, of_seed), rebuild(federation, of_key)
 
 
-def test_S15_one_key_pair_lets_the_dead_testify_against_the_living() -> None:
+def test_S15_one_key_pair_lets_the_dead_testify_against_the_living(one_key: str) -> None:
     """t = D = 3: an honest-but-curious server reads every survivor's update."""
-    federation = Federation(
-        N=8, T=1, D=3, t=3, client_class=OneKeyClient, server_class=OneKeyServer
-    )
+    federation = Federation(one_key, N=8, T=1, D=3, t=3)
     v, seed, key = read_what_was_sealed_to_the_dead(federation)
     assert seed is not None
     assert key is not None

@@ -67,7 +67,18 @@ def client_mask(
 
 def orphaned_masks(orphans: Iterable[Orphan], length: int, field: PrimeField) -> Elements:
     """What pairs of one survivor and one dropped client left in the sum of the uploads."""
-    seeds = _Seeds()
+    return remaining_masks((), orphans, length, field)
+
+
+def remaining_masks(
+    self_seeds: Iterable[bytes], orphans: Iterable[Orphan], length: int, field: PrimeField
+) -> Elements:
+    """All that the survivors' uploads still hold beside their vectors, summed up.
+
+    - `self_seeds` holds b_i of every client whose upload is in the sum, once.
+    - `orphans` holds every pair of such a client and a neighbour whose upload is not, once.
+    """
+    seeds = _Seeds(plus=self_seeds)
     for survivor, dropped, seed in orphans:
         seeds.add(survivor, dropped, seed)
     return _sum_of_masks(seeds, length, field)
@@ -79,16 +90,10 @@ def unmask(
     orphans: Iterable[Orphan],
     field: PrimeField,
 ) -> Elements:
-    """The sum of the survivors' vectors from the sum of their uploads.
-
-    - `self_seeds` holds b_i of every client whose upload is in the sum, once.
-    - `orphans` holds every pair of such a client and a neighbour whose upload is not, once.
-    """
+    """The sum of the survivors' vectors from the sum of their uploads."""
     field.check(masked_sum)
-    seeds = _Seeds(plus=self_seeds)
-    for survivor, dropped, seed in orphans:
-        seeds.add(survivor, dropped, seed)
-    return field.subtract(masked_sum, _sum_of_masks(seeds, masked_sum.size, field))
+    masks = remaining_masks(self_seeds, orphans, masked_sum.size, field)
+    return field.subtract(masked_sum, masks)
 
 
 class _Seeds:

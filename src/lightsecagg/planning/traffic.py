@@ -36,8 +36,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.registry import PARTIES
-from lightsecagg.protocol.secagg_round import SECRET_SHARE_BYTES, SHARE_BYTES
+from lightsecagg.protocol.schemes.traits import SECRET_SHARE_BYTES, SHAMIR_SHARE_BYTES
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -103,7 +102,7 @@ def share_counts(settings: Settings) -> ShareCounts:
     if settings.protocol is ProtocolName.PLAIN:
         return ShareCounts(0, 0, 0, 0)
     if settings.protocol is not ProtocolName.LIGHTSECAGG:
-        return ShareCounts(settings.degree(N), 0, 0, header + sealed_length(SHARE_BYTES))
+        return ShareCounts(settings.degree(N), 0, 0, header + sealed_length(SHAMIR_SHARE_BYTES))
     # In seeded mode the U clients after the owner get seeds; for U = N the owner is one of them.
     explicit = N - 1
     if settings.parameters.share_mode is ShareMode.SEEDED:
@@ -153,7 +152,7 @@ class _Forecast:
             )
         self.survivors = tuple(client for client in self.clients if client not in self.dropped)
         self.codec = Codec(self.settings.field)
-        self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * PARTIES[self.settings.protocol][0].key_count
+        self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
         self.phases = {phase: PhaseTraffic() for phase in PHASES}
         if self.settings.protocol is ProtocolName.PLAIN:
             self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))

@@ -21,6 +21,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.protocol.messages import BufferAnnounced, Tag
 from lightsecagg.protocol.roster import Round
+from lightsecagg.protocol.schemes.interface import MaskRef, Term
 from lightsecagg.protocol.settings import AllowList, Buffering
 
 
@@ -168,6 +169,14 @@ def buffer_weights(
             "the sum would tell something about them"
         )
     return weights
+
+
+def buffer_terms(buffer: BufferAnnounced, weights: Iterable[int]) -> tuple[Term, ...]:
+    """The masks of a buffer's uploads, and how often each counts."""
+    return tuple(
+        Term(MaskRef(tag.owner, tag.serial), weight)
+        for tag, weight in zip(buffer.tags, weights, strict=True)
+    )
 
 
 class Waiting(Protocol):

@@ -41,9 +41,9 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import shown
-from lightsecagg.masks.one_shot_recovery import aggregate_shares
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
+    buffer_terms,
     buffer_weights,
     check_buffer_signature,
     check_models,
@@ -55,15 +55,10 @@ from lightsecagg.protocol.buffers import (
 )
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.mask_sharing import (
-    check_share_elements,
-    check_share_length,
-    draw_mask,
-    share_elements,
-)
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
+    AggregatedShare,
     BufferAnnounced,
     BufferAnswer,
     BufferCertificate,
@@ -76,9 +71,12 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     UploadDropped,
 )
-from lightsecagg.protocol.roster import Round, accept_roster, sign_keys
+from lightsecagg.protocol.roster import accept_roster, sign_keys
 from lightsecagg.protocol.rounding import uniform_words
-from lightsecagg.protocol.settings import Buffering, Policy, ProtocolName, Settings
+from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
+from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.protocol.settings import Buffering, Policy, Settings
 from lightsecagg.protocol.share_exchange import Share, open_share, seal_share
 
 
@@ -119,8 +117,12 @@ class AsyncLightSecAggClient:
     ) -> None:
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
             raise ParameterError(f"client {client} is not on the allow-list with this identity")
-        if policy.protocols != (ProtocolName.LIGHTSECAGG,) or policy.buffering is None:
-            raise ParameterError("asynchronous LightSecAgg needs a policy with buffering")
+        self._scheme_class = scheme_of(*policy.protocols).client
+        if policy.buffering is None or not all(
+            traits_of(protocol).protected and traits_of(protocol).buffered
+            for protocol in policy.protocols
+        ):
+            raise ParameterError("the asynchronous mode needs a policy with buffering")
         self.client = client
         self.ledger = ledger
         self.refused_shares: dict[int, str] = {}
@@ -134,12 +136,12 @@ class AsyncLightSecAggClient:
         self._entropy = entropy
         self._closed: str | None = None
         self._settings: Settings | None = None
-        self._key: AgreementKey | None = None
+        self._keys: tuple[AgreementKey, ...] = ()
         self._advertise: Advertise | None = None
         self._roster: Roster | None = None
-        self._round: Round | None = None
+        self._scheme: ClientScheme | None = None
         self._next_serial = 0
-        self._stock: dict[int, Elements] = {}
+        self._stock: dict[int, bytes] = {}  # serial -> what the scheme makes the mask of
         self._kept: dict[int, dict[int, KeptShare]] = {}  # owner -> serial -> share
         self._last_serial: dict[int, int] = {}
         self._outstanding: set[int] = set()  # serials that wait for their buffer
@@ -183,26 +185,26 @@ class AsyncLightSecAggClient:
 
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
-        round_ = self._registered()
+        scheme, keys = self._registered()
         if not 1 <= count <= self.room:
             raise LocalProtocolError(
                 f"{self.stock} masks are ready and {len(self._outstanding)} in use; peers keep at "
                 f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
             )
         outputs: list[Output] = []
+        private = tuple(key.private_bytes() for key in keys)
         for _ in range(count):
             serial = self._next_serial
             self._next_serial += 1
-            shared = draw_mask(round_, self.client, serial, self._entropy)
-            self._stock[serial] = shared.mask
-            self._keep(self.client, serial, shared.own)
-            assert self._key is not None  # noqa: S101 - registered
+            mask = scheme.prepare(serial, private, self._entropy)
+            self._stock[serial] = mask.secret
+            self._keep(self.client, serial, mask.own)
             outputs += [
                 Send(
                     SERVER,
-                    seal_share(round_, self._key, self.client, share, serial, self._entropy),
+                    seal_share(scheme.round, keys[0], self.client, share, serial, self._entropy),
                 )
-                for share in shared.outgoing
+                for share in mask.outgoing
             ]
         return outputs
 
@@ -216,8 +218,8 @@ class AsyncLightSecAggClient:
         * `model`: the hash of the model that was really trained from (`hash_model`). Compute it
           here: a server that may name any hash also escapes `max_attempts`.
         """
-        round_ = self._registered()
-        settings = round_.settings
+        scheme, _ = self._registered()
+        settings = scheme.settings
         if update.vector.shape != (settings.dimension,):
             raise InputRefused(
                 f"the update has shape {update.vector.shape}, this epoch sums vectors of "
@@ -239,7 +241,7 @@ class AsyncLightSecAggClient:
         masked = settings.quantizer.quantise_and_mask(
             update.vector,
             uniform_words(update.vector.size, self.ledger.rounding_seed(model, commitment)),
-            self._stock.pop(serial),
+            scheme.mask(self._stock.pop(serial), scheme.round.members),
             update.samples,
         )
         self._outstanding.add(serial)
@@ -248,13 +250,14 @@ class AsyncLightSecAggClient:
         self.ledger.spend(fingerprint)
         self.ledger.count_change()
         digest = hash_upload(settings.field, masked)
-        tag = sign_tag(self._identity, round_.context, self.client, serial, version, model, digest)
+        context = scheme.round.context
+        tag = sign_tag(self._identity, context, self.client, serial, version, model, digest)
         return [Send(SERVER, BufferedUpload(tag, masked))]
 
     def abort(self, reason: str) -> None:
         """The epoch is over for this client; all secrets are forgotten (S07)."""
         self._closed = reason
-        self._key = None
+        self._keys = ()
         self._stock, self._kept, self._consent = {}, {}, None
 
     def __reduce__(self) -> NoReturn:
@@ -293,15 +296,16 @@ class AsyncLightSecAggClient:
         if self._settings is not None:
             if message.settings != self._settings.to_bytes() or self._advertise is None:
                 raise RemoteProtocolError("the server opened two epochs at once with this client")
-            if self._round is not None:
+            if self._scheme is not None:
                 return self._ignore(message)
             return [Send(SERVER, self._advertise)]
         settings = Settings.from_bytes(message.settings)
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
         self.ledger.count_change()
-        self._settings, self._key = settings, AgreementKey.generate(self._entropy)
-        keys = (self._key.public,)
+        key_count = settings.traits.key_count
+        self._keys = tuple(AgreementKey.generate(self._entropy) for _ in range(key_count))
+        self._settings, keys = settings, tuple(key.public for key in self._keys)
         signature = sign_keys(self._identity, settings.context, self.client, keys)
         self._advertise = Advertise(keys, signature)
         return [Send(SERVER, self._advertise)]
@@ -309,10 +313,11 @@ class AsyncLightSecAggClient:
     def _on_roster(self, message: Roster) -> list[Output]:
         if self._roster is not None and message == self._roster:
             return self._ignore(message)
-        if self._settings is None or self._advertise is None or self._round is not None:
+        if self._settings is None or self._advertise is None or self._scheme is not None:
             raise RemoteProtocolError("one roster per epoch, after the keys are advertised")
         allow_list, keys = self._policy.allow_list, self._advertise.keys
-        self._round = accept_roster(self._settings, allow_list, message, self.client, keys)
+        round_ = accept_roster(self._settings, allow_list, message, self.client, keys)
+        self._scheme = self._scheme_class(round_, self.client)
         self._roster = message
         return [NeedInput()]
 
@@ -332,27 +337,23 @@ class AsyncLightSecAggClient:
         if self._settings is not None and self._settings.round != self.ledger.last_round:
             self.abort(f"this client has opened epoch {self.ledger.last_round}")
 
-    def _registered(self) -> Round:
+    def _registered(self) -> tuple[ClientScheme, tuple[AgreementKey, ...]]:
         self._check_process()
         self._check_newest_epoch()
         if self._closed is not None:
             raise LocalProtocolError(f"the epoch is over for client {self.client}: {self._closed}")
-        if self._round is None:
+        if self._scheme is None:
             raise LocalProtocolError(f"client {self.client} is not registered yet")
-        return self._round
+        return self._scheme, self._keys
 
     # -- keeping shares ----------------------------------------------------------------------
 
     def _on_share(self, message: SealedShare) -> list[Output]:
         """Keep a peer's share; one that does not open is simply not kept."""
-        if self._round is None or self._key is None:
+        scheme, owner, serial = self._scheme, message.owner, message.serial
+        if scheme is None:
             raise RemoteProtocolError("a share arrived before the roster")
-        round_, owner, serial = self._round, message.owner, message.serial
-        if (
-            message.recipient != self.client
-            or owner == self.client
-            or owner not in round_.positions
-        ):
+        if message.recipient != self.client or owner not in scheme.peers:
             raise RemoteProtocolError(
                 f"a share from client {owner} to client {message.recipient} is not for "
                 f"client {self.client}"
@@ -363,9 +364,9 @@ class AsyncLightSecAggClient:
                 f"{self._last_serial[owner]} was seen; a used share must not come back"
             )
         try:
-            check_share_length(round_.settings, message.kind, message.length)
-            plaintext = open_share(round_, self._key, self.client, message)
-            check_share_elements(round_.settings, message.kind, plaintext)
+            scheme.admit(message.kind, message.length)
+            plaintext = open_share(scheme.round, self._keys[0], self.client, message)
+            scheme.check(message.kind, plaintext)
         except CryptoError as error:
             self.refused_shares[owner] = f"share {serial}: {error}"
             return []
@@ -408,7 +409,7 @@ class AsyncLightSecAggClient:
     # -- answering ---------------------------------------------------------------------------
 
     def _on_buffer(self, message: BufferAnnounced) -> list[Output]:
-        if self._round is None:
+        if self._scheme is None:
             raise RemoteProtocolError("a buffer was announced before the roster")
         if self._consent is not None and message == self._consent.buffer:
             return self._reply(self._consent)
@@ -417,28 +418,30 @@ class AsyncLightSecAggClient:
                 f"a buffer of time {message.time} is refused: this client has consented to "
                 f"another of time {self._time}; answering both would reveal a client's model"
             )
-        weights = buffer_weights(self._round, self._buffering, message, self._policy.minimum)
+        round_ = self._scheme.round
+        weights = buffer_weights(round_, self._buffering, message, self._policy.minimum)
         for tag in message.tags:
-            check_tag(self._round, self._policy.allow_list, tag)
+            check_tag(round_, self._policy.allow_list, tag)
         check_models(message, self._models)
-        missing = tuple(
-            tag.owner for tag in message.tags if tag.serial not in self._kept.get(tag.owner, {})
-        )
-        if missing:
+        terms = buffer_terms(message, weights)
+        if missing := self._scheme.missing(self._held(terms), terms):
             return [Send(SERVER, BufferRefusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
-        self._consent = self._burn(self._round, message, weights)
+        self._consent = self._burn(self._scheme, message, terms)
         return self._reply(self._consent)
 
-    def _burn(self, round_: Round, buffer: BufferAnnounced, weights: tuple[int, ...]) -> Consent:
+    def _held(self, terms: tuple[Term, ...]) -> dict[MaskRef, Share]:
+        """Those shares of the terms' masks that are kept here."""
+        kept = {term.ref: self._kept.get(term.ref.owner, {}) for term in terms}
+        return {ref: of[ref.serial].share for ref, of in kept.items() if ref.serial in of}
+
+    def _burn(
+        self, scheme: ClientScheme, buffer: BufferAnnounced, terms: tuple[Term, ...]
+    ) -> Consent:
         """Compute the answer and forget the shares, in one step."""
-        shares = [
-            share_elements(
-                round_, tag.owner, tag.serial, self.client, self._kept[tag.owner][tag.serial].share
-            )
-            for tag in buffer.tags
-        ]
-        answer = aggregate_shares(round_.settings.field, shares, weights)
+        answer = scheme.answer(self._held(terms), terms, scheme.round.members)
+        if not isinstance(answer, AggregatedShare):
+            raise AssertionError("a scheme with an asynchronous mode answers with a sum of shares")
         for tag in buffer.tags:
             self._forget(tag.owner, tag.serial)
             self._models[tag.version] = tag.model  # no later buffer may name another (S08)
@@ -446,9 +449,10 @@ class AsyncLightSecAggClient:
         self.ledger.consent_to_buffer((tag.owner, tag.model) for tag in buffer.tags)
         self._expire()
         self.ledger.count_change()
-        malicious = round_.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        signature = sign_buffer(self._identity, round_.context, buffer) if malicious else None
-        return Consent(buffer, answer, signature, released=not malicious)
+        malicious = scheme.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        context = scheme.round.context
+        signature = sign_buffer(self._identity, context, buffer) if malicious else None
+        return Consent(buffer, answer.vector, signature, released=not malicious)
 
     def _reply(self, consent: Consent) -> list[Output]:
         if consent.released:
@@ -457,15 +461,15 @@ class AsyncLightSecAggClient:
         return [Send(SERVER, BufferSignature(consent.buffer.time, consent.signature))]
 
     def _on_certificate(self, message: BufferCertificate) -> list[Output]:
-        consent, round_ = self._consent, self._round
-        if consent is None or round_ is None or message.time != consent.buffer.time:
+        consent, scheme = self._consent, self._scheme
+        if consent is None or scheme is None or message.time != consent.buffer.time:
             raise RemoteProtocolError(
                 f"a certificate for time {message.time}, for which this client signed nothing"
             )
         if consent.released:
             return self._reply(consent)
         valid: set[int] = set()
-        tags = hash_tags(consent.buffer.tags)
+        round_, tags = scheme.round, hash_tags(consent.buffer.tags)
         for client, signature in message.signatures:
             if client not in round_.positions or client in valid:
                 raise RemoteProtocolError(

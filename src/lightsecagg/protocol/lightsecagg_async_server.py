@@ -38,6 +38,7 @@ from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     Rules,
+    buffer_terms,
     buffer_weights,
     check_buffer_signature,
     check_tag,
@@ -46,10 +47,10 @@ from lightsecagg.protocol.buffers import (
     hash_upload,
 )
 from lightsecagg.protocol.interface import Phase, RoundAborted, Send
-from lightsecagg.protocol.mask_sharing import check_share_length
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
+    AggregatedShare,
     BufferAnnounced,
     BufferAnswer,
     BufferCertificate,
@@ -64,9 +65,10 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
-from lightsecagg.protocol.recovery import decode_answers
-from lightsecagg.protocol.roster import Round, check_fresh, check_keys, fix_round
-from lightsecagg.protocol.settings import AllowList, Buffering, ProtocolName, Settings
+from lightsecagg.protocol.roster import check_fresh, check_keys, fix_round
+from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
+from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.settings import AllowList, Buffering, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,6 @@ class BufferFailed:
     """Owners whose shares some client lacked, or says it lacked. A suspicion, never proof."""
 
 
-Mask = tuple[int, int]
-"""Owner and serial."""
-
 AsyncOutput = Send | BufferAggregate | BufferFailed | RoundAborted
 
 
@@ -130,8 +129,8 @@ class AsyncLightSecAggServer:
         spare_answers: int = 0,
     ) -> None:
         """`spare_answers`: wait for U + this many answers; one detects a liar, two name it."""
-        if settings.protocol is not ProtocolName.LIGHTSECAGG or settings.buffering is None:
-            raise ParameterError("asynchronous LightSecAgg needs settings with buffering")
+        if not settings.traits.protected or settings.buffering is None:
+            raise ParameterError("the asynchronous mode needs settings with buffering")
         if settings.allow_list != allow_list.digest:
             raise ParameterError("the settings were made for another allow-list")
         least = settings.parameters.privacy + 2
@@ -158,21 +157,21 @@ class AsyncLightSecAggServer:
         self._keys: dict[int, Advertise] = {}
         self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
-        self._round: Round | None = None
+        self._scheme: ServerScheme | None = None
         self._models: dict[int, bytes] = {}  # version -> hash
         self._bundles: dict[int, tuple[int, dict[int, SealedShare]]] = {}  # owner -> the one begun
         self._shared: dict[int, dict[int, int]] = {}  # owner -> serial -> time; unused masks only
         self._last_shared: dict[int, int] = {}
         self._last_tag: dict[int, Tag] = {}
         self._accepted: dict[bytes, set[int]] = {}  # model -> owners; clients sum no second one
-        self._mailbox: dict[int, dict[Mask, SealedShare | UploadDropped]] = {}
+        self._mailbox: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
         self._tags = b""  # the hash that clients sign
-        self._weights: tuple[int, ...] = ()
+        self._asked = MaskSum(())
         self._masked_sum: Elements | None = None
         self._signatures: dict[int, bytes] = {}
-        self._answers: dict[int, Elements] = {}
+        self._answers: dict[int, Answer] = {}
         if not settings.parameters.minimum <= len(self._invited) <= settings.parameters.clients:
             raise ParameterError(
                 f"{len(self._invited)} clients are invited; these parameters take "
@@ -258,7 +257,7 @@ class AsyncLightSecAggServer:
         if self._buffer is not None:
             # Its shares before it, all others after it: clients keep the newest ones only, and
             # could otherwise lose the very shares that they are asked for.
-            masks = [(tag.owner, tag.serial) for tag in self._buffer.tags]
+            masks = [term.ref for term in self._asked.terms]
             messages += [missed.pop(mask) for mask in masks if mask in missed]
             messages.append(self._buffer)
         return [Send(client, message) for message in (*messages, *missed.values())]
@@ -310,10 +309,10 @@ class AsyncLightSecAggServer:
 
     @property
     def _members(self) -> tuple[int, ...]:
-        return () if self._round is None else self._round.members
+        return () if self._scheme is None else self._scheme.round.members
 
     def _is_member(self, client: int) -> bool:
-        return self._round is not None and client in self._round.positions
+        return self._scheme is not None and client in self._scheme.round.positions
 
     def _ignore(self, message: Message) -> list[AsyncOutput]:
         self.late_messages[type(message).__name__] += 1
@@ -324,7 +323,8 @@ class AsyncLightSecAggServer:
             if message != self._keys[sender]:
                 raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
             return self._ignore(message)
-        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, 1)
+        count = self.settings.traits.key_count
+        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, count)
         check_fresh(sender, message.keys, self._taken_keys)
         self._taken_keys.update(message.keys)
         self._keys[sender] = message
@@ -343,18 +343,16 @@ class AsyncLightSecAggServer:
             if client in self._keys
         )
         self._roster = Roster(members)
-        self._round = fix_round(self.settings, self._allow_list, self._roster)
+        round_ = fix_round(self.settings, self._allow_list, self._roster)
+        self._scheme = scheme_of(self.settings.protocol).server(round_, self._entropy)
         self.phase = Phase.UPLOAD
         return [Send(client, self._roster) for client in self._members]
 
     # -- stock -------------------------------------------------------------------------------
 
     def _on_share(self, sender: int, message: SealedShare) -> list[AsyncOutput]:
-        if (
-            message.owner != sender
-            or message.recipient == sender
-            or not self._is_member(message.recipient)
-        ):
+        assert self._scheme is not None  # noqa: S101 - a member's message
+        if message.owner != sender or not self._scheme.are_peers(sender, message.recipient):
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {message.owner} to {message.recipient}"
             )
@@ -362,7 +360,7 @@ class AsyncLightSecAggServer:
         if message.serial < serial or message.serial <= self._last_shared.get(sender, -1):
             return self._ignore(message)
         try:
-            check_share_length(self.settings, message.kind, message.length)
+            self._scheme.admit(message.kind, message.length)
         except CryptoError as error:
             raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
         if message.serial > serial:
@@ -372,18 +370,18 @@ class AsyncLightSecAggServer:
         if message.recipient in bundle:
             return self._ignore(message)
         bundle[message.recipient] = message
-        if len(bundle) < len(self._members) - 1:
+        if len(bundle) < self.settings.degree(len(self._members)):
             return []
         self._bundles[sender] = (message.serial, {})
         self._last_shared[sender] = message.serial
         self._shared.setdefault(sender, {})[message.serial] = self.time
         outputs = self._drop_pushed_out(sender)
         for recipient, share in bundle.items():
-            outputs += self._deliver(recipient, (sender, message.serial), share)
+            outputs += self._deliver(recipient, MaskRef(sender, message.serial), share)
         return outputs
 
     def _deliver(
-        self, client: int, mask: Mask, message: SealedShare | UploadDropped
+        self, client: int, mask: MaskRef, message: SealedShare | UploadDropped
     ) -> list[AsyncOutput]:
         if client not in self._offline:
             return [Send(client, message)]
@@ -399,14 +397,14 @@ class AsyncLightSecAggServer:
         old = sorted(unused)[: max(0, excess - len(waiting))]
         for serial in old:
             del unused[serial]
-        self._keep_back((owner, serial) for serial in old)
+        self._keep_back(MaskRef(owner, serial) for serial in old)
         return outputs
 
     # -- uploads and buffers -----------------------------------------------------------------
 
     def _on_upload(self, sender: int, message: BufferedUpload) -> list[AsyncOutput]:
         tag = message.tag
-        if self._round is None or tag.owner != sender:
+        if self._scheme is None or tag.owner != sender:
             raise RemoteProtocolError(f"client {sender} uploaded under another's tag")
         last = self._last_tag.get(sender)
         if last is not None and tag.serial <= last.serial:
@@ -426,17 +424,17 @@ class AsyncLightSecAggServer:
             )
         if tag.version > self.time:
             raise RemoteProtocolError(f"client {sender} trained from a model of the future")
-        check_tag(self._round, self._allow_list, tag)
+        check_tag(self._scheme.round, self._allow_list, tag)
         if hash_upload(self.settings.field, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
         self._check_model(tag)
         unused = self._shared[sender]
         self._last_tag[sender] = tag
         self._shared[sender] = {s: time for s, time in unused.items() if s > tag.serial}
-        self._keep_back((sender, serial) for serial in unused if serial < tag.serial)
+        self._keep_back(MaskRef(sender, serial) for serial in unused if serial < tag.serial)
         owners = self._accepted.setdefault(tag.model, set())
         if sender in owners:
-            self._keep_back([(sender, tag.serial)])
+            self._keep_back([MaskRef(sender, tag.serial)])
             return self._tell_dropped(tag)
         owners.add(sender)
         self._waiting.append(_Waiting(message, unused[tag.serial]))
@@ -494,15 +492,15 @@ class AsyncLightSecAggServer:
         return [output for tag in dropped for output in self._tell_dropped(tag)]
 
     def _tell_dropped(self, tag: Tag) -> list[AsyncOutput]:
-        return self._deliver(tag.owner, (tag.owner, tag.serial), UploadDropped(tag.serial))
+        return self._deliver(tag.owner, MaskRef(tag.owner, tag.serial), UploadDropped(tag.serial))
 
-    def _take(self, tags: Iterable[Tag]) -> set[Mask]:
+    def _take(self, tags: Iterable[Tag]) -> set[MaskRef]:
         """Take uploads out of the waiting ones; their masks."""
-        masks = {(tag.owner, tag.serial) for tag in tags}
+        masks = {MaskRef(tag.owner, tag.serial) for tag in tags}
         self._waiting = [w for w in self._waiting if (w.owner, w.upload.tag.serial) not in masks]
         return masks
 
-    def _keep_back(self, masks: Iterable[Mask]) -> None:
+    def _keep_back(self, masks: Iterable[MaskRef]) -> None:
         """Absent clients need no shares of masks that are past."""
         past = list(masks)
         for missed in self._mailbox.values():
@@ -524,10 +522,11 @@ class AsyncLightSecAggServer:
         self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
         self._take(self._buffer.tags)
         self._tags = hash_tags(self._buffer.tags)
-        assert self._round is not None  # noqa: S101 - uploads follow the roster
-        self._weights = buffer_weights(self._round, self._buffering, self._buffer)
+        assert self._scheme is not None  # noqa: S101 - uploads follow the roster
+        weights = buffer_weights(self._scheme.round, self._buffering, self._buffer)
+        self._asked = MaskSum(buffer_terms(self._buffer, weights), frozenset(self._members))
         self._masked_sum = self.settings.field.weighted_sum(
-            self._weights, [upload.vector for upload in uploads]
+            weights, [upload.vector for upload in uploads]
         )
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
@@ -548,7 +547,7 @@ class AsyncLightSecAggServer:
     def _on_reply(
         self, sender: int, message: BufferSignature | BufferRefusal | BufferAnswer
     ) -> list[AsyncOutput]:
-        if self._buffer is None or self._round is None or message.time != self._buffer.time:
+        if self._buffer is None or self._scheme is None or message.time != self._buffer.time:
             return self._ignore(message)
         match message:
             case BufferRefusal():
@@ -561,7 +560,7 @@ class AsyncLightSecAggServer:
                 try:
                     check_buffer_signature(
                         self._allow_list,
-                        self._round.context,
+                        self._scheme.round.context,
                         self._buffer.time,
                         self._tags,
                         sender,
@@ -575,14 +574,11 @@ class AsyncLightSecAggServer:
             case BufferAnswer():
                 if self.phase is not Phase.RECOVER:
                     raise RemoteProtocolError(f"client {sender} answered before the agreement")
-                if message.vector.shape != (self.settings.share_length,):
-                    raise RemoteProtocolError(
-                        f"client {sender} answered with {message.vector.size} elements instead "
-                        f"of {self.settings.share_length}"
-                    )
+                answer = AggregatedShare(message.vector)
+                self._scheme.check_answer(self._asked, sender, answer)
                 if sender in self._answers:
                     return self._ignore(message)
-                self._answers[sender] = message.vector
+                self._answers[sender] = answer
         return []
 
     def _certificate(self) -> BufferCertificate:
@@ -603,18 +599,18 @@ class AsyncLightSecAggServer:
         return [Send(client, certificate) for client in sorted(self._signatures)]
 
     def _close_recover(self) -> list[AsyncOutput]:
-        assert self._round is not None  # noqa: S101 - in flight
+        assert self._scheme is not None  # noqa: S101 - in flight
         assert self._buffer is not None  # noqa: S101
         assert self._masked_sum is not None  # noqa: S101
         try:
-            mask, suspects = decode_answers(self._round, self._answers, self._entropy)
+            mask, suspects = self._scheme.recover(self._asked, self._answers)
         except RecoveryError as error:
             return self._fail(str(error))
         aggregate = BufferAggregate(
             time=self._buffer.time,
             total=unmask(self.settings.field, self._masked_sum, mask),
-            owners=tuple(tag.owner for tag in self._buffer.tags),
-            weights=self._weights,
+            owners=self._asked.in_sum,
+            weights=tuple(term.weight for term in self._asked.terms),
             responders=tuple(sorted(self._answers)),
             suspects=suspects,
         )
@@ -629,13 +625,13 @@ class AsyncLightSecAggServer:
 
     def _end_buffer(self) -> list[AsyncOutput]:
         assert self._buffer is not None  # noqa: S101 - in flight
-        self._keep_back((tag.owner, tag.serial) for tag in self._buffer.tags)
+        self._keep_back(term.ref for term in self._asked.terms)
         outputs: list[AsyncOutput] = []
         for tag in self._buffer.tags:
             # An owner that saw no buffer would for ever count its upload as waiting.
             if tag.owner in self._offline or tag.owner in self.refusals:
                 outputs += self._tell_dropped(tag)
-        self._buffer, self._masked_sum, self._weights = None, None, ()
+        self._buffer, self._masked_sum, self._asked = None, None, MaskSum(())
         self._signatures, self._answers, self.refusals = {}, {}, {}
         self.time += 1
         self.phase = Phase.UPLOAD

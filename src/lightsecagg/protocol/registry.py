@@ -1,4 +1,4 @@
-"""Which parties speak which protocol."""
+"""The parties of a synchronous round, of whatever protocol the policy or the settings name."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ from collections.abc import Iterable
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.errors import ParameterError
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_client import LightSecAggClient
-from lightsecagg.protocol.lightsecagg_server import LightSecAggServer
-from lightsecagg.protocol.plain import PlainClient, PlainServer
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.secagg_client import SecAggClient
-from lightsecagg.protocol.secagg_server import SecAggServer
-from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
-
-PARTIES: dict[ProtocolName, tuple[type[RoundClient], type[RoundServer]]] = {
-    ProtocolName.LIGHTSECAGG: (LightSecAggClient, LightSecAggServer),
-    ProtocolName.SECAGG: (SecAggClient, SecAggServer),
-    ProtocolName.SECAGG_PLUS: (SecAggClient, SecAggServer),
-    ProtocolName.PLAIN: (PlainClient, PlainServer),
-}
-"""The client and the server of a synchronous round."""
+from lightsecagg.protocol.settings import AllowList, Policy, Settings
 
 
 def client_party(
@@ -38,12 +24,7 @@ def client_party(
     Pass the same `ledger` in every round of a session: it keeps an update from being summed twice.
     There is no default, because a fresh one would have forgotten all that was spent; see `Ledger`.
     """
-    kinds = {PARTIES[protocol][0] for protocol in policy.protocols}
-    if len(kinds) != 1:
-        raise ParameterError(
-            f"a party speaks one protocol, but the policy names {', '.join(policy.protocols)}"
-        )
-    return kinds.pop()(client, identity, policy, ledger, entropy)
+    return RoundClient(client, identity, policy, ledger, entropy)
 
 
 def server_party(
@@ -53,4 +34,4 @@ def server_party(
     entropy: Entropy = system_entropy,
 ) -> RoundServer:
     """The server's party for one round; it invites everybody on the allow-list, or `invited`."""
-    return PARTIES[settings.protocol][1](settings, allow_list, invited, entropy)
+    return RoundServer(settings, allow_list, invited, entropy)

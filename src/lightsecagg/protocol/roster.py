@@ -18,7 +18,7 @@ from lightsecagg.crypto.transcript import context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import ntt
 from lightsecagg.protocol.messages import Roster
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+from lightsecagg.protocol.settings import AllowList, Settings
 
 _ADVERTISE = "advertise keys"
 _SURVIVORS = "survivor set"
@@ -127,7 +127,7 @@ def accept_roster(
 
 
 def _check_graph(settings: Settings, roster: Roster) -> None:
-    if settings.protocol is not ProtocolName.SECAGG_PLUS:
+    if not settings.traits.ring:
         if roster.graph:
             raise RemoteProtocolError(
                 f"the roster brings a sharing graph, but {settings.protocol} shares with everybody"

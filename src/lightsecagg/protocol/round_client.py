@@ -1,4 +1,4 @@
-"""A client in one synchronous round: what LightSecAgg, SecAgg and SecAgg+ have in common.
+"""A client in one synchronous round, whatever the protocol.
 
 Theory of operation. A client is always in one of the states below; each is frozen and holds only
 what later steps still need, so secrets leave with the transition that used them. The table
@@ -14,17 +14,17 @@ ignored and counted, and one that contradicts an earlier one is refused.
     Answered     has answered once; keeps the answer, because a repeated request gets it again
     Closed       the round is over for this client; all secrets are gone
 
-The three protocols differ in what they share, how they mask and what they answer: the abstract
-methods at the end.
+Protocols differ in what they share, how they mask and what they answer: that is the business of the
+scheme (`schemes.interface`) that the client holds from the roster on. Plain summation has no roster
+and nothing to share: its clients go from Waiting to the end of Sharing.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -32,7 +32,6 @@ import numpy as np
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.errors import (
     CryptoError,
@@ -44,13 +43,13 @@ from lightsecagg.errors import (
     ParameterError,
     RemoteProtocolError,
 )
-from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode, shown
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import (
     SERVER,
     NeedInput,
     Output,
+    Phase,
     RoundAborted,
     Send,
     Update,
@@ -79,13 +78,11 @@ from lightsecagg.protocol.roster import (
     sign_survivors,
 )
 from lightsecagg.protocol.rounding import uniform_words
-from lightsecagg.protocol.settings import Policy, ProtocolName, Settings
-from lightsecagg.protocol.share_exchange import (
-    OutgoingShare,
-    Share,
-    open_share,
-    seal_share,
-)
+from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
+from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.settings import Policy, Settings
+from lightsecagg.protocol.share_exchange import Share, open_share, seal_share
+from lightsecagg.protocol.wire import Codec
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
@@ -120,7 +117,7 @@ class Sharing(State, frozen=True):
     roster: Roster
     sealing_key: bytes
     secret: bytes
-    """What the protocol needs to mask and to answer, packed by it."""
+    """What the scheme needs to mask."""
     held: dict[int, Share]
     """Owner -> share, the own one included."""
     pending: tuple[str, bytes, int] | None = None
@@ -134,7 +131,6 @@ class Uploaded(State, frozen=True):
 
     settings: bytes
     roster: Roster
-    secret: bytes
     held: dict[int, Share]
     owners: tuple[int, ...]
     fingerprint: bytes
@@ -145,7 +141,6 @@ class Signed(State, frozen=True):
 
     settings: bytes
     roster: Roster
-    secret: bytes
     held: dict[int, Share]
     owners: tuple[int, ...]
     survivors: tuple[int, ...]
@@ -202,7 +197,7 @@ TRANSITIONS: dict[tuple[type, type], str] = {
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
-    protocol: ProtocolName
+    protocol: str
     client: int
     state: AnyState
     ledger: bytes
@@ -214,13 +209,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
-class RoundClient(ABC):
+class RoundClient:
     """One client in one round; see the module's theory of operation and `interface`."""
-
-    protocol: ClassVar[tuple[ProtocolName, ...]]
-    """The protocols that this machine speaks."""
-    key_count: ClassVar[int]
-    """How many X25519 pairs a client draws; the first one seals shares."""
 
     def __init__(
         self,
@@ -233,8 +223,7 @@ class RoundClient(ABC):
         """`ledger` is this client's memory of the session, the same one in every round (S06)."""
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
             raise ParameterError(f"client {client} is not on the allow-list with this identity")
-        if unknown := set(policy.protocols) - set(self.protocol):
-            raise ParameterError(f"{type(self).__name__} does not speak {', '.join(unknown)}")
+        self._scheme_class = scheme_of(*policy.protocols).client
         self.client = client
         self.state: AnyState = Waiting()
         self.ledger = ledger
@@ -247,7 +236,7 @@ class RoundClient(ABC):
         self._policy = policy
         self._entropy = entropy
         self._settings_cache: tuple[bytes, Settings] | None = None
-        self._round_cache: Round | None = None
+        self._scheme_cache: ClientScheme | None = None
         self._key_cache: AgreementKey | None = None
 
     # -- the driver's side -------------------------------------------------------------------
@@ -306,7 +295,7 @@ class RoundClient(ABC):
     def abort(self, reason: str) -> None:
         """The driver gives this round up; all secrets are forgotten (S07)."""
         self.state = Closed(reason)
-        self._round_cache = self._key_cache = None
+        self._scheme_cache = self._key_cache = None
         self.ledger.count_change()
 
     @property
@@ -315,7 +304,8 @@ class RoundClient(ABC):
         state = self.state
         if not isinstance(state, Sharing | Uploaded | Signed):
             return 0
-        return len(state.secret) + sum(len(share) for _, share in state.held.values())
+        secret = len(state.secret) if isinstance(state, Sharing) else 0
+        return secret + sum(len(share) for _, share in state.held.values())
 
     @property
     def generation(self) -> int:
@@ -325,7 +315,9 @@ class RoundClient(ABC):
     def snapshot(self) -> bytes:
         """The whole state, secrets included; see `ClientParty.snapshot`."""
         self._check_process()
-        stored = _Snapshot(self.protocol[0], self.client, self.state, self.ledger.to_bytes())
+        stored = _Snapshot(
+            self._policy.protocols[0], self.client, self.state, self.ledger.to_bytes()
+        )
         payload = msgspec.msgpack.encode(stored)
         return context_hash("snapshot", payload) + payload
 
@@ -348,7 +340,7 @@ class RoundClient(ABC):
         if snapshot[:HASH_LENGTH] != context_hash("snapshot", payload):
             raise DecodeError("malformed snapshot: its checksum is wrong; it was cut or altered")
         stored = decode(_decoder.decode, payload, "snapshot")
-        if stored.protocol != cls.protocol[0]:
+        if stored.protocol not in policy.protocols:
             raise DecodeError(f"this is a snapshot of {stored.protocol}")
         ledger = Ledger.from_bytes(stored.ledger)
         if ledger.generation < generation:
@@ -379,13 +371,28 @@ class RoundClient(ABC):
         self._policy.check(settings)
         self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
         self.ledger.count_opening(settings.model, self._policy.max_openings)
-        pairs = [AgreementKey.generate(self._entropy) for _ in range(self.key_count)]
+        if Phase.ADVERTISE not in settings.traits.phases:
+            return self._skip_sharing(message)
+        key_count = settings.traits.key_count
+        pairs = [AgreementKey.generate(self._entropy) for _ in range(key_count)]
         keys = tuple(pair.public for pair in pairs)
         signature = sign_keys(self._identity, settings.context, self.client, keys)
         advertise = Advertise(keys, signature)
         privates = tuple(pair.private_bytes() for pair in pairs)
         self.state = Advertised(message.settings, privates, advertise)
         return [Send(SERVER, advertise)]
+
+    def _skip_sharing(self, message: Opening) -> list[Output]:
+        """A roster of nobody: there is nobody to share with, and sharing is closed already."""
+        self.state = Sharing(
+            settings=message.settings,
+            roster=Roster(()),
+            sealing_key=b"",
+            secret=b"",
+            held={},
+            owners=(),
+        )
+        return [NeedInput()]
 
     def _on_repeated_opening(self, message: Opening) -> list[Output]:
         state = self.state
@@ -403,19 +410,21 @@ class RoundClient(ABC):
         allow_list = self._policy.allow_list
         own_keys = state.advertise.keys
         round_ = accept_roster(settings, allow_list, message, self.client, own_keys)
-        secret, own_share, outgoing = self._make_shares(round_, state.private_keys)
+        self._policy.check_graph(settings, len(round_.members))
+        scheme = self._scheme_class(round_, self.client)
+        mask = scheme.prepare(0, state.private_keys, self._entropy)
         key = AgreementKey(state.private_keys[0])
         outputs: list[Output] = [
             Send(SERVER, seal_share(round_, key, self.client, share, entropy=self._entropy))
-            for share in outgoing
+            for share in mask.outgoing
         ]
-        self._round_cache, self._key_cache = round_, key
+        self._scheme_cache, self._key_cache = scheme, key
         self.state = Sharing(
             settings=state.settings,
             roster=message,
             sealing_key=state.private_keys[0],
-            secret=secret,
-            held={self.client: own_share},
+            secret=mask.secret,
+            held={self.client: mask.own},
         )
         return [*outputs, NeedInput()]
 
@@ -433,10 +442,10 @@ class RoundClient(ABC):
     def _on_share(self, message: SealedShare) -> list[Output]:
         """Open a peer's share; one that does not open is simply not held."""
         state = self._in(Sharing)
-        round_ = self._round(state)
+        scheme = self._scheme(state)
         if state.owners is not None:
             return self._on_late(message)
-        if message.recipient != self.client or message.owner not in self._peers(round_):
+        if message.recipient != self.client or message.owner not in scheme.peers:
             raise RemoteProtocolError(
                 f"a share from client {message.owner} to client {message.recipient} "
                 f"is not for client {self.client}"
@@ -446,9 +455,9 @@ class RoundClient(ABC):
         try:
             if message.serial != 0:
                 raise CryptoError("a synchronous round has one mask per client, serial 0")
-            self._check_share(round_, message.kind, message.length)
-            plaintext = open_share(round_, self._sealing_key(state), self.client, message)
-            self._check_plaintext(round_, message.kind, plaintext)
+            scheme.admit(message.kind, message.length)
+            plaintext = open_share(scheme.round, self._sealing_key(state), self.client, message)
+            scheme.check(message.kind, plaintext)
         except (CryptoError, ParameterError) as error:
             self.refused_shares[message.owner] = str(error)
             return []
@@ -458,15 +467,15 @@ class RoundClient(ABC):
 
     def _on_shares_closed(self, message: SharesClosed) -> list[Output]:
         state = self._in(Sharing)
-        round_ = self._round(state)
+        scheme = self._scheme(state)
         if state.owners is not None:
             return self._on_repeated_close(message)
-        _check_ids(message.owners, round_, "owner list")
+        _check_ids(message.owners, scheme.round, "owner list")
         if self.client not in message.owners:
             raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
         self.state = msgspec.structs.replace(state, owners=message.owners)
-        missing = [owner for owner in self._expected_owners(round_) if owner not in state.held]
-        if not self._enough_shares(round_, state.held, message.owners):
+        missing = [owner for owner in scheme.peers if owner not in state.held]
+        if not scheme.suffices(state.held, message.owners):
             self.abort(f"the shares of {len(missing)} peers are missing; too few are held here")
             return [Send(SERVER, Refusal(tuple(missing))), RoundAborted(self._closed_reason())]
         return self._upload_if_ready()
@@ -484,32 +493,32 @@ class RoundClient(ABC):
         state = self._in(Sharing)
         if state.pending is None or state.owners is None:
             return []
-        round_ = self._round(state)
-        settings = round_.settings
+        scheme = self._scheme(state)
+        settings = scheme.settings
         dtype, data, samples = state.pending
         vector = np.frombuffer(data, dtype=dtype)
         fingerprint, commitment = self._committed(settings, Update(vector, samples))
         words = uniform_words(vector.size, self.ledger.rounding_seed(settings.model, commitment))
-        mask = self._mask(round_, state.secret, state.owners)
+        mask = scheme.mask(state.secret, state.owners)
         masked = settings.quantizer.quantise_and_mask(vector, words, mask, samples)
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(
             settings=state.settings,
             roster=state.roster,
-            secret=self._after_upload(state.secret),
             held=state.held,
             owners=state.owners,
             fingerprint=fingerprint,
         )
-        return [Send(SERVER, MaskedUpload(_bitmap(round_, state.held), masked))]
+        return [Send(SERVER, MaskedUpload(_bitmap(scheme.round, state.held), masked))]
 
     def _on_survivors(self, message: SurvivorSet) -> list[Output]:
         state = self._in(Uploaded)
-        round_ = self._round(state)
-        survivors = message.survivors
+        scheme = self._scheme(state)
+        round_, survivors = scheme.round, message.survivors
         self._check_survivors(round_, state.owners, survivors)
-        missing = self._missing_shares(round_, state.held, survivors)
+        scheme.accept(survivors)
+        missing = scheme.missing(_by_mask(state.held), _terms(survivors))
         if missing:
             return [Send(SERVER, Refusal(missing))]
         self.ledger.consent(round_.settings.model, state.fingerprint, survivors)
@@ -519,7 +528,6 @@ class RoundClient(ABC):
         self.state = Signed(
             settings=state.settings,
             roster=state.roster,
-            secret=state.secret,
             held=state.held,
             owners=state.owners,
             survivors=survivors,
@@ -540,7 +548,7 @@ class RoundClient(ABC):
             return [Send(SERVER, SurvivorSignature(state.signature))]
         if isinstance(state, Signed):
             raise AssertionError("a signed state holds its signature")
-        return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
+        return [Send(SERVER, self._answer_again(state))]
 
     def _on_certificate(self, message: Certificate) -> list[Output]:
         state = self._in(Signed)
@@ -564,7 +572,7 @@ class RoundClient(ABC):
 
     def _on_repeated_certificate(self, message: Certificate) -> list[Output]:
         state = self._in(Answered)
-        return [Send(SERVER, self._unpack_answer(self._round(state), state.answer))]
+        return [Send(SERVER, self._answer_again(state))]
 
     def _on_late(self, message: Message) -> list[Output]:
         """A message that has done its work before, or can no longer do it."""
@@ -579,12 +587,15 @@ class RoundClient(ABC):
         return [RoundAborted(reason)]
 
     def _answer_once(self, state: Uploaded | Signed, survivors: tuple[int, ...]) -> list[Output]:
-        round_ = self._round(state)
-        answer = self._answer(round_, state.secret, state.held, state.owners, survivors)
-        packed = self._pack_answer(round_, answer)
+        scheme = self._scheme(state)
+        answer = scheme.answer(_by_mask(state.held), _terms(survivors), state.owners)
+        packed = Codec(scheme.settings.field).encode(answer)
         signature = state.signature if isinstance(state, Signed) else b""
         self.state = Answered(state.settings, state.roster, survivors, packed, signature)
         return [Send(SERVER, answer)]
+
+    def _answer_again(self, state: Answered) -> Message:
+        return Codec(self._settings(state.settings).field).decode(state.answer)
 
     # -- helpers -----------------------------------------------------------------------------
 
@@ -632,11 +643,15 @@ class RoundClient(ABC):
             self._settings_cache = (data, Settings.from_bytes(data))
         return self._settings_cache[1]
 
-    def _round(self, state: Sharing | Uploaded | Signed | Answered) -> Round:
-        if self._round_cache is None:
+    def _scheme(self, state: Sharing | Uploaded | Signed | Answered) -> ClientScheme:
+        if self._scheme_cache is None:
             settings = self._settings(state.settings)
-            self._round_cache = fix_round(settings, self._policy.allow_list, state.roster)
-        return self._round_cache
+            round_ = fix_round(settings, self._policy.allow_list, state.roster)
+            self._scheme_cache = self._scheme_class(round_, self.client)
+        return self._scheme_cache
+
+    def _round(self, state: Sharing | Uploaded | Signed | Answered) -> Round:
+        return self._scheme(state).round
 
     def _sealing_key(self, state: Sharing) -> AgreementKey:
         """The key that opens shares; it remembers what was agreed when the own ones were sealed."""
@@ -660,67 +675,6 @@ class RoundClient(ABC):
         if strangers := sorted(set(survivors) - set(owners)):
             raise RemoteProtocolError(f"survivors {strangers} had not shared their masks")
 
-    def _missing_shares(
-        self, round_: Round, held: Mapping[int, Share], survivors: Iterable[int]
-    ) -> tuple[int, ...]:
-        return tuple(client for client in survivors if client not in held)
-
-    def _peers(self, round_: Round) -> frozenset[int]:
-        """With whom this client exchanges shares."""
-        return frozenset(round_.members) - {self.client}
-
-    def _expected_owners(self, round_: Round) -> frozenset[int]:
-        return self._peers(round_)
-
-    def _enough_shares(
-        self, round_: Round, held: Mapping[int, Share], owners: tuple[int, ...]
-    ) -> bool:
-        """Whether a survivor set could exist for which this client can answer."""
-        return len(held) >= round_.settings.minimum
-
-    def _after_upload(self, secret: bytes) -> bytes:
-        """What is left of the secret when the masked update has been made."""
-        return secret
-
-    # -- what the protocols differ in --------------------------------------------------------
-
-    @abstractmethod
-    def _make_shares(
-        self, round_: Round, private_keys: tuple[bytes, ...]
-    ) -> tuple[bytes, Share, list[OutgoingShare]]:
-        """Draw the masking secret; pack it, and make the own and the peers' shares of it."""
-
-    @abstractmethod
-    def _check_share(self, round_: Round, kind: ShareKind, length: int) -> None:
-        """Raise `CryptoError` unless a share of this kind and length may be opened."""
-
-    @abstractmethod
-    def _check_plaintext(self, round_: Round, kind: ShareKind, plaintext: bytes) -> None:
-        """Raise `CryptoError` unless the opened share is well-formed."""
-
-    @abstractmethod
-    def _mask(self, round_: Round, secret: bytes, owners: tuple[int, ...]) -> Elements:
-        """The mask of the upload; `owners` are those whose shares are complete."""
-
-    @abstractmethod
-    def _answer(
-        self,
-        round_: Round,
-        secret: bytes,
-        held: Mapping[int, Share],
-        owners: tuple[int, ...],
-        survivors: tuple[int, ...],
-    ) -> Message:
-        """The one answer of this round."""
-
-    @abstractmethod
-    def _pack_answer(self, round_: Round, answer: Message) -> bytes:
-        """The answer as bytes, for the state `Answered`."""
-
-    @abstractmethod
-    def _unpack_answer(self, round_: Round, packed: bytes) -> Message:
-        """The inverse of `_pack_answer`."""
-
 
 def _check_ids(ids: tuple[int, ...], round_: Round, what: str) -> None:
     if len(set(ids)) != len(ids):
@@ -733,3 +687,11 @@ def _bitmap(round_: Round, held: Mapping[int, Share]) -> bytes:
     bits = np.zeros(len(round_.members), dtype=np.uint8)
     bits[[round_.positions[owner] for owner in held]] = 1
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _by_mask(held: Mapping[int, Share]) -> dict[MaskRef, Share]:
+    return {MaskRef(owner): share for owner, share in held.items()}
+
+
+def _terms(survivors: tuple[int, ...]) -> tuple[Term, ...]:
+    return tuple(Term(MaskRef(client)) for client in survivors)

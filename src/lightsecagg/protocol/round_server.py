@@ -1,4 +1,4 @@
-"""The server in one synchronous round: what LightSecAgg, SecAgg and SecAgg+ have in common.
+"""The server in one synchronous round, whatever the protocol.
 
 Theory of operation. The server collects one kind of message per phase:
 
@@ -14,14 +14,17 @@ ignored and counted. A repeated message changes nothing. Anything else is refuse
 `RemoteProtocolError`, which changes nothing either; drop the client if you no longer trust it.
 
 U1, once announced, never changes: it is a function of the messages received before.
+
+What shares and answers look like, who can be summed and how the masks are found is the business of
+the scheme (`schemes.interface`) that the server holds from the roster on. Plain summation has the
+upload phase alone: its roster is empty, and the sum of its masks zero.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, MutableMapping
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
@@ -29,17 +32,19 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
     CryptoError,
     LocalProtocolError,
-    NotEnoughAnswers,
     ParameterError,
     RecoveryError,
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.one_shot_recovery import unmask
+from lightsecagg.masks.sharing_graph import random_order
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
+    AggregatedShare,
     Certificate,
     MaskedUpload,
     Member,
@@ -51,19 +56,21 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
+    UnmaskingShares,
 )
 from lightsecagg.protocol.roster import (
-    Round,
     check_fresh,
     check_keys,
     check_survivor_signature,
     fix_round,
 )
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme, Term
+from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.settings import AllowList, Settings
 
 _ORDER = tuple(Phase)
 
-# Which phase a message belongs to; answers are added by the protocols.
+# Which phase a message belongs to; the scheme says what an answer is.
 _PHASE_OF: dict[type, Phase] = {
     Advertise: Phase.ADVERTISE,
     SealedShare: Phase.SHARE,
@@ -72,12 +79,8 @@ _PHASE_OF: dict[type, Phase] = {
 }
 
 
-class RoundServer(ABC):
+class RoundServer:
     """The server of one round; see the module's theory of operation and `interface`."""
-
-    protocol: ClassVar[tuple[ProtocolName, ...]]
-    key_count: ClassVar[int]
-    answer_type: ClassVar[type]
 
     def __init__(
         self,
@@ -88,14 +91,12 @@ class RoundServer(ABC):
         uploads: MutableMapping[int, Elements] | None = None,
     ) -> None:
         """`uploads` holds the masked updates; give a mapping on disk if they exceed memory."""
-        if settings.protocol not in self.protocol:
-            raise ParameterError(f"{type(self).__name__} does not speak {settings.protocol}")
         if settings.allow_list != allow_list.digest:
             raise ParameterError("the settings were made for another allow-list")
         if uploads:
             raise ParameterError("the mapping for the uploads holds those of another round")
         self.settings = settings
-        self.phase = Phase.ADVERTISE
+        self.phase = settings.traits.phases[0]
         self.late_messages: Counter[str] = Counter()
         """Messages that came after their phase, by type."""
         self.refusals: dict[int, tuple[int, ...]] = {}
@@ -110,17 +111,22 @@ class RoundServer(ABC):
         self._keys: dict[int, Advertise] = {}
         self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
-        self._round: Round | None = None
+        self._answer_type = scheme_of(settings.protocol).server.answer_type
+        self._scheme_cache: ServerScheme | None = None
         self._bundles: dict[int, dict[int, SealedShare]] = {}
         self._complete: list[int] = []
         self._uploads = {} if uploads is None else uploads
         self._held: dict[int, frozenset[int]] = {}
         self._survivors: tuple[int, ...] = ()
         self._in_sum: frozenset[int] = frozenset()
+        self._asked = MaskSum(())
         self._masked_sum: Elements | None = None
         self._signatures: dict[int, bytes] = {}
-        self._answers: dict[int, Message] = {}
+        self._answers: dict[int, Answer] = {}
         self._check_invited()
+        if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
+            self._scheme_cache = self._make_scheme(Roster(()))
+            self._complete = list(self._invited)
 
     def _check_invited(self) -> None:
         least, most = self.settings.minimum, self.settings.parameters.clients
@@ -153,8 +159,7 @@ class RoundServer(ABC):
         members = [member.client for member in roster.members]
         server = cls(settings, allow_list, members, entropy, uploads)
         server._started = True
-        server._roster = roster
-        server._round = fix_round(settings, allow_list, roster)
+        server._roster, server._scheme_cache = roster, server._make_scheme(roster)
         server._complete = list(owners)
         server.phase = Phase.UPLOAD
         return server
@@ -176,8 +181,11 @@ class RoundServer(ABC):
 
         Sharing cannot be resumed: shares that were under way may be lost in both directions.
         """
+        opening = Opening(self.settings.to_bytes())
         if self.phase is Phase.ADVERTISE:
-            return [Send(client, Opening(self.settings.to_bytes()))]
+            return [Send(client, opening)]
+        if self.phase is Phase.UPLOAD and self._roster is None:  # it has begun with the upload
+            return [Send(client, opening)] if client in self.pending else []
         if self.phase is Phase.UPLOAD and client in self._complete:
             return [Send(client, SharesClosed(self.owners))]
         if self.phase is Phase.AGREE and client in self._in_sum:
@@ -285,8 +293,10 @@ class RoundServer(ABC):
                 return self._on_upload(sender, message)
             case SurvivorSignature():
                 return self._on_signature(sender, message)
-            case _:
+            case AggregatedShare() | UnmaskingShares():
                 return self._on_answer(sender, message)
+            case _:
+                raise AssertionError("the phases know no other message")
 
     def _advance_if_complete(self) -> list[Output]:
         outputs: list[Output] = []
@@ -328,14 +338,8 @@ class RoundServer(ABC):
             if message != self._keys[sender]:
                 raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
             return []
-        check_keys(
-            self.settings,
-            self._allow_list,
-            sender,
-            message.keys,
-            message.signature,
-            self.key_count,
-        )
+        count = self.settings.traits.key_count
+        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, count)
         check_fresh(sender, message.keys, self._taken_keys)
         self._taken_keys.update(message.keys)
         self._keys[sender] = message
@@ -349,19 +353,25 @@ class RoundServer(ABC):
             for client in self._invited
             if client in self._keys
         )
-        roster = Roster(members, self._make_graph(len(members)))
-        self._roster = roster
-        self._round = fix_round(self.settings, self._allow_list, roster)
+        ring = self.settings.traits.ring
+        graph = random_order(range(len(members)), self._entropy) if ring else ()
+        roster = Roster(members, graph)
+        self._roster, self._scheme_cache = roster, self._make_scheme(roster)
         self._bundles = {client: {} for client in self._members}
         self.phase = Phase.SHARE
         late = AbortRound("the keys of this client were not advertised in time")
         return [Send(client, roster if client in self._keys else late) for client in self._invited]
 
+    def _make_scheme(self, roster: Roster) -> ServerScheme:
+        round_ = fix_round(self.settings, self._allow_list, roster)
+        return scheme_of(self.settings.protocol).server(round_, self._entropy)
+
     def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
         if sender not in self._bundles:
             raise RemoteProtocolError(f"client {sender} is not on the roster")
         recipient = message.recipient
-        if message.owner != sender or not self._are_peers(sender, recipient) or message.serial:
+        are_peers = self._scheme.are_peers(sender, recipient)
+        if message.owner != sender or not are_peers or message.serial:
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {message.owner} to {message.recipient}"
             )
@@ -371,7 +381,12 @@ class RoundServer(ABC):
             raise RemoteProtocolError(f"client {sender} sent two shares to {message.recipient}")
         if known is not None or sender in self._complete:
             return []
-        self._check_share(sender, message)
+        try:
+            self._scheme.admit(message.kind, message.length)
+        except CryptoError as error:
+            raise RemoteProtocolError(
+                f"client {sender} sent a share that is refused: {error}"
+            ) from error
         bundle[message.recipient] = message
         if len(bundle) < self.settings.degree(len(self._members)):
             return []
@@ -418,14 +433,18 @@ class RoundServer(ABC):
         if abort := self._too_few(len(self._uploads), "uploaded their masked updates"):
             return abort
         try:
-            survivors = self._choose_survivors()
+            survivors = self._scheme.choose(self._complete, self._held)
         except RecoveryError as error:
             return self._abort(str(error))
         self._survivors = survivors
         self._in_sum = frozenset(survivors)
+        terms = tuple(Term(MaskRef(client)) for client in survivors)
+        self._asked = MaskSum(terms, frozenset(self._complete), self._held)
         self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
         for client in list(self._uploads):
             del self._uploads[client]
+        if Phase.RECOVER not in self.settings.traits.phases:
+            return self._close_recover()
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
         # Who is left out hears of it, and can forget its secrets.
@@ -443,11 +462,12 @@ class RoundServer(ABC):
         return self._advance_if_complete()
 
     def _on_signature(self, sender: int, message: SurvivorSignature) -> list[Output]:
-        if self._round is None or sender not in self._in_sum:
+        if sender not in self._in_sum:
             raise RemoteProtocolError(f"client {sender} is not in the survivor set")
+        context = self._scheme.round.context
         try:
             check_survivor_signature(
-                self._allow_list, self._round.context, self._survivors, sender, message.signature
+                self._allow_list, context, self._survivors, sender, message.signature
             )
         except CryptoError as error:
             raise RemoteProtocolError(str(error)) from error
@@ -469,7 +489,7 @@ class RoundServer(ABC):
         quorum = self.settings.parameters.quorum
         return Certificate(tuple(sorted(self._signatures.items())[:quorum]))
 
-    def _on_answer(self, sender: int, message: Message) -> list[Output]:
+    def _on_answer(self, sender: int, message: Answer) -> list[Output]:
         if sender not in self._in_sum:
             raise RemoteProtocolError(f"client {sender} is not in the survivor set")
         known = self._answers.get(sender)
@@ -477,7 +497,7 @@ class RoundServer(ABC):
             if message != known:
                 raise RemoteProtocolError(f"client {sender} gave two different answers")
             return []
-        self._check_answer(sender, message)
+        self._scheme.check_answer(self._asked, sender, message)
         self._answers[sender] = message
         return []
 
@@ -485,9 +505,15 @@ class RoundServer(ABC):
         if self._masked_sum is None:
             raise AssertionError("recovery follows the upload")
         try:
-            aggregate = self._recover(self._masked_sum)
+            mask, suspects = self._scheme.recover(self._asked, self._answers)
         except RecoveryError as error:
             return self._abort(str(error))
+        aggregate = Aggregate(
+            total=unmask(self.settings.field, self._masked_sum, mask),
+            included=self._survivors,
+            responders=tuple(sorted(self._answers)),
+            suspects=suspects,
+        )
         self.phase = Phase.DONE
         self._masked_sum = None
         self._answers = {}
@@ -496,16 +522,17 @@ class RoundServer(ABC):
     # -- helpers -----------------------------------------------------------------------------
 
     @property
-    def _members(self) -> tuple[int, ...]:
-        return () if self._round is None else self._round.members
+    def _scheme(self) -> ServerScheme:
+        if self._scheme_cache is None:
+            raise AssertionError("the scheme follows the roster")
+        return self._scheme_cache
 
     @property
-    def _needed_holders(self) -> int:
-        parameters = self.settings.parameters
-        return max(parameters.survivors, parameters.quorum)
+    def _members(self) -> tuple[int, ...]:
+        return () if self._scheme_cache is None else self._scheme_cache.round.members
 
     def _phase_of(self, message: Message) -> Phase | None:
-        if isinstance(message, self.answer_type):
+        if isinstance(message, self._answer_type):
             return Phase.RECOVER
         return _PHASE_OF.get(type(message))
 
@@ -529,49 +556,3 @@ class RoundServer(ABC):
             del self._uploads[client]
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
         return [*outputs, RoundAborted(reason)]
-
-    def _choose_survivors(self) -> tuple[int, ...]:
-        """U1: as many uploaders as possible such that enough of them hold all its shares.
-
-        Normally all uploaders. An owner whose shares did not open at many peers is left out
-        first; ties go to the higher id, so that the choice is a function of the uploads.
-        """
-        chosen = set(self._uploads)
-        while len(chosen) >= self.settings.minimum:
-            needed = {client: self._needs(client, chosen) for client in chosen}
-            holders = [client for client in chosen if needed[client] <= self._held[client]]
-            if len(holders) >= self._needed_holders:
-                return tuple(sorted(chosen))
-            missing = Counter(
-                owner for client in chosen for owner in needed[client] - self._held[client]
-            )
-            chosen.remove(max(missing, key=lambda owner: (missing[owner], owner)))
-        raise NotEnoughAnswers(
-            f"no survivor set has {self._needed_holders} members that hold all its shares"
-        )
-
-    def _needs(self, client: int, chosen: set[int]) -> set[int]:
-        """Whose shares `client` must hold to answer for the survivors `chosen`."""
-        return chosen
-
-    def _are_peers(self, owner: int, recipient: int) -> bool:
-        """Whether a member exchanges shares with another client."""
-        return owner != recipient and recipient in self._bundles
-
-    def _make_graph(self, members: int) -> tuple[int, ...]:
-        """The sharing graph that the roster announces; empty for the complete graph."""
-        return ()
-
-    # -- what the protocols differ in --------------------------------------------------------
-
-    @abstractmethod
-    def _check_share(self, sender: int, message: SealedShare) -> None:
-        """Raise `RemoteProtocolError` unless a share of this kind and length may be relayed."""
-
-    @abstractmethod
-    def _check_answer(self, sender: int, message: Message) -> None:
-        """Raise `RemoteProtocolError` unless the answer is well-formed."""
-
-    @abstractmethod
-    def _recover(self, masked_sum: Elements) -> Aggregate:
-        """The sum of the survivors' updates, from the answers; `RecoveryError` if impossible."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 
 import msgspec
@@ -23,7 +22,6 @@ from lightsecagg.errors import (
     CryptoError,
     DecodeError,
     ParameterError,
-    RemoteProtocolError,
 )
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
@@ -31,8 +29,10 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
 from lightsecagg.foreign import decode, shown
-from lightsecagg.masks.sharing_graph import SIGMA, leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.schemes.traits import TRAITS, Traits, refused, traits_of
+from lightsecagg.protocol.schemes.traits import ProtocolName as ProtocolName
 
 MAX_LENGTH = 2**30 - 1
 """The most elements of an upload or share: its length in bytes must fit 32 bits."""
@@ -48,15 +48,6 @@ MAX_ATTEMPTS = 2
 
 POINT_RULE = "ntt-leaves/1"
 """Names the rule that gives position j of the roster its evaluation point (`ntt.points`)."""
-
-
-class ProtocolName(StrEnum):
-    """The protocols that share this interface."""
-
-    LIGHTSECAGG = "lightsecagg"
-    SECAGG = "secagg"
-    SECAGG_PLUS = "secagg+"
-    PLAIN = "plain"
 
 
 class AllowList:
@@ -140,7 +131,7 @@ class Buffering:
 class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The settings as they are hashed and sent; the order is wire format."""
 
-    protocol: ProtocolName
+    protocol: str
     threat_model: ThreatModel
     share_mode: ShareMode
     point_rule: str
@@ -170,7 +161,8 @@ _decoder = msgspec.msgpack.Decoder(_Fields)
 class Settings:
     """The settings of one synchronous round, or of one epoch of the asynchronous mode."""
 
-    protocol: ProtocolName
+    protocol: str
+    """A name that `TRAITS` knows."""
     parameters: Parameters
     """For SecAgg and SecAgg+, `survivors` is the threshold t of the secret sharing."""
     quantizer: Quantizer
@@ -206,38 +198,14 @@ class Settings:
                 f"dimension d = {self.dimension} is too large: an upload has at most "
                 f"{MAX_LENGTH} elements; sum the vector in parts"
             )
-        if self.protocol is ProtocolName.SECAGG_PLUS:
-            self._check_sparse_graph()
-        elif self.neighbours or self.threshold:
-            raise ParameterError("only secagg+ has neighbours and a threshold of its own")
-        if self.protocol in (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS):
-            self._check_secret_sharing()
-        malicious = self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        if self.protocol is ProtocolName.PLAIN and malicious:
-            raise ParameterError(
-                "plain summation protects from nobody: it has no malicious-server mode"
-            )
-
-    def _check_secret_sharing(self) -> None:
-        N, T, t = self.parameters.clients, self.parameters.privacy, self.parameters.survivors
-        if self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER and 2 * t <= N + T:
-            raise ParameterError(
-                f"{self.protocol} in malicious-server mode needs a threshold t with 2t > N + T, "
-                f"but t = {t}, N = {N}, T = {T}: a server that tells two halves of the clients "
-                "different stories could rebuild both secrets of one client; raise survivors"
-            )
-        if self.field.modulus <= 2**16:
-            raise ParameterError(
-                f"{self.protocol} shares its secrets in 16-bit limbs, which q = "
-                f"{self.field.modulus} cannot hold; take a modulus above 2^16"
-            )
+        self.traits.check(self)
 
     def _check_budget(self) -> None:
         if self.buffering is None:
             summands, weight = self.parameters.clients, 1
         else:
             summands, weight = self.buffering.max_updates, self.buffering.table.max_weight
-            if self.protocol not in (ProtocolName.LIGHTSECAGG, ProtocolName.PLAIN):
+            if not self.traits.buffered:
                 raise ParameterError(f"{self.protocol} has no asynchronous mode")
             if summands < self.parameters.privacy + 2:
                 raise ParameterError(
@@ -251,22 +219,10 @@ class Settings:
                 "the sum could wrap around"
             )
 
-    def _check_sparse_graph(self) -> None:
-        if self.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
-            raise ParameterError(
-                "secagg+ in malicious-server mode is refused: the server picks the graph and "
-                "could surround a client with colluders; use lightsecagg or secagg"
-            )
-        if not 0 < self.neighbours < self.parameters.clients:
-            raise ParameterError(
-                f"secagg+ needs a number of neighbours k with 0 < k < N = "
-                f"{self.parameters.clients}, got {self.neighbours}"
-            )
-        if not 0 < self.sharing_threshold <= self.neighbours:
-            raise ParameterError(
-                f"secagg+ needs a threshold t with 0 < t <= k = {self.neighbours}, got "
-                f"{self.sharing_threshold}: only a client's neighbours hold shares of its key"
-            )
+    @property
+    def traits(self) -> Traits:
+        """What the protocol is."""
+        return traits_of(self.protocol)
 
     @property
     def field(self) -> PrimeField:
@@ -275,15 +231,8 @@ class Settings:
 
     @property
     def minimum(self) -> int:
-        """The fewest clients that a roster or survivor set may hold.
-
-        SecAgg+ wants all N - D: that its graph stays connected was computed for D dropouts, and
-        a part that is cut off from the rest would be summed alone.
-        """
-        parameters = self.parameters
-        if self.protocol is ProtocolName.SECAGG_PLUS:
-            return max(parameters.minimum, parameters.clients - parameters.dropouts)
-        return parameters.minimum
+        """The fewest clients that a roster or survivor set may hold."""
+        return self.traits.minimum(self)
 
     @property
     def sharing_threshold(self) -> int:
@@ -291,14 +240,8 @@ class Settings:
         return self.threshold or self.parameters.survivors
 
     def degree(self, members: int) -> int:
-        """With how many peers each of so many clients shares and masks.
-
-        SecAgg+: k, and one more if k and the members are odd, because no such graph exists.
-        """
-        if self.protocol is not ProtocolName.SECAGG_PLUS:
-            return members - 1
-        degree = min(self.neighbours, members - 1)
-        return degree + degree * members % 2
+        """With how many peers each of so many clients shares and masks."""
+        return self.traits.degree(self, members)
 
     @property
     def length(self) -> int:
@@ -368,6 +311,9 @@ class Settings:
         fields = decode(_decoder.decode, data, "settings")
         if fields.point_rule != POINT_RULE:
             raise DecodeError(f"unknown rule for the points: {shown(repr(fields.point_rule))}")
+        if fields.protocol not in TRAITS:
+            name = shown(repr(fields.protocol))
+            raise DecodeError(f"malformed settings: unknown protocol {name}")
         parameters = Parameters(
             clients=fields.clients,
             privacy=fields.privacy,
@@ -387,7 +333,7 @@ class Settings:
             scale=fields.scale,
         )
         settings = cls(
-            protocol=fields.protocol,
+            protocol=traits_of(fields.protocol).name,
             parameters=parameters,
             quantizer=quantizer,
             dimension=fields.dimension,
@@ -444,7 +390,7 @@ class Policy:
     """The least T."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
     """`malicious-server` also refuses honest-but-curious rounds."""
-    protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    protocols: tuple[str, ...] = (ProtocolName.LIGHTSECAGG,)
     dimension: int | None = None
     """The length of the vectors this client contributes, if it is known in advance; otherwise
     the server may ask for at most `MAX_UNANNOUNCED_DIMENSION`, lest it exhaust the memory."""
@@ -499,77 +445,43 @@ class Policy:
         parameters = settings.parameters
         if settings.protocol not in self.protocols:
             wanted = " or ".join(self.protocols)
-            raise _refused(f"protocol {settings.protocol}, this client takes part in {wanted}")
+            raise refused(f"protocol {settings.protocol}, this client takes part in {wanted}")
         if settings.session != self.session:
-            raise _refused("another session")
+            raise refused("another session")
         if settings.allow_list != self.allow_list.digest:
-            raise _refused("another allow-list than this client's")
+            raise refused("another allow-list than this client's")
         if parameters.clients > len(self.allow_list):
-            raise _refused(f"N = {parameters.clients} exceeds the allow-list")
+            raise refused(f"N = {parameters.clients} exceeds the allow-list")
         if parameters.privacy < self.privacy:
-            raise _refused(f"privacy T = {parameters.privacy}, this client demands {self.privacy}")
+            raise refused(f"privacy T = {parameters.privacy}, this client demands {self.privacy}")
         if (
             self.threat_model is ThreatModel.MALICIOUS_SERVER
             and parameters.threat_model is not ThreatModel.MALICIOUS_SERVER
         ):
-            raise _refused(f"threat model {parameters.threat_model}, not malicious-server")
+            raise refused(f"threat model {parameters.threat_model}, not malicious-server")
         if settings.buffering != self.buffering:
-            raise _refused("other asynchronous settings than this client's")
+            raise refused("other asynchronous settings than this client's")
         if self.dimension is not None and settings.dimension != self.dimension:
-            raise _refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
+            raise refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
         if self.dimension is None and settings.dimension > MAX_UNANNOUNCED_DIMENSION:
-            raise _refused(
+            raise refused(
                 f"dimension {settings.dimension}, beyond {MAX_UNANNOUNCED_DIMENSION}; a client "
                 "that expects such vectors says so in its policy"
             )
         if settings.model != self.model:
-            raise _refused("a global model other than the one this client was given")
+            raise refused("a global model other than the one this client was given")
         if settings.minimum < self.minimum:
-            raise _refused(
+            raise refused(
                 f"sums over {settings.minimum} clients, this client demands {self.minimum}"
             )
         if self.bound is not None and settings.quantizer.bound != self.bound:
-            raise _refused(
+            raise refused(
                 f"bound {settings.quantizer.bound} for the entries of an update, this client's is "
                 f"{self.bound}; who changes it changes it at every client"
             )
-        if settings.protocol is ProtocolName.LIGHTSECAGG:
-            self._check_sharing(settings)
+        settings.traits.check_policy(self, settings)
         self.check_graph(settings, parameters.clients)
 
-    def _check_sharing(self, settings: Settings) -> None:
-        parameters = settings.parameters
-        if self.share_mode is not None and parameters.share_mode is not self.share_mode:
-            raise _refused(f"{parameters.share_mode} shares, this client demands {self.share_mode}")
-        masks = 1 if settings.buffering is None else settings.buffering.stock
-        size = 4 * masks * parameters.clients * settings.share_length
-        if self.max_share_bytes is not None and size > self.max_share_bytes:
-            raise _refused(
-                f"{masks} x N = {parameters.clients} shares of L = {settings.share_length} "
-                f"elements, {size} bytes, this client allows {self.max_share_bytes}; raise U - T"
-            )
-
     def check_graph(self, settings: Settings, members: int) -> None:
-        """Refuse a sparse sharing graph that does not protect a roster of so many members."""
-        if settings.protocol is not ProtocolName.SECAGG_PLUS:
-            return
-        parameters = settings.parameters
-        absent = parameters.clients - members
-        bound = leak_bound(
-            clients=members,
-            privacy=parameters.privacy,
-            dropouts=max(0, parameters.dropouts - absent),
-            degree=settings.degree(members),
-            threshold=settings.sharing_threshold,
-        )
-        if self.graph_security and bound * 2**self.graph_security >= 1:
-            raise _refused(
-                f"k = {settings.neighbours} neighbours and threshold t = "
-                f"{settings.sharing_threshold}, which leave some of {members} clients unprotected "
-                f"with a probability of up to {min(1.0, float(bound)):.2g}, this client allows "
-                f"2^-{self.graph_security}; see find_graph_parameters"
-            )
-
-
-def _refused(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"round settings refused: the server proposed {what}")
+        """Refuse a sharing graph that does not protect a roster of so many members."""
+        settings.traits.check_roster(self, settings, members)

@@ -71,9 +71,9 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     UnmaskingShares,
 )
-from lightsecagg.protocol.registry import PARTIES
+from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.round_client import Answered, RoundClient, Signed, Uploaded
-from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
@@ -363,13 +363,13 @@ class FederationClient:
             return message
         return round_.codec.decode(body)
 
-    def _make_party(self, protocol: ProtocolName, round_: _Round) -> RoundClient:
+    def _make_party(self, protocol: str, round_: _Round) -> RoundClient:
         if protocol not in self._policy.protocols:
             raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
         # Where vectors are summed that descend from no model, each round is its own.
         model = hash_model(round_.model or round_.number.to_bytes(8, "big"))
         policy = replace(self._policy, protocols=(protocol,), model=model)
-        return PARTIES[protocol][0](self._table.id, self._identity, policy, self._ledger)
+        return client_party(self._table.id, self._identity, policy, self._ledger)
 
     async def _hand_over(self, training: asyncio.Task[Update]) -> None:
         """Training has ended: mask and upload."""

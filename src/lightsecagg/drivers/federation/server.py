@@ -43,7 +43,6 @@ from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
 from lightsecagg.protocol.messages import MaskedUpload
-from lightsecagg.protocol.registry import PARTIES
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings, hash_model
 
@@ -252,7 +251,7 @@ class FederationServer:
             model=hash_model(model or number.to_bytes(8, "big")),
         )
         self._journal.open_round(settings)
-        party = PARTIES[settings.protocol][1](
+        party = RoundServer(
             settings, self._allow_list, invited, uploads=self._journal.uploads(number)
         )
         self._peers.backlog = backlog_limit(settings, len(model))
@@ -277,7 +276,7 @@ class FederationServer:
 
     async def _resume(self, number: int, pending: PendingRound) -> None:
         members = [member.client for member in pending.roster.members]
-        party = PARTIES[pending.settings.protocol][1].resume(
+        party = RoundServer.resume(
             pending.settings,
             self._allow_list,
             pending.roster,

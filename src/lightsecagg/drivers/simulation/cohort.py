@@ -9,10 +9,10 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.registry import PARTIES
+from lightsecagg.protocol.registry import client_party, server_party
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
 
 
 class Cohort:
@@ -20,7 +20,7 @@ class Cohort:
 
     def __init__(
         self,
-        protocol: ProtocolName,
+        protocol: str,
         parameters: Parameters,
         quantizer: Quantizer,
         dimension: int,
@@ -66,7 +66,7 @@ class Cohort:
 
     def server(self, settings: Settings) -> RoundServer:
         """The server of a round."""
-        return PARTIES[self.protocol][1](settings, self.allow_list)
+        return server_party(settings, self.allow_list)
 
     def identity(self, client: int) -> IdentityKey:
         """A client's signing key."""
@@ -88,5 +88,4 @@ class Cohort:
             model=settings.model,
             graph_security=self.graph_security,
         )
-        kind, _ = PARTIES[self.protocol]
-        return kind(client, self._identities[client], policy, self._ledgers[client])
+        return client_party(client, self._identities[client], policy, self._ledgers[client])

@@ -6,16 +6,15 @@ shares for real clients only, check nobody's keys, upload one and the same vecto
 charged for anything. The server cannot tell the difference and does all of its work: it relays N
 bundles, sums the uploads, and recovers from as many answers.
 
-    LightSecAgg     a stand-in's shares are random, and the answers of all stand-ins complete those
+    coded masks     a stand-in's shares are random, and the answers of all stand-ins complete those
                     of the real clients to one codeword, so that the server's check finds nothing
-    SecAgg(+)       a stand-in really shares its two secrets, so that the server can rebuild them
+    other schemes   a stand-in really shares its secrets, so that the server can recover the masks
 
 The sum that comes out means nothing; `exact` is None.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -24,14 +23,16 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import draw, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.mask_encoding import seeded_positions
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.interface import SERVER, Output, Send
+from lightsecagg.protocol.interface import SERVER, Output, Phase, Send
 from lightsecagg.protocol.messages import (
+    Advertise,
     AggregatedShare,
     Certificate,
     MaskedUpload,
@@ -43,9 +44,11 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from lightsecagg.protocol.roster import Round, fix_round, sign_survivors
-from lightsecagg.protocol.round_client import Advertised, RoundClient
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.roster import Round, fix_round, sign_keys, sign_survivors
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
+from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share, open_share, seal_share
 
 
@@ -67,12 +70,8 @@ class Sample:
 
     def stand_in(self, client: int) -> StandIn:
         """The party of a client that is not real."""
-        party = self._cohort.client(client, self.settings)
-        kind = {
-            ProtocolName.LIGHTSECAGG: LightSecAggStandIn,
-            ProtocolName.PLAIN: PlainStandIn,
-        }.get(self.settings.protocol, SecAggStandIn)
-        return kind(self, party)
+        coded = issubclass(scheme_of(self.settings.protocol).client, CodedMasksClient)
+        return (CodedStandIn if coded else StandIn)(self, client)
 
     def round(self, roster: Roster) -> Round:
         """The round that everybody's roster fixes; computed once for all stand-ins."""
@@ -80,9 +79,9 @@ class Sample:
             self._round = fix_round(self.settings, self._cohort.allow_list, roster)
         return self._round
 
-    def sign(self, client: int, round_: Round, survivors: tuple[int, ...]) -> bytes:
-        """A stand-in's consent to U1."""
-        return sign_survivors(self._cohort.identity(client), round_.context, survivors)
+    def identity(self, client: int) -> IdentityKey:
+        """A stand-in's signing key."""
+        return self._cohort.identity(client)
 
     def observe(self, client: int, message: Message) -> None:
         """A real client sends this."""
@@ -96,7 +95,7 @@ class Sample:
 
     @cached_property
     def explicit_share(self) -> bytes:
-        """What LightSecAgg's stand-ins send as explicit shares."""
+        """What stand-ins with coded masks send as explicit shares."""
         return self.settings.field.to_bytes(self.random_elements(self.settings.share_length))
 
     def random_elements(self, count: int) -> Elements:
@@ -105,7 +104,7 @@ class Sample:
         return generator.integers(0, self.settings.field.modulus, count, dtype=np.uint32)
 
     def answer(self, round_: Round, survivors: tuple[int, ...], client: int) -> Elements:
-        """LightSecAgg: the answer of a stand-in, on one codeword with everybody else's."""
+        """Coded masks: the answer of a stand-in, on one codeword with everybody else's."""
         return self._completed(round_, survivors)[client]
 
     def _completed(self, round_: Round, survivors: tuple[int, ...]) -> Mapping[int, Elements]:
@@ -128,18 +127,19 @@ class Sample:
     _codeword: Mapping[int, Elements] | None = None
 
 
-class StandIn(ABC):
-    """A client that sends what the server expects, and works as little as it can."""
+class StandIn:
+    """A client that sends what the server expects, and works no more than its scheme needs."""
 
-    wants_shares = False
+    wants_shares = True
     """Whether shares must be delivered to it."""
 
-    def __init__(self, sample: Sample, party: RoundClient) -> None:
-        self.client = party.client
+    def __init__(self, sample: Sample, client: int) -> None:
+        self.client = client
         self._sample = sample
-        self._party = party
-        self._round: Round | None = None
-        self._keys: tuple[bytes, ...] = ()
+        self._settings = sample.settings
+        self._keys: tuple[AgreementKey, ...] = ()
+        self._scheme: ClientScheme | None = None
+        self._held: dict[MaskRef, Share] = {}
         self._owners: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
 
@@ -147,7 +147,7 @@ class StandIn(ABC):
         """Like a client's party, but never refuses anything."""
         match message:
             case Opening():
-                return self._open(message)
+                return [Send(SERVER, self._open())]
             case Roster():
                 return self._share(message)
             case SealedShare():
@@ -158,36 +158,40 @@ class StandIn(ABC):
             case SurvivorSet():
                 self._survivors = message.survivors
                 malicious = ThreatModel.MALICIOUS_SERVER
-                if self._sample.settings.parameters.threat_model is not malicious:
+                if self._settings.parameters.threat_model is not malicious:
                     return [Send(SERVER, self._answer())]
-                signature = self._sample.sign(self.client, self.round, message.survivors)
+                identity, context = self._sample.identity(self.client), self.scheme.round.context
+                signature = sign_survivors(identity, context, message.survivors)
                 return [Send(SERVER, SurvivorSignature(signature))]
             case Certificate():
                 return [Send(SERVER, self._answer())]
         return []
 
     @property
-    def round(self) -> Round:
-        """The round, once the roster is known."""
-        if self._round is None:
+    def scheme(self) -> ClientScheme:
+        """The scheme, once the roster is known."""
+        if self._scheme is None:
             raise AssertionError("the roster comes first")
-        return self._round
+        return self._scheme
 
-    def _open(self, message: Opening) -> list[Output]:
-        outputs = self._party.receive(SERVER, message)
-        if isinstance(self._party.state, Advertised):
-            self._keys = self._party.state.private_keys
-        return outputs
+    def _open(self) -> Message:
+        if Phase.ADVERTISE not in self._settings.traits.phases:
+            return MaskedUpload(b"", self._sample.upload)
+        count = self._settings.traits.key_count
+        self._keys = tuple(AgreementKey.generate(system_entropy) for _ in range(count))
+        keys = tuple(key.public for key in self._keys)
+        identity, context = self._sample.identity(self.client), self._settings.context
+        return Advertise(keys, sign_keys(identity, context, self.client, keys))
 
     def _share(self, roster: Roster) -> list[Output]:
-        self._round = self._sample.round(roster)
-        key = AgreementKey(self._keys[0])
-        return [Send(SERVER, self._sealed(key, share)) for share in self._make_shares()]
+        scheme_class = scheme_of(self._settings.protocol).client
+        self._scheme = scheme_class(self._sample.round(roster), self.client)
+        return [Send(SERVER, self._sealed(self._keys[0], share)) for share in self._make_shares()]
 
     def _sealed(self, key: AgreementKey, share: OutgoingShare) -> SealedShare:
         """Sealed for a real client; for a stand-in in the clear, with zeros instead of tags."""
         if share.recipient in self._sample.real:
-            return seal_share(self.round, key, self.client, share)
+            return seal_share(self.scheme.round, key, self.client, share)
         length = len(share.plaintext)
         padded = share.plaintext.ljust(sealed_length(length), b"\0")
         return SealedShare(
@@ -196,76 +200,49 @@ class StandIn(ABC):
 
     def _bitmap(self) -> bytes:
         """All shares are here."""
-        bits = np.zeros(len(self.round.members), dtype=np.uint8)
-        bits[[self.round.positions[owner] for owner in self._owners]] = 1
+        round_ = self.scheme.round
+        bits = np.zeros(len(round_.members), dtype=np.uint8)
+        bits[[round_.positions[owner] for owner in self._owners]] = 1
         return np.packbits(bits, bitorder="little").tobytes()
 
     def _take_share(self, message: SealedShare) -> None:
-        raise AssertionError("no share is delivered to a stand-in that wants none")
+        if message.owner in self._sample.real:
+            plaintext = open_share(self.scheme.round, self._keys[0], self.client, message)
+        else:
+            plaintext = message.sealed[: message.length]
+        self._held[MaskRef(message.owner, message.serial)] = (message.kind.value, plaintext)
 
-    @abstractmethod
     def _make_shares(self) -> list[OutgoingShare]:
         """One share per peer."""
+        private = tuple(key.private_bytes() for key in self._keys)
+        mask = self.scheme.prepare(0, private, system_entropy)
+        self._held[MaskRef(self.client)] = mask.own
+        return mask.outgoing
 
-    @abstractmethod
     def _answer(self) -> Message:
         """The answer for the survivors."""
+        terms = [Term(MaskRef(client)) for client in self._survivors]
+        return self.scheme.answer(self._held, terms, self._owners)
 
 
-class LightSecAggStandIn(StandIn):
+class CodedStandIn(StandIn):
     """Sends random shares and completes the codeword of the answers."""
 
+    wants_shares = False
+
     def _make_shares(self) -> list[OutgoingShare]:
-        parameters, members = self._sample.settings.parameters, self.round.members
-        own = self.round.positions[self.client]
+        parameters, round_ = self._settings.parameters, self.scheme.round
+        own = round_.positions[self.client]
         seeded: set[int] = set()
         if parameters.share_mode is ShareMode.SEEDED:
-            seeded = set(seeded_positions(own, len(members), parameters.survivors))
+            seeded = set(seeded_positions(own, len(round_.members), parameters.survivors))
         return [
             OutgoingShare(recipient, ShareKind.SEED, draw(system_entropy, prg.SEED_LENGTH))
             if position in seeded
             else OutgoingShare(recipient, ShareKind.EXPLICIT, self._sample.explicit_share)
-            for position, recipient in enumerate(members)
+            for position, recipient in enumerate(round_.members)
             if position != own
         ]
 
     def _answer(self) -> Message:
-        return AggregatedShare(self._sample.answer(self.round, self._survivors, self.client))
-
-
-class SecAggStandIn(StandIn):
-    """Shares its two secrets like a real client, and answers with the shares that it got."""
-
-    wants_shares = True
-
-    def __init__(self, sample: Sample, party: RoundClient) -> None:
-        super().__init__(sample, party)
-        self._held: dict[int, Share] = {}
-
-    def _make_shares(self) -> list[OutgoingShare]:
-        _, own, outgoing = self._party._make_shares(self.round, self._keys)
-        self._held[self.client] = own
-        return outgoing
-
-    def _take_share(self, message: SealedShare) -> None:
-        if message.owner in self._sample.real:
-            plaintext = open_share(self.round, AgreementKey(self._keys[0]), self.client, message)
-        else:
-            plaintext = message.sealed[: message.length]
-        self._held[message.owner] = (message.kind.value, plaintext)
-
-    def _answer(self) -> Message:
-        return self._party._answer(self.round, b"", self._held, self._owners, self._survivors)
-
-
-class PlainStandIn(StandIn):
-    """Uploads without further ado."""
-
-    def _open(self, message: Opening) -> list[Output]:
-        return [Send(SERVER, MaskedUpload(b"", self._sample.upload))]
-
-    def _make_shares(self) -> list[OutgoingShare]:
-        raise AssertionError("plain summation has no shares")
-
-    def _answer(self) -> Message:
-        raise AssertionError("plain summation has no answers")
+        return AggregatedShare(self._sample.answer(self.scheme.round, self._survivors, self.client))

@@ -1,0 +1,48 @@
+"""Which scheme masks which protocol. A protocol from elsewhere is added with `register`."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from lightsecagg.errors import ParameterError
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
+from lightsecagg.protocol.schemes.interface import ClientScheme, ServerScheme
+from lightsecagg.protocol.schemes.no_masks import NoMasksClient, NoMasksServer
+from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient, PairwiseMasksServer
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, Traits, traits_of
+
+
+class Sides(NamedTuple):
+    """The two sides of a scheme; parties make theirs when the roster is fixed."""
+
+    client: type[ClientScheme]
+    server: type[ServerScheme]
+
+
+_PAIRWISE: Final = Sides(PairwiseMasksClient, PairwiseMasksServer)
+
+SCHEMES: Final[dict[str, Sides]] = {
+    ProtocolName.LIGHTSECAGG: Sides(CodedMasksClient, CodedMasksServer),
+    ProtocolName.SECAGG: _PAIRWISE,
+    ProtocolName.SECAGG_PLUS: _PAIRWISE,
+    ProtocolName.PLAIN: Sides(NoMasksClient, NoMasksServer),
+}
+"""By the protocol's name, as `TRAITS`."""
+
+
+def register(traits: Traits, client: type[ClientScheme], server: type[ServerScheme]) -> None:
+    """Add a protocol: from now on settings and policies may name it, and parties speak it."""
+    if traits.name in TRAITS:
+        raise ParameterError(f"there is a protocol {traits.name!r} already; take another name")
+    TRAITS[traits.name] = traits
+    SCHEMES[traits.name] = Sides(client, server)
+
+
+def scheme_of(*protocols: str) -> Sides:
+    """The scheme of these protocols, which must be one: a party speaks no second one."""
+    found = {SCHEMES[traits_of(protocol).name] for protocol in protocols}
+    if len(found) != 1:
+        raise ParameterError(
+            f"a party speaks one protocol, but the policy names {', '.join(protocols)}"
+        )
+    return found.pop()
