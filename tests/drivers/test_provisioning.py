@@ -166,7 +166,9 @@ def test_S22_a_bad_identity_file_is_refused_without_quoting_it(
 ) -> None:
     path = tmp_path / "identity.key"
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match="holds no identity key") as caught:
+    with pytest.raises(
+        ConfigurationError, match="is not an identity key of 64 hexadecimal digits"
+    ) as caught:
         load_identity(path)
     assert caught.value.__cause__ is None
     assert "zz" not in str(caught.value)

@@ -34,6 +34,7 @@ from lightsecagg.drivers.simulation.schedule import UniformStaleness
 from lightsecagg.errors import ConfigurationError, MissingExtra
 from lightsecagg.field.quantization import quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable
+from lightsecagg.foreign import reading
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
 from lightsecagg.protocol.settings import Buffering
@@ -274,7 +275,7 @@ def run_cells(
             keep_cell(setup, cell, out, data_dir)
     else:
         _run_in_parallel(setup, missing, out, data_dir, progress, jobs)
-    return [json.loads(cell.path(out).read_text(encoding="utf-8")) for cell in wanted]
+    return [_read(cell.path(out)) for cell in wanted]
 
 
 def _run_in_parallel(
@@ -314,16 +315,20 @@ def read_cell(path: Path, setup: Setup, cell: Cell) -> dict[str, Any] | None:
     """A finished cell, or None; refuses one that another setup has left here."""
     if not path.exists():
         return None
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same = document["setup"] == asdict(setup) and document["cell"] == asdict(cell)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} is not a finished cell; remove it") from error
-    if not same:
+    document = _read(path)
+    if document["setup"] != asdict(setup) or document["cell"] != asdict(cell):
         raise ConfigurationError(
             f"{path} was made with another setup; remove it or choose another folder with --out"
         )
     return document
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with reading(path, "a finished cell"):
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not {"setup", "cell"} <= document.keys():
+            raise ValueError("every cell has both")
+        return document
 
 
 def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

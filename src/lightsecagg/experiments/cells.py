@@ -22,6 +22,7 @@ from lightsecagg.drivers.simulation.scenario import Scenario, run
 from lightsecagg.drivers.simulation.synchronous import RoundReport
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.experiments.machine import describe_machine, load_average
+from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
@@ -193,7 +194,8 @@ def measure_cells(cells: Iterable[Cell], folder: Path, progress: Progress) -> Re
             document["machine"] = describe_machine() | {"load_average_before": before}
             _write(path, document)
         if cell.key not in results:
-            results[cell.key] = json.loads(path.read_text("utf-8"))
+            with reading(path, "a finished cell"):
+                results[cell.key] = json.loads(path.read_text("utf-8"))
     return results
 
 

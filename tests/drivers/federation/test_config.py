@@ -163,7 +163,7 @@ def test_a_vector_that_cannot_be_read_is_an_error(server: Path, content: bytes) 
     vector = server.parent / "vector.npy"
     vector.write_bytes(content)
     config = load(server, 'vectors.input="vector.npy"')
-    with pytest.raises(ConfigurationError, match=r"vector\.npy cannot be read as \.npy or \.npz"):
+    with pytest.raises(ConfigurationError, match=r"vector\.npy is not an \.npy or \.npz file"):
         make_client_job(None, config.vectors, 0, bytes(32))
 
 

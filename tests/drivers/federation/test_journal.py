@@ -8,6 +8,7 @@ import os
 import sqlite3
 from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,20 @@ def test_R36_a_server_refuses_to_resume_a_damaged_round_until_told_to_give_it_up
     (record,) = asyncio.run(again())
     assert record.round == 4
     federation.check(record)
+
+
+def test_R36_a_checkpoint_of_another_kind_of_job_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a folder that summed vectors is given to a server that trains."""
+    federation = Federation(tmp_path)
+    asyncio.run(federation.run())
+
+    def load(data: bytes) -> None:
+        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            raise AssertionError(f"a sum is no archive, but has {arrays.files}")
+
+    monkeypatch.setattr(federation.job, "load", load)
+    with pytest.raises(JournalError, match="the checkpoint is of another kind of job") as caught:
+        asyncio.run(federation.server(number=2).run())
+    assert "state folder" in str(caught.value)

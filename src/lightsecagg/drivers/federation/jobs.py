@@ -10,7 +10,6 @@ import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
 from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
+from lightsecagg.foreign import reading
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
 
@@ -144,24 +144,20 @@ class VectorClient:
 
 
 def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                vector, samples = loaded, 1
-            else:
-                vector = loaded["vector"]
-                samples = int(loaded["samples"]) if "samples" in loaded else 1
-    except KeyError as error:
-        raise ConfigurationError(f"{path} has no array named 'vector'") from error
-    except FileNotFoundError:
+    if not path.exists():
         raise ConfigurationError(
             f"[vectors] input {path} does not exist; write this client's vector there, as .npy, or "
             "as .npz with `vector` and optionally `samples`"
-        ) from None
-    except (OSError, ValueError, TypeError, BadZipFile):
-        # The parser's message is not repeated: it could quote the vector.
-        raise ConfigurationError(f"{path} cannot be read as .npy or .npz") from None
+        )
+    with reading(path, "an .npy or .npz file of plain arrays"), path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            vector, samples = loaded, 1
+        elif "vector" in loaded:
+            vector = loaded["vector"]
+            samples = int(loaded["samples"]) if "samples" in loaded else 1
+        else:
+            raise ConfigurationError(f"{path} has no array named 'vector'")
     if vector.dtype not in (np.float32, np.float64) or vector.ndim != 1:
         raise ConfigurationError(
             f"{path}: expected a one-dimensional float array, got {vector.dtype} {vector.shape}"

@@ -112,7 +112,7 @@ class Journal:
             self._db.execute("PRAGMA synchronous=FULL")
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise JournalError(f"the journal in {self._folder} is damaged: {verdict}")
+                raise JournalError(f"the journal in {self._folder} is damaged: {shown(verdict)}")
             self._db.executescript(_SCHEMA)
 
     def _check_owner(self, session: str) -> None:

@@ -30,7 +30,7 @@ from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError, CryptoError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.foreign import decode, shown
+from lightsecagg.foreign import decode, reading, shown
 from lightsecagg.params import Parameters, ThreatModel, check_integer
 from lightsecagg.protocol.settings import AllowList
 
@@ -103,13 +103,11 @@ def load_allow_list(path: Path, authority_key: bytes, session: bytes | None = No
 
 def load_identity(path: Path) -> IdentityKey:
     """Read a client's identity key."""
-    try:
-        return IdentityKey(bytes.fromhex(_read(path).decode("ascii").strip()))
-    except (ValueError, CryptoError):
-        # The parser's message could quote the file, which is a secret.
-        raise ConfigurationError(
-            f"{path} holds no identity key: {2 * IDENTITY_KEY_LENGTH} hexadecimal digits"
-        ) from None
+    with reading(path, f"an identity key of {2 * IDENTITY_KEY_LENGTH} hexadecimal digits"):
+        private = bytes.fromhex(path.read_text(encoding="ascii"))
+        if len(private) != IDENTITY_KEY_LENGTH:
+            raise ValueError(f"{len(private)} bytes")
+        return IdentityKey(private)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +343,5 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with reading(path, "a file"):
         return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error

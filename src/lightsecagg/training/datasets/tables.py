@@ -42,6 +42,8 @@ def read_csv(data_dir: Path | None, classes: int | None) -> Dataset:
     root = data_folder("csv", data_dir, _CSV)
     train = find_file("csv", [root], ["train.csv"], _CSV)
     columns, inputs, targets, groups = _read_table(train)
+    if not len(targets):
+        raise ConfigurationError(f"csv: {train} has no training example")
     test_inputs, test_targets = inputs[:0], targets[:0]
     if (root / "test.csv").is_file():
         test_columns, test_inputs, test_targets, _ = _read_table(root / "test.csv")
@@ -64,7 +66,9 @@ def read_writer_ids(path: Path) -> NDArray[np.int64]:
 
 def load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """All arrays of an npz file; pickled objects inside it are refused."""
-    with reading(path, "an npz file of plain arrays"), np.load(path, allow_pickle=False) as archive:
+    # NumPy leaves a file open that it opened itself and cannot read.
+    with reading(path, "an npz file of plain arrays"), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
         return {name: archive[name] for name in archive.files}
 
 
