@@ -24,7 +24,7 @@ from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.durable import seal
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
-from lightsecagg.protocol import ledger, round_client, settings
+from lightsecagg.protocol import round_client, settings
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import AllowList, Policy, Settings
@@ -52,10 +52,6 @@ def deep_settings() -> bytes:
     fields += [bytes(32), 1, bytes(32), bytes(32), 8, 2, 2, 6, 4294967291, 0, 5, False, 1.0, 1, 2.0]
     encoded = msgspec.msgpack.encode([*fields, {}, 0])
     return encoded[:-2] + unknown_key(b"\x80") + b"\x00"
-
-
-def deep_ledger() -> bytes:
-    return unknown_key(Ledger().to_bytes())
 
 
 def deep_snapshot() -> bytes:
@@ -86,10 +82,9 @@ def restore(payload: bytes) -> Any:
     [
         (envelope._decoder, lambda data: envelope.unpack(b"\x00" + data), deep_hello),
         (settings._decoder, Settings.from_bytes, deep_settings),
-        (ledger._decoder, Ledger.from_bytes, deep_ledger),
         (round_client._decoder, restore, deep_snapshot),
     ],
-    ids=["control", "settings", "ledger", "snapshot"],
+    ids=["control", "settings", "snapshot"],
 )
 def test_S41_deep_nesting_is_a_malformed_message(
     naive: Any, ours: Callable[[bytes], Any], make: Callable[[], bytes]
