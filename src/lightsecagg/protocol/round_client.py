@@ -308,6 +308,15 @@ class RoundClient:
         return secret + sum(len(share) for _, share in state.held.values())
 
     @property
+    def upload_is_due(self) -> bool:
+        """Whether the upload would leave now if the input were set.
+
+        A driver that has no input for this round withdraws here and no sooner: at any other
+        moment its silence or its words would be about the input (S44).
+        """
+        return isinstance(self.state, Sharing) and self.state.owners is not None
+
+    @property
     def generation(self) -> int:
         """Grows with every change, over all rounds of the ledger; see `restore`."""
         return self.ledger.generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,20 @@ class NetworkFederation:
         )
 
     def client(
-        self, client: int, kind: Any = FederationClient, address: str | None = None, **extra: Any
+        self,
+        client: int,
+        kind: Any = FederationClient,
+        address: str | None = None,
+        job: Any = None,
+        table: Sequence[str] = (),
+        **extra: Any,
     ) -> FederationClient:
-        overrides = ["client.overlap=thread", "client.reconnect=60.0"]
+        """`table` overrides the client's file, as `--set` does."""
+        overrides = ["client.overlap=thread", "client.reconnect=60.0", *table]
         if address is not None:
             overrides.append(f'server.address="{address}"')
         config = load_config(ClientConfig, self.made.clients[client], overrides)
-        return build_client(config, kind, job=Contribution(client), **extra)
+        return build_client(config, kind, job=job or Contribution(client), **extra)
 
     def check(self, record: RoundRecord) -> None:
         """The latest result is the exact sum, or average, over those whom this record includes."""

@@ -192,7 +192,7 @@ def test_S16_a_withdrawal_says_nothing_about_the_update(tmp_path: Path) -> None:
     withdrawals = [data for data in federation.transport.captured if b"Withdraw" in data]
     assert len(withdrawals) == 2
     for data in withdrawals:
-        assert unpack(data).reason == "its update is not available"  # type: ignore[union-attr]
+        assert unpack(data).reason == "it has no update to upload"  # type: ignore[union-attr]
         assert b"1234" not in data
 
 

@@ -165,7 +165,7 @@ def test_a_task_without_test_data_has_no_figures(
     table = TrainingTable(task={"task": f"{tmp_path / 'blind.py'}:Blind", "clients": 4})
     federation = Federation(tmp_path / "state", 4, privacy=1, dropouts=1, bound=BOUND)
     federation.job = TrainingServer(table, BOUND)
-    federation.jobs = {i: TrainingClient(table, i) for i in range(4)}
+    federation.jobs = {i: TrainingClient(table, i, bytes([i]) * 32) for i in range(4)}
     records = asyncio.run(federation.run(number=2, settle=5, upload=100))
     assert [(record.aborted, record.figures) for record in records] == [(None, {})] * 2
     assert "evaluating it failed" not in caplog.text

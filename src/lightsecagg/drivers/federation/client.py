@@ -9,7 +9,8 @@ sends again what was not acknowledged.
 
 Whatever the server sends, `run` ends only by a goodbye, by giving up a server that cannot be
 reached or says nothing, or by cancellation (S29, S41, R35). A client that cannot take part in a
-round, because its policy forbids it or its training failed, says so and waits for the next one.
+round says so and waits for the next one: at the opening, if its policy forbids it; where the
+upload would leave, if it has no update, whatever the reason (S44).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from lightsecagg.errors import (
     LightSecAggError,
     PeerGone,
     Refused,
+    RemoteProtocolError,
     TransportError,
 )
 from lightsecagg.field.prime import PrimeField
@@ -77,6 +79,7 @@ from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_mode
 from lightsecagg.protocol.wire import Codec
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
+_NO_UPDATE = "it has no update to upload"
 _STEADY = 10.0
 """Seconds after which a stream counts as a success although the server said nothing."""
 
@@ -87,12 +90,15 @@ class _Round:
 
     number: int
     model: bytes = field(repr=False)
+    bound: float
     party: RoundClient | None = None
     """Made when the opening tells which protocol is spoken."""
     codec: Codec | None = None
-    bound: float = 0.0
+    weighted: bool = False
     training: asyncio.Task[Update] | None = None
     needs_input: bool = False
+    without_update: bool = False
+    """There is nothing to upload, which the server hears when the upload is due."""
     unacknowledged: bytes | None = field(default=None, repr=False)
     """The masked upload, until the server has stored it."""
     spans: list[dict[str, Any]] = field(default_factory=list)
@@ -290,7 +296,7 @@ class FederationClient:
 
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
-        round_ = self._round = _Round(message.round, message.model)
+        round_ = self._round = _Round(message.round, message.model, message.bound)
         training = self._train(message, round_)
         round_.training = asyncio.create_task(training)
         if self._table.overlap == "off":
@@ -338,13 +344,27 @@ class FederationClient:
             self._warn("round %d: %s", round_.number, error)
             unaccounted = isinstance(error, JournalError)
             if round_.party is None or unaccounted or isinstance(message, Opening | Roster):
-                await self._withdraw(round_, str(error))
+                # The name of a file is nobody else's business.
+                reason = "its ledger cannot be written" if unaccounted else str(error)
+                await self._withdraw(round_, reason)
             return
         self._note(round_, message, start)
         await self._release(round_, outputs)
         if unacknowledged is not None and isinstance(message, Opening | SharesClosed):
             # The server asks again: the upload was lost with the connection.
             await self._communicator.send(unacknowledged)
+        if round_.without_update:
+            await self._withdraw_when_due(round_)
+
+    async def _withdraw_when_due(self, round_: _Round) -> None:
+        """Withdraw where the upload would leave, at the same moment and always in the same words.
+
+        Had the server not closed sharing, it would not have heard of an update either. So it
+        learns that there is none only in a round that goes on to its uploads, and never why: a
+        bound that was exceeded, NaN, a failure, a vector that is spent (S44).
+        """
+        if round_.party is not None and round_.party.upload_is_due:
+            await self._withdraw(round_, _NO_UPDATE)
 
     async def _withdraw(self, round_: _Round, reason: str) -> None:
         """Sit this round out, and tell the server, which would wait until its deadline."""
@@ -358,10 +378,24 @@ class FederationClient:
             if not isinstance(message, Opening):
                 raise DecodeError("a round begins with an opening")
             settings = Settings.from_bytes(message.settings)
-            round_.codec, round_.bound = Codec(settings.field), settings.quantizer.bound
+            self._check_announcement(settings, round_)
+            round_.codec, round_.weighted = Codec(settings.field), settings.quantizer.weighted
             round_.party = self._make_party(settings.protocol, round_)
             return message
         return round_.codec.decode(body)
+
+    def _check_announcement(self, settings: Settings, round_: _Round) -> None:
+        """The opening must say what came with the model, which training has begun with (S44).
+
+        Scalars that ride along an update are scaled to the announced bound. If another one were
+        compared with them, a server could search for their size.
+        """
+        opened, bound = settings.round, settings.quantizer.bound
+        if (opened, bound) != (round_.number, round_.bound):
+            raise RemoteProtocolError(
+                f"the server announced round {round_.number} with bound {round_.bound} and opens "
+                f"round {opened} with bound {bound}"
+            )
 
     def _make_party(self, protocol: str, round_: _Round) -> RoundClient:
         if protocol not in self._policy.protocols:
@@ -378,7 +412,7 @@ class FederationClient:
             return
         round_.training, round_.needs_input = None, False
         try:
-            update = self._clipped(training.result(), round_.bound)
+            update = self._prepared(training.result(), round_)
             self._trace_update(round_, update)
             start = time.time()
             outputs = await asyncio.to_thread(round_.party.set_input, update)
@@ -387,7 +421,8 @@ class FederationClient:
             self._log_failure(round_, error)
             if isinstance(error, BrokenExecutor) and self._own_executor:
                 self._executor = None  # its process is dead; the next round gets another
-            await self._withdraw(round_, "its update is not available")
+            round_.without_update = True
+            await self._withdraw_when_due(round_)
             return
         await self._release(round_, outputs)
 
@@ -397,11 +432,18 @@ class FederationClient:
         what = str(error) if known else f"training failed with {where(error)}"
         log.error("client %d sits round %d out: %s", self._table.id, round_.number, what)
 
-    def _clipped(self, update: Update, bound: float) -> Update:
-        """As configured; how many entries were clipped stays here, it tells about the data."""
-        if not self._table.clip:
-            return update
-        return Update(clip_to_bound(update.vector, bound), update.samples)
+    def _prepared(self, update: Update, round_: _Round) -> Update:
+        """Clipped, as configured; that it was stays in the log here, it tells about the data.
+
+        Where no counts are summed the count is 1 for everybody: refusing those who have another
+        one would tell who they are.
+        """
+        vector, samples = update.vector, update.samples if round_.weighted else 1
+        if self._table.clip:
+            vector = clip_to_bound(vector, round_.bound)
+            if not np.array_equal(vector, update.vector, equal_nan=True):
+                log.info("client %d: its update was cut to the bound", self._table.id)
+        return Update(vector, samples)
 
     async def _release(self, round_: _Round, outputs: list[Output]) -> None:
         for output in outputs:
