@@ -157,7 +157,7 @@ def test_protected_and_plain_buffers_hold_the_same_updates(name: Staleness) -> N
     config = make_config(modulus=PAPER_MODULUS)
     protected = AsyncConfig(
         parameters=config.parameters,
-        buffering=Buffering(table, max_updates=5),
+        buffering=Buffering(table, max_updates=5, strict=False),
         quantizer=Quantizer(PrimeField(PAPER_MODULUS), 1.0, 5, max_weight=table.max_weight),
         dimension=DIMENSION,
         buffer_size=5,
@@ -353,6 +353,33 @@ def test_simulate_mode_async_reports_exact_sums_and_costs(staleness: str) -> Non
     assert document["bytes"] > 0
     assert document["seconds"] > 0
     assert len(document["buffers"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "threat_model", "strict"),
+    [
+        ("", "honest-but-curious", False),
+        ("--strict", "honest-but-curious", True),
+        ("--threat-model malicious-server", "malicious-server", True),
+        ("--threat-model malicious-server --no-strict", "malicious-server", False),
+    ],
+)
+def test_S43_simulate_mode_async_says_what_it_defends_against_and_how(
+    options: str, threat_model: str, strict: bool
+) -> None:
+    document = run(f"--dim 20 --flushes 2 --tau-max 4 --local-scale 1024 {options}")
+    assert document["exact"] is True
+    assert document["threat_model"] == threat_model
+    assert document["strict"] is strict
+    assert document["scale"] == 1024
+
+
+def test_strict_buffers_and_an_impatient_server_get_along() -> None:
+    document = run(
+        "--dim 20 --flushes 5 --arrivals queue --flush-after 1 --threat-model malicious-server"
+    )
+    assert document["exact"] is True
+    assert document["strict"] is True
 
 
 def test_simulate_mode_async_on_a_virtual_clock() -> None:

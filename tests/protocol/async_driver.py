@@ -7,6 +7,8 @@ known without knowing any coin.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,12 +70,18 @@ class AsyncFederation:
         spare_answers: int = 0,
         publish: bool = True,
         protocol: str = ProtocolName.LIGHTSECAGG,
+        scale: float = 1.0,
+        policy: Mapping[str, Any] = MappingProxyType({"scale": 0.0}),
         **buffering: Any,
     ) -> None:
-        """`publish`: whether the server names the model of each version, as it should."""
+        """Not strict, and with clients that accept every c_l, unless told otherwise.
+
+        * `publish`: whether the server names the model of each version, as it should.
+        """
         table = StalenessTable.from_function(polynomial(1.0), 64, 5)
         self.buffering = Buffering(
-            **{"table": table, "max_updates": buffer_size, "share_lifetime": 12} | buffering
+            **{"table": table, "max_updates": buffer_size, "share_lifetime": 12, "strict": False}
+            | buffering
         )
         self.parameters = Parameters(
             clients,
@@ -90,7 +98,7 @@ class AsyncFederation:
             bound=1000.0,
             summands=self.buffering.max_updates,
             max_weight=self.buffering.table.max_weight,
-            scale=1.0,
+            scale=scale,
         )
         self.keys = {client: IdentityKey.generate() for client in range(clients)}
         self.allow_list = AllowList({client: key.public for client, key in self.keys.items()})
@@ -112,6 +120,7 @@ class AsyncFederation:
             protocols=(protocol,),
             buffering=self.buffering,
             max_attempts=max_attempts,
+            **policy,
         )
         self.server = AsyncLightSecAggServer(
             self.settings, self.allow_list, buffer_size, spare_answers=spare_answers

@@ -669,3 +669,79 @@ def test_strict_mode_or_equal_weights_stop_the_low_bit_leak() -> None:
         strict.fed.tell(2, strict.honest(0, 1))
     (answer,) = strict.fed.tell(2, strict.honest(0, 1, 2, 3))
     assert isinstance(answer, BufferAnswer)
+
+
+# -- S43: the server chooses versions, hence weights, and c_l ------------------------------------
+
+
+def read_the_victim(**options: Any) -> tuple[Any, AsyncFederation]:
+    """Three peers at weight 64, the victim at 21, c_l = 800; what the agreed sum says of it.
+
+    Every step is the protocol's: clients sign the buffer, the quorum is complete, nobody colludes.
+    The server only decides which version of the model each client gets, and the settings.
+    """
+    fed = AsyncFederation(
+        6, 1, 1, buffer_size=4, threat_model=MALICIOUS, dimension=2000, scale=800.0, **options
+    ).open()
+    rng = np.random.default_rng(7)
+    vectors: list[Any] = []
+
+    def unique_vector() -> Any:
+        vectors.append(rng.normal(0, 0.01, 2000))
+        return vectors[-1]
+
+    fed.unique_vector = unique_vector  # type: ignore[method-assign]
+    fed.skip_to(2)
+    for client in (1, 2, 3):
+        fed.upload(client, version=2)
+    fed.upload(0, version=0)
+    fed.settle()
+    if not fed.results:
+        return None, fed
+    assert fed.results[0].weights == (21, 64, 64, 64)
+    guess = recover_second(fed, fed.results[0].total)
+    return np.corrcoef(guess, vectors[-1])[0, 1], fed
+
+
+def test_S43_without_the_rules_a_server_reads_one_update_from_the_agreed_sum() -> None:
+    correlation, fed = read_the_victim(strict=False, policy={"scale": 0.0})
+    assert correlation > 0.99
+    assert fed.refused == []
+
+
+def test_S43_S01_a_coarse_scale_is_refused_where_an_update_may_have_its_own_weight() -> None:
+    fed = AsyncFederation(6, 1, 1, threat_model=MALICIOUS, scale=800.0, policy={})
+    with pytest.raises(RemoteProtocolError, match=r"c_l = 800, this client demands 65536"):
+        fed.tell(0, Opening(fed.settings.to_bytes()))
+    # In honest-but-curious mode buffers are not strict either.
+    fed = AsyncFederation(6, 1, 1, threat_model=HONEST, scale=800.0, policy={}, strict=None)
+    with pytest.raises(RemoteProtocolError, match=r"c_l = 800, this client demands 65536"):
+        fed.tell(0, Opening(fed.settings.to_bytes()))
+
+
+@pytest.mark.parametrize("demand", [{}, {"scale": 0.0}, {"scale": 800.0}])
+def test_S43_S09_buffers_are_strict_by_default_against_a_malicious_server(
+    demand: dict[str, float],
+) -> None:
+    correlation, fed = read_the_victim(strict=None, policy=demand)
+    assert correlation is None, "the honest server does not even form the buffer"
+    tags = [waiting.upload.tag for waiting in fed.server._waiting]
+    buffer = BufferAnnounced(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
+    for client in (0, 1, 4):
+        with pytest.raises(RemoteProtocolError, match=r"strict mode: fewer than T \+ 2"):
+            fed.tell(client, buffer)
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_S43_equal_weights_need_neither_rule(strict: bool | None) -> None:
+    table = StalenessTable.from_function(constant(), 64, 5)
+    fed = AsyncFederation(
+        6, 1, 1, threat_model=MALICIOUS, scale=1.0, policy={}, strict=strict, table=table
+    ).open()
+    fed.skip_to(2)
+    for client, version in enumerate((0, 1, 2, 2)):
+        fed.upload(client, version)
+    fed.settle()
+    (result,) = fed.results
+    assert result.weights == (1, 1, 1, 1)
+    fed.assert_exact()

@@ -336,6 +336,25 @@ def test_strict_mode_forms_buffers_of_whole_weight_classes() -> None:
     fed.assert_exact()
 
 
+def test_strict_mode_does_not_wait_for_ever_behind_updates_without_company() -> None:
+    """Everybody's first update has a weight of its own; the second ones share theirs."""
+    fed = AsyncFederation(clients=6, buffer_size=4, strict=True).open()
+    fed.skip_to(4)
+    for owner in range(4):
+        fed.upload(owner, version=owner)
+        fed.settle()
+    assert (fed.server.waiting, fed.server.summable) == (4, 0)
+    with pytest.raises(LocalProtocolError, match="0 of 4 waiting updates may share a buffer"):
+        fed.server.flush()
+    for owner in range(4):
+        fed.upload(owner, version=4)
+        fed.settle()
+    assert [result.weights for result in fed.results] == [(64, 64, 64, 64)]
+    assert fed.server.waiting == 4
+    assert not fed.refused
+    fed.assert_exact()
+
+
 def test_weights_too_far_apart_are_not_put_into_one_buffer() -> None:
     fed = AsyncFederation(max_ratio=2.0).open()
     fed.skip_to(3)

@@ -231,6 +231,7 @@ def proposals() -> dict[str, tuple[Settings, Policy, str]]:
         ),
         "a tight bound": (settings, replace(policy, bound=1024.5), "bound 1024.0 .* is 1024.5"),
         "a wide bound": (settings, replace(policy, bound=1023.5), "bound 1024.0 .* is 1023.5"),
+        "a coarse scale": (settings, replace(policy, scale=1.5), "c_l = 1, .* demands 1.5"),
         "long shares": (settings, replace(policy, max_share_bytes=83), "84 bytes.*allows 83"),
     }
 
@@ -256,6 +257,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
         minimum=5,
         share_mode=SEEDED,
         bound=1024.0,
+        scale=0.5,
         max_share_bytes=4 * 7 * 4,
     )
     client = RoundClient(me, federation.identities[me], lenient, Ledger())

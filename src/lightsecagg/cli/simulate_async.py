@@ -89,8 +89,13 @@ def simulate(
     ] = 1.0,
     staleness_scale: Annotated[int, typer.Option(help="c_g.")] = 64,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Demand T + 2 owners per weight; see the docs.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--strict/--no-strict",
+            help="Demand T + 2 owners per weight; see the docs.",
+            show_default="strict against a malicious server",
+        ),
+    ] = None,
     stock: Annotated[int, typer.Option(help="Masks that a client shares ahead of time.")] = 2,
     arrivals: Annotated[
         Arrivals, typer.Option(help="uniform: the paper's staleness; queue: a virtual clock.")
@@ -291,6 +296,8 @@ def _document(
         "bytes": sum(int(p["upload_bytes"] + p["download_bytes"]) for p in phases.values()),
         "seconds": sum(p["client_seconds"] + p["server_seconds"] for p in phases.values()),
     }
+    if isinstance(federation, ProtectedFederation):
+        document |= federation.protection
     if evaluations:
         document["evaluations"] = evaluations
     return document
@@ -330,5 +337,11 @@ def _show(document: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if "strict" in document:
+        strict = "strict" if document["strict"] else "not strict"
+        console.print(
+            f"{document['threat_model']}, buffers {strict}, c_l = {document['scale']:g}",
+            highlight=False,
+        )
     if document.get("evaluations"):
         console.print(f"last evaluation: {document['evaluations'][-1]}", highlight=False)

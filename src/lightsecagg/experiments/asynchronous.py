@@ -196,6 +196,8 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
         "training_seconds": workload.seconds,
         "phases": federation.meter.costs(),
     }
+    if isinstance(federation, ProtectedFederation):
+        document |= federation.protection
     if isinstance(federation, PlainFederation) and isinstance(
         federation.server, UncheckedFieldServer
     ):

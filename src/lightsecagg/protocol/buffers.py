@@ -163,10 +163,11 @@ def buffer_weights(
             f"weights from {min(weights)} to {max(weights)} exceed the ratio "
             f"R = {buffering.max_ratio}: the sum would hardly hide the heavy ones"
         )
-    if buffering.strict and min(Counter(weights).values()) < least:
+    together = buffering.per_weight(round_.settings.parameters)
+    if min(Counter(weights).values()) < together:
         raise RemoteProtocolError(
-            f"strict mode: fewer than T + 2 = {least} owners share a weight, so the low bits of "
-            "the sum would tell something about them"
+            f"strict mode: fewer than T + 2 = {together} owners share a weight, so the low bits "
+            "of the sum would tell something about them"
         )
     return weights
 
@@ -199,28 +200,34 @@ def choose_updates(
 ) -> list[AnyWaiting]:
     """The next buffer: at most `size` uploads that clients will accept together, oldest first.
 
-    One per owner; a second one waits for the next buffer.
+    One per owner; a second one waits for the next buffer. In strict mode any of an owner's, or a
+    stale one that finds no company would keep back the fresh ones behind it for ever.
 
     * `waiting`: in the order of arrival.
     * `weight`: version -> weight at the buffer's time.
     """
-    firsts: dict[int, AnyWaiting] = {}
+    firsts: dict[int, dict[int, AnyWaiting]] = {}  # owner -> weight -> its oldest upload
     for upload in waiting:
-        firsts.setdefault(upload.owner, upload)
+        mine = firsts.setdefault(upload.owner, {})
+        if rules.per_weight > 1 or not mine:
+            mine.setdefault(weight(upload.version), upload)
     by_weight: dict[int, list[AnyWaiting]] = {}
-    for upload in firsts.values():
-        by_weight.setdefault(weight(upload.version), []).append(upload)
-    if rules.per_weight > 1:
-        by_weight = {w: group for w, group in by_weight.items() if len(group) >= rules.per_weight}
+    for mine in firsts.values():
+        for w, upload in mine.items():
+            by_weight.setdefault(w, []).append(upload)
+    by_weight = {w: group for w, group in by_weight.items() if len(group) >= rules.per_weight}
     ranges = [
         {w: group for w, group in by_weight.items() if least <= w <= rules.max_ratio * least}
         for least in by_weight
     ]
-    best = max(ranges, key=lambda groups: sum(map(len, groups.values())), default={})
+    best = max(ranges, key=_count_owners, default={})
     if rules.per_weight > 1:
         return _whole_groups(best, size, rules.per_weight)
-    chosen = {upload.owner for group in best.values() for upload in group}
-    return [upload for upload in firsts.values() if upload.owner in chosen][:size]
+    return [upload for mine in firsts.values() for w, upload in mine.items() if w in best][:size]
+
+
+def _count_owners(groups: Mapping[int, list[AnyWaiting]]) -> int:
+    return len({upload.owner for group in groups.values() for upload in group})
 
 
 def _whole_groups(
@@ -228,9 +235,13 @@ def _whole_groups(
 ) -> list[AnyWaiting]:
     """At most `size` uploads, of each weight none or at least `least`; large groups first."""
     taken: list[list[AnyWaiting]] = []
+    owners: set[int] = set()
     for group in sorted(groups.values(), key=len, reverse=True):
-        if sum(map(len, taken)) < size and least * (len(taken) + 1) <= size:
-            taken.append(group)
+        others = [upload for upload in group if upload.owner not in owners]
+        room = sum(map(len, taken)) < size and least * (len(taken) + 1) <= size
+        if room and len(others) >= least:
+            taken.append(others)
+            owners.update(upload.owner for upload in others)
     spare = size - least * len(taken)
     chosen: list[AnyWaiting] = []
     for group in taken:

@@ -183,6 +183,10 @@ class BufferedServerParty(Party, Protocol):
     def waiting(self) -> int:
         """How many distinct owners have an upload waiting."""
 
+    @property
+    def summable(self) -> int:
+        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+
     def start(self) -> Sequence[object]:
         """Open the epoch; call once."""
 

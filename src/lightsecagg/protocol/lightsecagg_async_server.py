@@ -209,6 +209,11 @@ class AsyncLightSecAggServer:
         """How many distinct owners have an upload waiting."""
         return len({waiting.owner for waiting in self._waiting})
 
+    @property
+    def summable(self) -> int:
+        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+        return len(self._choose())
+
     def start(self) -> list[AsyncOutput]:
         """Open the epoch."""
         if self._started:
@@ -509,7 +514,7 @@ class AsyncLightSecAggServer:
 
     def _choose(self) -> list[BufferedUpload]:
         """The next buffer, by owner; shorter than K if fewer updates may be summed now."""
-        per_weight = self.settings.parameters.privacy + 2 if self._buffering.strict else 1
+        per_weight = self._buffering.per_weight(self.settings.parameters)
         chosen = choose_updates(
             filter(self._is_usable, self._waiting),
             self.buffer_size,

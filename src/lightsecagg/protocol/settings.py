@@ -40,6 +40,9 @@ MAX_LENGTH = 2**30 - 1
 MAX_UNANNOUNCED_DIMENSION = 2**26
 """The longest vector for which a client makes masks without having been told to expect it."""
 
+SINGLED_OUT_SCALE = 2.0**16
+"""The least c_l where an update may have a weight of its own: the paper's."""
+
 NO_MODEL = bytes(HASH_LENGTH)
 """What a round names as its global model where vectors are summed that descend from none."""
 
@@ -104,8 +107,10 @@ class Buffering:
     """K_max: the most updates in one buffer."""
     max_ratio: float = 64.0
     """R: the largest max w / min w within one buffer."""
-    strict: bool = False
-    """Demand T + 2 owners per weight value: different integer weights reveal low bits."""
+    strict: bool | None = None
+    """Demand T + 2 owners per weight value: different integer weights reveal low bits, and the
+    server hands out versions, hence weights. None demands it in malicious-server mode. Where all
+    weights are equal it changes nothing."""
     stock: int = 4
     """How many unused masks of one owner a peer keeps; the oldest goes first."""
     share_lifetime: int = 64
@@ -122,6 +127,17 @@ class Buffering:
             )
         if not 1 <= self.max_ratio <= MAX_SCALE:
             raise ParameterError(f"max_ratio R = {self.max_ratio} must be in [1, 2^31]")
+
+    def per_weight(self, parameters: Parameters) -> int:
+        """The fewest owners that share a weight in a buffer: T + 2 if strict, otherwise 1."""
+        strict = self.strict
+        if strict is None:
+            strict = parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        return parameters.privacy + 2 if strict else 1
+
+    def singles_out(self, parameters: Parameters) -> bool:
+        """Whether one update may have a weight of its own in a buffer."""
+        return self.table.ratio > 1 and self.per_weight(parameters) == 1
 
     def weights(self, now: int, versions: Iterable[int]) -> tuple[int, ...]:
         """w(t - t_i) for each update; `ParameterError` for a staleness outside [0, tau_max]."""
@@ -417,6 +433,12 @@ class Policy:
     """The bound for the entries of an update, exactly (S44). A client whose update lies beyond it
     is missing from the sum, and the server sees that: were the bound the server's to choose, it
     could search for the largest entry. None leaves it to the server."""
+    scale: float | None = None
+    """The least c_l. In a sum with different integer weights, the low log2(w_max) bits belong to
+    few updates; a small c_l puts all of an update into them (S43). None demands 2^16, the paper's,
+    of buffers in which an update may have a weight of its own, and nothing elsewhere: where all
+    have the same weight, or T + 2 share each, a coarse sum is still a sum over as many clients.
+    Updates of entries far below 1 need more: c_l times their size should far exceed w_max."""
     max_share_bytes: int | None = None
     """LightSecAgg: the most bytes that the shares of one round may take at this client, those
     that it makes and those that it holds 4 N L each; `stock` times as much in the asynchronous
@@ -479,8 +501,21 @@ class Policy:
                 f"bound {settings.quantizer.bound} for the entries of an update, this client's is "
                 f"{self.bound}; who changes it changes it at every client"
             )
+        self._check_scale(settings)
         settings.traits.check_policy(self, settings)
         self.check_graph(settings, parameters.clients)
+
+    def _check_scale(self, settings: Settings) -> None:
+        least, buffering = self.scale, settings.buffering
+        if least is None:
+            singles_out = buffering is not None and buffering.singles_out(settings.parameters)
+            least = SINGLED_OUT_SCALE if singles_out else 0.0
+        if settings.quantizer.scale < least:
+            raise refused(
+                f"scale c_l = {settings.quantizer.scale:g}, this client demands {least:g}: the "
+                "coarser the rounding, the more of an update lies in the low bits that different "
+                "weights reveal; lower the bound or the weights, or take strict buffers"
+            )
 
     def check_graph(self, settings: Settings, members: int) -> None:
         """Refuse a sharing graph that does not protect a roster of so many members."""

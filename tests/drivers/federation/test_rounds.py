@@ -101,6 +101,7 @@ def test_R37_settings_below_a_clients_policy_are_explained_on_both_sides(
         ({"minimum": 9}, "this client demands 9"),
         ({"share_mode": "paper"}, "this client demands paper"),
         ({"bound": 1e6}, "this client's is 1000000.0"),
+        ({"scale": 1e12}, "this client demands 1e+12"),
         ({"max_share_bytes": 1}, "this client allows 1"),
     ],
 )

@@ -139,6 +139,7 @@ class FederationClient:
             minimum=table.minimum,
             share_mode=table.share_mode,
             bound=table.bound,
+            scale=table.scale,
             max_share_bytes=table.max_share_bytes,
         )
         if table.id not in allow_list:

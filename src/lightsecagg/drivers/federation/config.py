@@ -162,6 +162,8 @@ class ClientTable(Table):
     bound: float = Field(gt=0)
     """The bound of every round, exactly: a server that could vary it could search for the largest
     entry of an update, by who is missing from the sum."""
+    scale: float | None = Field(default=None, gt=0)
+    """The least c_l, steps per unit of an update; left out, as the server likes."""
     max_share_bytes: int | None = Field(default=None, gt=0)
     """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")

@@ -121,6 +121,7 @@ class ProtectedFederation(MeteredWire):
             threat_model=parameters.threat_model,
             dimension=config.dimension,
             buffering=config.buffering,
+            scale=config.quantizer.scale,
             max_attempts=1,
         )
         # Rounding is not secret in a simulation; given keys make a run reproducible.
@@ -154,6 +155,16 @@ class ProtectedFederation(MeteredWire):
     def time(self) -> int:
         """t"""
         return self.server.time
+
+    @property
+    def protection(self) -> dict[str, str | bool | float]:
+        """Against whom the run defends, and how; for its document."""
+        parameters, buffering = self.config.parameters, self.config.buffering
+        return {
+            "threat_model": parameters.threat_model.value,
+            "strict": buffering.per_weight(parameters) > 1,
+            "scale": self.config.quantizer.scale,
+        }
 
     def publish(self, model: bytes, version: int) -> None:
         """See `Federation`."""
@@ -197,8 +208,8 @@ class ProtectedFederation(MeteredWire):
         return flushes
 
     def flush(self) -> list[Flush]:
-        """See `Federation`; does nothing while fewer than T + 2 updates wait."""
-        if self.server.waiting < self.config.parameters.privacy + 2:
+        """See `Federation`; does nothing while fewer than T + 2 updates may be summed."""
+        if self.server.summable < self.config.parameters.privacy + 2:
             return []
         self.call(SERVER, self.server.flush)
         return self._until_collecting()

@@ -127,7 +127,8 @@ def _run(
         if idle > _PATIENCE:
             raise Aborted(
                 f"no buffer was recovered during {idle} events: too many clients are away or too "
-                "slow; lower K, U or the dropout rate, or raise tau_max"
+                "slow, or no T + 2 of them share a weight, as strict buffers demand; lower K, U, "
+                "T, the dropout rate or c_g, raise N or tau_max, or take equal weights"
             )
     report.clock = schedule.clock
     return report
