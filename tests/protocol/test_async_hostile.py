@@ -601,9 +601,9 @@ def test_S47_a_buffer_whose_average_is_beyond_the_bound_is_refused(lie: int) -> 
     """An owner masks with another mask than it has shared; the sum is recovered, and nonsense."""
     fed = AsyncFederation().open()
     stock = fed.clients[2]._stock
-    mask = stock[min(stock)].copy()
+    mask = fed.field.from_bytes(stock[min(stock)], fed.settings.length).copy()
     mask[3] = (int(mask[3]) + lie) % fed.field.modulus
-    stock[min(stock)] = mask
+    stock[min(stock)] = fed.field.to_bytes(mask)
     for client in range(4):
         fed.upload(client)
     fed.settle()
