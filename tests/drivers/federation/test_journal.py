@@ -19,10 +19,12 @@ from small_federation import SESSION, Federation
 from lightsecagg.drivers.federation import journal as journal_module
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import Member, Roster
+from lightsecagg.protocol.round_server import RoundServer
 
 UPLOADS = {client: np.arange(5, dtype=np.uint32) + client for client in range(8)}
 ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)))
@@ -329,3 +331,31 @@ def test_R36_a_checkpoint_of_another_kind_of_job_is_refused(
     with pytest.raises(JournalError, match="the checkpoint is of another kind of job") as caught:
         asyncio.run(federation.server(number=2).run())
     assert "state folder" in str(caught.value)
+
+
+def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server died between storing it and finding out."""
+    server = Federation(tmp_path).server()
+    server._journal.open_round(replace(server._settings, round=3))
+    server._journal.close_sharing(3, ROSTER, tuple(range(8)))
+    for client, vector in UPLOADS.items():
+        server._journal.store_upload(3, client, b"\xff", vector)
+
+    def receive(party: RoundServer, client: int, message: object) -> list[object]:
+        return [] if client != 5 else [1 // 0]
+
+    resumed = []
+
+    async def finish(server: FederationServer, round_: Any, outputs: list[object]) -> None:
+        resumed.append(round_.number)
+
+    monkeypatch.setattr(RoundServer, "receive", receive)
+    monkeypatch.setattr(FederationServer, "_finish", finish)
+    asyncio.run(server._resume_unfinished())
+    pending = server._journal.pending(3)
+    assert pending is not None
+    assert sorted(pending.held) == [0, 1, 2, 3, 4, 6, 7]
+    assert resumed == [3]
+    server._journal.close()

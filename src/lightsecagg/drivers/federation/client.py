@@ -431,7 +431,8 @@ class FederationClient:
         """Our own messages are free of secrets; those of foreign code may quote the data (S22)."""
         known = isinstance(error, LightSecAggError)
         what = str(error) if known else f"training failed with {where(error)}"
-        log.error("client %d sits round %d out: %s", self._table.id, round_.number, what)
+        message = "client %d sits round %d out: %s"
+        self._log.write(logging.ERROR, "the server", message, self._table.id, round_.number, what)
 
     def _prepared(self, update: Update, round_: _Round) -> Update:
         """Clipped, as configured; that it was stays in the log here, it tells about the data.

@@ -34,11 +34,10 @@ from lightsecagg.errors import (
     ConfigurationError,
     JournalError,
     LightSecAggError,
-    RemoteProtocolError,
 )
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.foreign import where
+from lightsecagg.foreign import explain, where
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
@@ -289,9 +288,10 @@ class FederationServer:
             vector = self._journal.load_upload(number, client)
             try:
                 outputs += party.receive(client, MaskedUpload(held, vector))
-            except RemoteProtocolError as error:
-                # The crash came between storing and refusing it; nobody had acknowledged it.
-                log.warning("round %d: a stored upload is refused: %s", number, error)
+            except Exception as error:
+                # The crash came between storing and refusing it; nobody had acknowledged it. What
+                # no one foresaw counts as a refusal too, or every restart would end here (S41).
+                log.warning("round %d: a stored upload is refused: %s", number, explain(error))
                 self._journal.discard_upload(number, client)
         if pending.survivors is not None:
             if party.phase is Phase.UPLOAD:
