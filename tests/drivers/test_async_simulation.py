@@ -193,7 +193,7 @@ def test_runs_repeat_themselves() -> None:
 
 def test_uploads_never_wait_for_the_offline_phase() -> None:
     federation = ProtectedFederation(make_config(), generator(0, 2))
-    assert all(client.stock == 2 for client in federation.clients)
+    assert all(client.stock == 2 for client in federation.clients.values())
     federation.publish(bytes(32), 0)
     federation.upload(0, np.zeros(DIMENSION), 0, bytes(32))
     assert federation.clients[0].stock == 2

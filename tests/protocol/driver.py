@@ -8,15 +8,17 @@ twice, or one that is missing, shows.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from links import Links
 
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.local import Packet
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
@@ -24,9 +26,7 @@ from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
     NeedInput,
-    Output,
     RoundAborted,
-    Send,
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
@@ -179,67 +179,74 @@ class Federation:
 Tamper = Callable[[int, int, Message], list[Message]]
 
 
-@dataclass
-class Network:
-    """Parties joined by FIFO links; every message crosses them as bytes."""
+class Network(Links):
+    """The wire in memory, with what the tests do to it and want to know afterwards."""
 
-    federation: Federation
     server: RoundServer
     clients: dict[int, RoundClient]
-    inputs: dict[int, Update]
-    queue: deque[tuple[int, int, bytes]] = field(default_factory=deque)
-    wire: list[tuple[int, int, bytes]] = field(default_factory=list)
-    """Everything that was ever sent: sender, recipient, bytes."""
-    dead: set[int] = field(default_factory=set)
-    results: list[Aggregate | RoundAborted] = field(default_factory=list)
-    aborted: dict[int, str] = field(default_factory=dict)
-    """Clients that were told that the round is over for them."""
-    tamper: Tamper = field(default=lambda _sender, _recipient, message: [message])
-    """What the network does to a message; returns what arrives."""
-    waiting: set[int] = field(default_factory=set)
-    """Clients whose training is under way; only used if `train_at_once` is false."""
-    train_at_once: bool = True
+
+    def __init__(
+        self,
+        federation: Federation,
+        server: RoundServer,
+        clients: dict[int, RoundClient],
+        inputs: dict[int, Update],
+    ) -> None:
+        super().__init__(server, clients, federation.codec)
+        self.federation = federation
+        self.inputs = inputs
+        self.wire: list[tuple[int, int, bytes]] = []
+        """Everything that was ever sent: sender, recipient, bytes."""
+        self.dead: set[int] = set()
+        self.results: list[Aggregate | RoundAborted] = []
+        self.aborted: dict[int, str] = {}
+        """Clients that were told that the round is over for them."""
+        self.tamper: Tamper = lambda _sender, _recipient, message: [message]
+        """What the network does to a message; returns what arrives."""
+        self.waiting: set[int] = set()
+        """Clients whose training is under way; only used if `train_at_once` is false."""
+        self.train_at_once = True
 
     def start(self) -> Network:
-        self.emit(SERVER, self.server.start())
+        self.call(SERVER, self.server.start)
         return self
 
-    def emit(self, sender: int, outputs: list[Output]) -> None:
-        """Do what a driver does with the outputs of one call."""
-        for output in outputs:
-            match output:
-                case Send(to, message):
-                    for arriving in self.tamper(sender, to, message):
-                        data = self.federation.codec.encode(arriving)
-                        self.wire.append((sender, to, data))
-                        self.queue.append((sender, to, data))
-                case NeedInput():
-                    self.waiting.add(sender)
-                    if self.train_at_once:
-                        self.train(sender)
-                case RoundAborted(reason) if sender != SERVER:
-                    self.aborted[sender] = reason
-                case _:
-                    self.results.append(output)
+    @property
+    def queue(self) -> list[Packet]:
+        """What is on its way, the next one first."""
+        return [*self.up, *self.down]
+
+    def carry(self, packet: Packet) -> Iterable[Packet]:
+        sender, to, data, _ = packet
+        for message in self.tamper(sender, to, self.codec.decode(data)):
+            data = self.codec.encode(message)
+            self.wire.append((sender, to, data))
+            yield Packet(sender, to, data, type(message))
+
+    def output(self, party: int, output: object) -> None:
+        match output:
+            case NeedInput():
+                self.waiting.add(party)
+                if self.train_at_once:
+                    self.train(party)
+            case RoundAborted(reason) if party != SERVER:
+                self.aborted[party] = reason
+            case Aggregate() | RoundAborted():
+                self.results.append(output)
 
     def train(self, client: int) -> None:
         self.waiting.discard(client)
         if client not in self.dead:
-            self.emit(client, self.clients[client].set_input(self.inputs[client]))
+            self.call(client, partial(self.clients[client].set_input, self.inputs[client]))
 
-    def deliver(self) -> None:
-        """Deliver the oldest message."""
-        sender, recipient, data = self.queue.popleft()
-        message = self.federation.codec.decode(data)
-        if recipient == SERVER:
-            self.emit(SERVER, self.server.receive(sender, message))
-        elif recipient not in self.dead:
-            self.emit(recipient, self.clients[recipient].receive(SERVER, message))
+    def deliver(self, packet: Packet) -> None:
+        if packet.recipient not in self.dead:
+            super().deliver(packet)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Network:
         """Deliver until nothing is under way any more, or `until` holds."""
-        while self.queue and not until():
-            self.deliver()
+        while not until() and self.step():
+            pass
         return self
 
     def finish(self) -> Network:
@@ -248,7 +255,7 @@ class Network:
             self.run()
             if self.results:
                 break
-            self.emit(SERVER, self.server.proceed())
+            self.call(SERVER, self.server.proceed)
         return self.run()
 
     @property

@@ -77,7 +77,7 @@ class Film:
         network.tamper = tamper
         self.genuine[Opening] = Opening(federation.settings().to_bytes())
         while network.queue:
-            network.deliver()
+            network.step()
             self._keep(type(client.state).__name__, client)
             if len(getattr(client.state, "held", ())) == 7:
                 self._keep("Sharing, shares held", client)

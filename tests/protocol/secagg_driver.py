@@ -7,15 +7,16 @@ out or counted twice shows.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.local import Packet, Wire
 from lightsecagg.errors import DecodeError
 from lightsecagg.field.prime import DEFAULT_FIELD, Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
@@ -24,10 +25,8 @@ from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
     NeedInput,
-    Output,
     Phase,
     RoundAborted,
-    Send,
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
@@ -69,7 +68,7 @@ class Fault:
 
 
 @dataclass
-class Federation:
+class Federation(Wire):
     """One round. Replace `clients[i]` or set `tamper` before `run` to misbehave."""
 
     protocol: str = ProtocolName.SECAGG
@@ -96,12 +95,12 @@ class Federation:
         self.identities = {client: IdentityKey.generate() for client in self.ids}
         self.allow_list = AllowList({c: key.public for c, key in self.identities.items()})
         self.settings = self.make_settings()
-        self.server: Any = RoundServer(self.settings, self.allow_list, self.ids)
-        self.clients: dict[int, Any] = {
+        server = RoundServer(self.settings, self.allow_list, self.ids)
+        clients = {
             client: self.client_class(client, self.identities[client], self.policy(), Ledger())
             for client in self.ids
         }
-        self.codec = Codec(self.number_field)
+        Wire.__init__(self, server, clients, Codec(self.number_field))
         self.gone: set[int] = set()
         self.result: Aggregate | RoundAborted | None = None
 
@@ -161,59 +160,47 @@ class Federation:
 
     def run(self) -> Aggregate | RoundAborted:
         """The server's result; every deadline fires once the wire is silent."""
-        queue: deque[tuple[int, Output]] = deque((SERVER, out) for out in self.server.start())
-        while True:
-            while queue:
-                queue.extend(self.step(*queue.popleft()))
-            if self.server.phase is Phase.DONE:
-                break
-            queue.extend((SERVER, out) for out in self.server.proceed())
+        self.call(SERVER, self.server.start)
+        self.settle()
+        while self.server.phase is not Phase.DONE:
+            self.call(SERVER, self.server.proceed)
+            self.settle()
         assert self.result is not None
         return self.result
 
-    def step(self, party: int, output: Output) -> list[tuple[int, Output]]:
-        if isinstance(output, Aggregate | RoundAborted):
-            if party == SERVER:
+    def output(self, party: int, output: object) -> None:
+        match output:
+            case NeedInput():
+                self.call(party, partial(self.clients[party].set_input, self.update(party)))
+            case Aggregate() | RoundAborted() if party == SERVER:
                 self.result = output
-            return []
-        if party in self.gone:
-            return []
-        if isinstance(output, NeedInput):
-            return [(party, out) for out in self.clients[party].set_input(self.update(party))]
-        return self.deliver(party, output)
 
-    def deliver(self, sender: int, send: Send) -> list[tuple[int, Output]]:
-        message: Message | None = send.message
+    def deliver(self, packet: Packet) -> None:
+        sender, to, data, kind = packet
+        if not self.gone.isdisjoint((sender, to)):
+            return
         fault = self.fault
-        hit = (
-            fault is not None
-            and sender in fault.clients
-            and PHASE_OF.get(type(message)) is fault.phase
-        )
-        if hit and fault is not None:
-            if fault.moment == "before":
-                return self.vanish(sender)
-            if fault.moment == "during" and self.is_cut(sender, send):
-                return self.vanish(sender)
-        if self.tamper is not None:
-            message = self.tamper(sender, send.to, send.message)
-        if message is None or send.to in self.gone:
-            return []
-        self.log.append((sender, send.to, message))
-        arrived = self.codec.decode(self.codec.encode(message))
-        party = self.server if send.to == SERVER else self.clients[send.to]
-        outputs = [(send.to, out) for out in party.receive(sender, arrived)]
-        if hit and fault is not None and fault.moment == "after" and self.is_last(sender):
-            outputs += self.vanish(sender)
-        return outputs
+        hit = fault is not None and sender in fault.clients and PHASE_OF.get(kind) is fault.phase
+        moment = fault.moment if hit and fault is not None else "never"
+        if moment == "before" or (moment == "during" and self.is_cut(packet)):
+            self.vanish(sender)
+            return
+        message: Message | None = self.codec.decode(data)
+        if self.tamper is not None and message is not None:
+            message = self.tamper(sender, to, message)
+        if message is None:
+            return
+        self.log.append((sender, to, message))
+        super().deliver(packet._replace(data=self.codec.encode(message)))
+        if moment == "after" and self.is_last(sender):
+            self.vanish(sender)
 
-    def is_cut(self, sender: int, send: Send) -> bool:
+    def is_cut(self, packet: Packet) -> bool:
         """Half of a client's shares arrive; of a single message only the first half does."""
-        if isinstance(send.message, SealedShare):
-            return 2 * self.shares_of(sender) >= self.settings.degree(self.N)
-        data = self.codec.encode(send.message)
+        if packet.kind is SealedShare:
+            return 2 * self.shares_of(packet.sender) >= self.settings.degree(self.N)
         with pytest.raises(DecodeError):
-            self.codec.decode(data[: len(data) // 2])
+            self.codec.decode(packet.data[: len(packet.data) // 2])
         return True
 
     def is_last(self, sender: int) -> bool:
@@ -226,11 +213,10 @@ class Federation:
     def shares_of(self, sender: int) -> int:
         return sum(c == sender and isinstance(m, SealedShare) for c, _, m in self.log)
 
-    def vanish(self, client: int) -> list[tuple[int, Output]]:
+    def vanish(self, client: int) -> None:
         self.gone.add(client)
-        if not self.announce_drops:
-            return []
-        return [(SERVER, out) for out in self.server.drop(client)]
+        if self.announce_drops:
+            self.call(SERVER, partial(self.server.drop, client))
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -240,9 +226,8 @@ class Federation:
             m for c, _, m in self.log if isinstance(m, kind) and (sender is None or c == sender)
         ]
 
-    def advance(self, until: Phase) -> deque[tuple[int, Output]]:
-        """Run until the server collects the messages of phase `until`; what is still under way."""
-        queue: deque[tuple[int, Output]] = deque((SERVER, out) for out in self.server.start())
-        while queue and self.server.phase is not until:
-            queue.extend(self.step(*queue.popleft()))
-        return queue
+    def advance(self, until: Phase) -> None:
+        """Run until the server collects the messages of phase `until`."""
+        self.call(SERVER, self.server.start)
+        while self.server.phase is not until and self.step():
+            pass

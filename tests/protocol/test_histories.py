@@ -7,7 +7,7 @@ begin the next round with whoever is left. Inputs are unique, so a double count 
 
 from __future__ import annotations
 
-from collections import deque
+from functools import partial
 
 import numpy as np
 from driver import HONEST, MALICIOUS, MODULI, PAPER, SEEDED, Federation
@@ -22,20 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lightsecagg.protocol.interface import (
-    SERVER,
-    Aggregate,
-    NeedInput,
-    Output,
-    Phase,
-    RoundAborted,
-    Send,
-)
+from lightsecagg.drivers.local import Packet
+from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted
+from lightsecagg.protocol.messages import AggregatedShare, Message
 from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed
-from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import hash_model
-
-Link = tuple[int, int]
 
 
 class Histories(RuleBasedStateMachine):
@@ -58,7 +49,6 @@ class Histories(RuleBasedStateMachine):
             SEEDED if seeded else PAPER,
             modulus,
         )
-        self.codec = self.federation.codec
         self.number = 0
         self.begin()
 
@@ -66,118 +56,94 @@ class Histories(RuleBasedStateMachine):
         self.number += 1
         self.model = hash_model(b"model %d" % self.number)
         settings_ = self.federation.settings(self.number, model=self.model)
-        ids = self.federation.ids
-        self.server = RoundServer(settings_, self.federation.allow_list, ids)
-        self.clients: dict[int, RoundClient] = {
-            client: self.federation.client(client, model=self.model) for client in ids
-        }
-        self.inputs = {client: self.federation.update(client, self.number) for client in ids}
-        self.links: dict[Link, deque[bytes]] = {}
-        self.training: set[int] = set()
-        self.dead: set[int] = set()
-        self.results: list[Aggregate | RoundAborted] = []
+        self.network = self.federation.network(self.number, settings=settings_, model=self.model)
+        self.network.train_at_once = False
+        self.network.tamper = self.note
         self.answers: dict[int, set[bytes]] = {}
         self.announced: tuple[int, ...] = ()
-        self.emit(SERVER, self.server.start())
+        self.network.start()
 
-    def emit(self, sender: int, outputs: list[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, Send):
-                data = self.codec.encode(output.message)
-                self.links.setdefault((sender, output.to), deque()).append(data)
-                if sender != SERVER and type(output.message).__name__ == "AggregatedShare":
-                    self.answers.setdefault(sender, set()).add(data)
-            elif isinstance(output, NeedInput):
-                self.training.add(sender)
-            elif sender == SERVER:
-                self.results.append(output)
+    def note(self, sender: int, _recipient: int, message: Message) -> list[Message]:
+        if isinstance(message, AggregatedShare):
+            self.answers.setdefault(sender, set()).add(message.vector.tobytes())
+        return [message]
 
-    def busy(self) -> list[Link]:
-        return sorted(link for link, waiting in self.links.items() if waiting)
+    def deliver(self, packet: Packet) -> None:
+        client = self.network.clients.get(packet.recipient)
+        if client is None or not isinstance(client.state, Closed):
+            self.network.deliver(packet)
 
-    def deliver(self, link: Link, data: bytes) -> None:
-        sender, recipient = link
-        message = self.codec.decode(data)
-        if recipient == SERVER:
-            self.emit(SERVER, self.server.receive(sender, message))
-        elif recipient not in self.dead:
-            client = self.clients[recipient]
-            if not isinstance(client.state, Closed):
-                self.emit(recipient, client.receive(SERVER, message))
+    def train(self, client: int) -> None:
+        if not isinstance(self.network.clients[client].state, Closed):
+            self.network.train(client)
 
     # -- what may happen ---------------------------------------------------------------------
 
-    @precondition(lambda self: self.busy())
+    @precondition(lambda self: self.network.busy())
     @rule(data=st.data(), count=st.integers(1, 12))
     def some_messages_arrive(self, data: st.DataObject, count: int) -> None:
         for _ in range(count):
-            if links := self.busy():
-                link = data.draw(st.sampled_from(links))
-                self.deliver(link, self.links[link].popleft())
+            if links := self.network.busy():
+                self.deliver(self.network.take(*data.draw(st.sampled_from(links))))
 
-    @precondition(lambda self: self.busy())
+    @precondition(lambda self: self.network.busy())
     @rule()
     def everything_arrives(self) -> None:
-        while links := self.busy():
-            self.deliver(links[0], self.links[links[0]].popleft())
+        while links := self.network.busy():
+            self.deliver(self.network.take(*links[0]))
 
-    @precondition(lambda self: self.busy())
+    @precondition(lambda self: self.network.busy())
     @rule(data=st.data())
     def a_message_arrives_twice(self, data: st.DataObject) -> None:
-        link = data.draw(st.sampled_from(self.busy()))
-        message = self.links[link].popleft()
-        self.deliver(link, message)
-        self.deliver(link, message)
+        packet = self.network.take(*data.draw(st.sampled_from(self.network.busy())))
+        self.deliver(packet)
+        self.deliver(packet)
 
-    @precondition(lambda self: self.training)
+    @precondition(lambda self: self.network.waiting)
     @rule(data=st.data())
     def a_client_has_trained(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from(sorted(self.training)))
-        self.training.discard(client)
-        party = self.clients[client]
-        if client not in self.dead and not isinstance(party.state, Closed):
-            self.emit(client, party.set_input(self.inputs[client]))
+        client = data.draw(st.sampled_from(sorted(self.network.waiting)))
+        self.network.waiting.discard(client)
+        self.train(client)
 
-    @precondition(lambda self: self.training)
+    @precondition(lambda self: self.network.waiting)
     @rule()
     def everybody_has_trained(self) -> None:
-        for client in sorted(self.training):
-            party = self.clients[client]
-            if client not in self.dead and not isinstance(party.state, Closed):
-                self.emit(client, party.set_input(self.inputs[client]))
-        self.training.clear()
+        for client in sorted(self.network.waiting):
+            self.train(client)
+        self.network.waiting.clear()
 
-    @precondition(lambda self: len(self.dead) <= self.federation.dropouts)
+    @precondition(lambda self: len(self.network.dead) <= self.federation.dropouts)
     @rule(data=st.data(), noticed=st.booleans(), losses=st.booleans())
     def a_client_dies(self, data: st.DataObject, noticed: bool, losses: bool) -> None:
         client = data.draw(st.sampled_from(self.federation.ids))
-        self.dead.add(client)
+        self.network.dead.add(client)
         if losses:
-            self.links.pop((client, SERVER), None)
+            self.network.lose(client, SERVER)
         if noticed:
-            self.emit(SERVER, self.server.drop(client))
+            self.network.call(SERVER, partial(self.network.server.drop, client))
 
-    @precondition(lambda self: not self.busy())
+    @precondition(lambda self: not self.network.busy())
     @rule()
     def the_deadline_fires(self) -> None:
-        self.emit(SERVER, self.server.proceed())
+        self.network.call(SERVER, self.network.server.proceed)
 
     @rule(chance=st.integers(0, 9))
     def the_deadline_fires_early(self, chance: int) -> None:
         if chance == 9:
-            self.emit(SERVER, self.server.proceed())
+            self.network.call(SERVER, self.network.server.proceed)
 
     @rule(data=st.data())
     def a_client_moves_to_a_new_process(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(self.federation.ids))
-        old = self.clients[client]
+        old = self.network.clients[client]
         moved = RoundClient.restore(
             old.snapshot(),
             self.federation.identities[client],
             self.federation.policy(model=self.model),
             old.generation,
         )
-        self.clients[client] = moved
+        self.network.clients[client] = moved
         self.federation.ledgers[client] = moved.ledger
 
     @precondition(lambda self: self.number < 4)
@@ -194,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         self.everything_arrives()
         self.everybody_has_trained()
         self.everything_arrives()
-        (result,) = self.results
+        (result,) = self.network.results
         assert isinstance(result, Aggregate)
         assert result.included == self.federation.ids
 
@@ -202,45 +168,45 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def a_round_has_at_most_one_result_and_it_is_exact(self) -> None:
-        if not hasattr(self, "results"):
+        if not hasattr(self, "network"):
             return
-        assert len(self.results) <= 1
-        assert bool(self.results) == (self.server.phase is Phase.DONE)
-        for result in self.results:
+        assert len(self.network.results) <= 1
+        assert bool(self.network.results) == (self.network.server.phase is Phase.DONE)
+        for result in self.network.results:
             if isinstance(result, RoundAborted):
                 assert result.reason
                 continue
             assert len(result.included) >= self.federation.parameters.minimum
             assert set(result.responders) <= set(result.included)
             assert not result.suspects
-            total = self.federation.exact_sum(self.inputs[c] for c in result.included)
+            total = self.federation.exact_sum(self.network.inputs[c] for c in result.included)
             np.testing.assert_array_equal(result.total, total)
 
     @invariant()
     def nobody_answers_twice_and_the_set_never_changes(self) -> None:
-        if not hasattr(self, "results"):
+        if not hasattr(self, "network"):
             return
         assert all(len(different) == 1 for different in self.answers.values())
         if self.announced:
-            assert self.server.survivors == self.announced
-        self.announced = self.server.survivors
-        for client in self.clients.values():
+            assert self.network.server.survivors == self.announced
+        self.announced = self.network.server.survivors
+        for client in self.network.clients.values():
             if isinstance(client.state, Signed | Answered):
                 assert client.state.survivors == self.announced
 
     @invariant()
     def the_server_never_waits_for_nobody(self) -> None:
         """A round that is under way waits for somebody; else it would hang without deadline."""
-        if hasattr(self, "results") and self.server.phase is not Phase.DONE:
-            assert self.server.pending
+        if hasattr(self, "network") and self.network.server.phase is not Phase.DONE:
+            assert self.network.server.pending
 
     def teardown(self) -> None:
         """Deadlines end every round."""
-        if not hasattr(self, "results"):
+        if not hasattr(self, "network"):
             return
         for _ in Phase:
-            self.emit(SERVER, self.server.proceed())
-        assert len(self.results) == 1
+            self.network.call(SERVER, self.network.server.proceed)
+        assert len(self.network.results) == 1
 
 
 def test_R34_random_histories_end_in_exact_sums_or_aborts() -> None:

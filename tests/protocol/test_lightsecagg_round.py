@@ -132,13 +132,13 @@ def finish_noticing(network: Network, noticed: bool) -> None:
             told |= gone
             for client in sorted(gone):
                 # What the client had sent before it died is still under way on its link.
-                while any(sender == client for sender, _, _ in network.queue):
-                    network.deliver()
-                network.emit(SERVER, network.server.drop(client))
+                while any(packet.sender == client for packet in network.queue):
+                    network.step()
+                network.send(SERVER, network.server.drop(client))
         elif network.queue:
-            network.deliver()
+            network.step()
         else:
-            network.emit(SERVER, network.server.proceed())
+            network.call(SERVER, network.server.proceed)
     raise AssertionError("the round hangs")
 
 
@@ -198,7 +198,7 @@ def test_R30_every_client_gone_is_an_abort() -> None:
     federation = Federation()
     network = federation.network().start()
     for client in federation.ids:
-        network.emit(SERVER, network.server.drop(client))
+        network.send(SERVER, network.server.drop(client))
     assert "only 0 clients advertised" in network.assert_aborted()
 
 
@@ -206,7 +206,7 @@ def test_R30_clients_that_are_gone_before_the_start_do_not_hang_the_round() -> N
     federation = Federation()
     network = federation.network()
     for client in federation.ids:
-        network.emit(SERVER, network.server.drop(client))
+        network.send(SERVER, network.server.drop(client))
     assert not network.results
     network.start()
     network.assert_aborted()
@@ -220,7 +220,7 @@ def test_R30_dropouts_accumulate_over_the_phases() -> None:
     network.dead.add(first)
     network.train_at_once = False
     network.start().run()
-    network.emit(SERVER, network.server.proceed())
+    network.call(SERVER, network.server.proceed)
     network.run()
     network.dead.add(second)
     for client in sorted(network.waiting):
@@ -427,7 +427,7 @@ def test_a_second_different_upload_or_answer_of_one_client_is_refused() -> None:
     refused = []
     while network.queue:
         sender = network.queue[0][0]
-        network.deliver()
+        network.step()
         if doubled and sender == federation.ids[0] and network.server.phase is not Phase.DONE:
             with pytest.raises(Exception, match="two different") as caught:
                 network.server.receive(sender, doubled.pop())

@@ -936,7 +936,7 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
         network.start()
         while network.queue:
             recipient = network.queue[0][1]
-            network.deliver()
+            network.step()
             if moving and recipient != SERVER:
                 party = network.clients[recipient]
                 moved = RoundClient.restore(

@@ -75,7 +75,7 @@ class Stage:
         network.start()
         self._keep(network)
         while network.queue:
-            network.deliver()
+            network.step()
             self._keep(network)
         network.assert_exact(self.federation.ids)
 
@@ -302,7 +302,7 @@ def silenced(kind: type) -> tuple[Network, int]:
 
     network.tamper = lose
     network.start().run()
-    network.emit(SERVER, network.server.proceed())
+    network.call(SERVER, network.server.proceed)
     return network, silent
 
 
@@ -338,7 +338,7 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     for client in sorted(network.waiting - {left_out}):
         network.train(client)
     network.run()
-    network.emit(SERVER, network.server.proceed())
+    network.call(SERVER, network.server.proceed)
     server = network.server
     assert left_out not in server.survivors
     context = fix_round(server.settings, federation.allow_list, server.roster).context
@@ -469,7 +469,7 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     assert resumed.pending == {gone}
     network.server = resumed
     for client in federation.ids:
-        network.emit(SERVER, resumed.request_for(client))
+        network.send(SERVER, resumed.request_for(client))
     network.finish().assert_exact(set(federation.ids) - {gone})
 
 
@@ -485,8 +485,8 @@ def test_R33_a_client_that_reconnects_is_asked_again_and_answers_the_same(
         if network.server.phase not in asked:
             asked.add(network.server.phase)
             for client in federation.ids:
-                network.emit(SERVER, network.server.request_for(client))
-        network.deliver()
+                network.send(SERVER, network.server.request_for(client))
+        network.step()
     assert asked >= set(PHASES[:-1]) - {Phase.AGREE}
     network.assert_exact(federation.ids)
     assert network.server.late_messages["Advertise"] == len(federation.ids)
@@ -519,7 +519,7 @@ def test_R33_what_a_client_has_not_heard_is_said_again(lost: type) -> None:
     assert network.server.pending == {client}
     outputs = network.server.request_for(client)
     assert losses[0] in [output.message for output in outputs if isinstance(output, Send)]
-    network.emit(SERVER, outputs)
+    network.send(SERVER, outputs)
     network.run().assert_exact(federation.ids)
 
 

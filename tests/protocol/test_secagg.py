@@ -739,18 +739,16 @@ class RestartedEachTime(Federation):
 
     states: set[str]
 
-    def step(self, party: int, output: Any) -> list[Any]:
-        outputs = super().step(party, output)
-        touched = output.to if isinstance(output, Send) else party
-        if touched != SERVER:
-            running = self.clients[touched]
+    def send(self, sender: int, outputs: Any) -> None:
+        if sender != SERVER:
+            running = self.clients[sender]
             self.states.add(repr(running.state))
             restored = type(running).restore(
-                running.snapshot(), self.identities[touched], self.policy(), running.generation
+                running.snapshot(), self.identities[sender], self.policy(), running.generation
             )
             assert restored.snapshot() == running.snapshot()
-            self.clients[touched] = restored
-        return outputs
+            self.clients[sender] = restored
+        super().send(sender, outputs)
 
 
 @ALL_CASES
@@ -850,10 +848,9 @@ def test_S29_client_has_an_answer_to_every_message_in_every_state(case: dict[str
     federation = Federation(**case)
     own = sorted(federation.ids)[0]
     seen: dict[str, bytes] = {}
-    queue = [(SERVER, out) for out in federation.server.start()]
+    federation.call(SERVER, federation.server.start)
     seen["Waiting"] = federation.clients[own].snapshot()
-    while queue:
-        queue += federation.step(*queue.pop(0))
+    while federation.step():
         seen[repr(federation.clients[own].state)] = federation.clients[own].snapshot()
     federation.clients[own].abort("over")
     seen["Closed"] = federation.clients[own].snapshot()
@@ -950,9 +947,9 @@ def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str,
     """It crashes when half of the uploads are in; the clients notice nothing."""
     federation = Federation(**case)
     federation.fault = Fault(Phase.UPLOAD, "before", frozenset(federation.ids[:1]))
-    queue = federation.advance(Phase.UPLOAD)
+    federation.advance(Phase.UPLOAD)
     while len(federation.sent(MaskedUpload)) < 4:
-        queue.extend(federation.step(*queue.popleft()))
+        federation.step()
     crashed = federation.server
     acknowledged = [(c, m) for c, _, m in federation.log if isinstance(m, MaskedUpload)]
     federation.server = type(crashed).resume(
@@ -962,8 +959,7 @@ def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str,
         assert federation.server.receive(client, upload) == []
     for client in federation.gone:
         federation.server.drop(client)
-    while queue:
-        queue.extend(federation.step(*queue.popleft()))
+    federation.settle()
     result = assert_exact(federation, federation.result)
     assert set(result.included) == set(federation.ids[1:])
 

@@ -59,10 +59,10 @@ def open_round(federation: LightSecAgg, hostile: dict[int, Advertise]) -> tuple[
     while network.queue:
         sender, recipient, _ = network.queue[0]
         try:
-            network.deliver()
+            network.step()
         except RemoteProtocolError:
             if recipient == SERVER:
-                network.emit(SERVER, network.server.drop(sender))
+                network.send(SERVER, network.server.drop(sender))
                 network.dead.add(sender)
             elif recipient not in hostile:
                 refused.append(recipient)
@@ -86,7 +86,7 @@ def test_S45_R30_two_clients_with_one_key_do_not_make_the_others_refuse(
     (roster,) = set(network.messages(Roster))
     assert [member.client for member in roster.members] == [first, *honest]
     network.dead.add(first)
-    network.emit(SERVER, network.server.drop(first))
+    network.send(SERVER, network.server.drop(first))
     network.finish().assert_exact(honest)
 
 

@@ -54,13 +54,13 @@ class Wire:
     """FIFO links between a server and its clients; see the theory of operation."""
 
     def __init__(self, server: Party, clients: Mapping[int, Party], codec: Codec) -> None:
+        self.server = server
+        self.clients = clients
         self.codec = codec
         self.up: deque[Packet] = deque()
         """On their way to the server."""
         self.down: deque[Packet] = deque()
         """On their way to the clients."""
-        self._server = server
-        self._clients = clients
 
     def call(
         self,
@@ -93,7 +93,7 @@ class Wire:
     def deliver(self, packet: Packet) -> None:
         """Hand a packet to its recipient, and send what that returns."""
         to = packet.recipient
-        party = self._server if to == SERVER else self._clients[to]
+        party = self.server if to == SERVER else self.clients[to]
         with self.work(to, packet.kind):
             try:
                 outputs = party.receive(packet.sender, self.codec.decode(packet.data))

@@ -85,6 +85,9 @@ class AsyncConfig:
 class ProtectedFederation(MeteredWire):
     """Asynchronous LightSecAgg, every party and every byte."""
 
+    server: BufferedServerParty
+    clients: dict[int, BufferedClientParty]
+
     def __init__(
         self,
         config: AsyncConfig,
@@ -111,9 +114,7 @@ class ProtectedFederation(MeteredWire):
             buffering=config.buffering,
         )
         check_memory(self.settings, masks=config.stock + 1)  # one more is in use
-        self.server: BufferedServerParty = AsyncLightSecAggServer(
-            self.settings, allow_list, config.buffer_size
-        )
+        server = AsyncLightSecAggServer(self.settings, allow_list, config.buffer_size)
         policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -126,10 +127,10 @@ class ProtectedFederation(MeteredWire):
         )
         # Rounding is not secret in a simulation; given keys make a run reproducible.
         self._ledgers = [Ledger.volatile(rounding.bytes) for _ in keys]
-        self.clients: list[BufferedClientParty] = [
-            AsyncLightSecAggClient(client, key, policy, self._ledgers[client])
+        clients = {
+            client: AsyncLightSecAggClient(client, key, policy, self._ledgers[client])
             for client, key in enumerate(keys)
-        ]
+        }
         self._rounding = rounding
         self._away: set[int] = set()
         self._returning: list[int] = []
@@ -142,11 +143,10 @@ class ProtectedFederation(MeteredWire):
             Roster: Phase.ADVERTISE,  # registration ends with it
             BufferAnnounced: Phase.AGREE if malicious else Phase.RECOVER,
         }
-        parties = dict(enumerate(self.clients))
-        super().__init__(self.server, parties, Codec(self.settings.field), phases)
+        super().__init__(server, clients, Codec(self.settings.field), phases)
         self.call(SERVER, self.server.start)
         self._until_collecting()
-        for client in range(parameters.clients):
+        for client in clients:
             self._restock(client)
             if on_stocked is not None:
                 on_stocked()

@@ -195,6 +195,8 @@ class PhasedParty(Party, Protocol):
 class MeteredWire(Wire):
     """A wire that charges work and bytes to parties and phases, and counts refusals."""
 
+    server: PhasedParty
+
     def __init__(
         self,
         server: PhasedParty,
@@ -210,15 +212,14 @@ class MeteredWire(Wire):
         self.meter = Meter(clock)
         self.refusals: Counter[str] = Counter()
         """Packets that a party refused, by the error."""
-        self._phased = server
         self._phase = server.phase
         self._phases = phases
         self._free = free
 
     def phase_of(self, kind: type[Message] | None) -> Phase:
         """To which phase such a message, or a call without one, belongs now."""
-        if self._phased.phase is not Phase.DONE:
-            self._phase = self._phased.phase
+        if self.server.phase is not Phase.DONE:
+            self._phase = self.server.phase
         return self._phase if kind is None else self._phases.get(kind, self._phase)
 
     def work(self, party: int, kind: type[Message] | None) -> AbstractContextManager[None]:

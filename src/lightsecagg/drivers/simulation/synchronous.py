@@ -37,6 +37,7 @@ from lightsecagg.protocol.interface import (
     Party,
     Phase,
     RoundAborted,
+    ServerParty,
     Update,
 )
 from lightsecagg.protocol.messages import (
@@ -123,6 +124,8 @@ def _plainly(faults: Faults) -> Faults:
 
 
 class _Run(MeteredWire):
+    server: ServerParty
+
     def __init__(
         self,
         cohort: Cohort,
@@ -135,7 +138,7 @@ class _Run(MeteredWire):
     ) -> None:
         settings = cohort.next_round()
         self.settings = settings
-        self.server = cohort.server(settings)
+        server = cohort.server(settings)
         self.sample = None if sample is None else Sample(cohort, settings, sample)
         real = cohort.clients if sample is None else cohort.clients[:sample]
         self.parties: dict[int, ClientParty] = {
@@ -148,12 +151,12 @@ class _Run(MeteredWire):
         malicious = settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         phases = {
             **PHASE_OF,
-            Opening: self.server.phase,  # plain summation begins with the upload
+            Opening: server.phase,  # plain summation begins with the upload
             SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER,
         }
         clients: dict[int, Party] = {**self.parties, **self.stand_ins}
         codec = Codec(settings.field)
-        super().__init__(self.server, clients, codec, phases, free=self.stand_ins, clock=clock)
+        super().__init__(server, clients, codec, phases, free=self.stand_ins, clock=clock)
         self._inputs = inputs
         self._faults = faults if cohort.protocol is not ProtocolName.PLAIN else _plainly(faults)
         self._early_input = early_input

@@ -1,0 +1,39 @@
+"""The wire in memory, whose links a test can deliver in any order it likes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from lightsecagg.drivers.local import Packet, Wire
+from lightsecagg.protocol.interface import SERVER
+
+Link = tuple[int, int]
+"""Sender and recipient."""
+
+
+class Links(Wire):
+    """Every link is first in, first out; which one is next is up to the test."""
+
+    def busy(self) -> list[Link]:
+        """Links with something on its way."""
+        return sorted({(packet.sender, packet.recipient) for packet in (*self.up, *self.down)})
+
+    def on(self, sender: int, recipient: int) -> list[Packet]:
+        """What is on its way on a link, the oldest first."""
+        queue = self._queue(recipient)
+        return [
+            packet for packet in queue if (packet.sender, packet.recipient) == (sender, recipient)
+        ]
+
+    def take(self, sender: int, recipient: int) -> Packet:
+        """Take the oldest packet off a link."""
+        packet = self.on(sender, recipient)[0]
+        self._queue(recipient).remove(packet)
+        return packet
+
+    def lose(self, sender: int, recipient: int) -> list[Packet]:
+        """Everything on a link is lost; what it was."""
+        return [self.take(sender, recipient) for _ in self.on(sender, recipient)]
+
+    def _queue(self, recipient: int) -> deque[Packet]:
+        return self.up if recipient == SERVER else self.down
