@@ -6,15 +6,17 @@ known without knowing any coin.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from links import Link, Links
 
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.drivers.local import Packet
+from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, polynomial
@@ -52,8 +54,11 @@ def model_of(version: int) -> bytes:
     return hash_model(b"model %d" % version)
 
 
-class AsyncFederation:
+class AsyncFederation(Links):
     """N clients and their server; nothing moves until the test delivers it."""
+
+    server: AsyncLightSecAggServer
+    clients: dict[int, AsyncLightSecAggClient]
 
     def __init__(
         self,
@@ -122,59 +127,53 @@ class AsyncFederation:
             max_attempts=max_attempts,
             **policy,
         )
-        self.server = AsyncLightSecAggServer(
+        server = AsyncLightSecAggServer(
             self.settings, self.allow_list, buffer_size, spare_answers=spare_answers
         )
         self.publishes = publish
-        self._publish(0)
-        self.clients = {
+        clients = {
             client: AsyncLightSecAggClient(client, key, self.policy, Ledger())
             for client, key in self.keys.items()
         }
-        self.codec = Codec(self.field)
-        self.up: dict[int, deque[bytes]] = {client: deque() for client in self.clients}
-        self.down: dict[int, deque[bytes]] = {client: deque() for client in self.clients}
+        super().__init__(server, clients, Codec(self.field))
+        self._publish(0)
         self.away: set[int] = set()
         self.ready: set[int] = set()
         self.results: list[BufferAggregate] = []
         self.failures: list[BufferFailed] = []
         self.announced: dict[int, BufferAnnounced] = {}
         self.updates: dict[tuple[int, int], Elements] = {}
-        self.refused: list[str] = []
+        self.refusals: list[str] = []
         self._unique = np.random.default_rng(5)
 
     def open(self, masks: int = 2) -> AsyncFederation:
         """Register everybody and share the first masks."""
-        self.from_server(self.server.start())
+        self.call(SERVER, self.server.start)
         self.settle()
         for client, party in self.clients.items():
-            self.from_client(client, party.restock(masks))
+            self.call(client, partial(party.restock, masks))
         self.settle()
         return self
 
     # -- moving messages ---------------------------------------------------------------------
 
-    def from_client(self, client: int, outputs: list[Any]) -> None:
-        for output in outputs:
-            if isinstance(output, NeedInput):
-                self.ready.add(client)
-            elif isinstance(output, Send):
-                assert output.to == SERVER
-                self.up[client].append(self.codec.encode(output.message))
+    def carry(self, packet: Packet) -> Iterable[Packet]:
+        if packet.kind is BufferAnnounced:
+            buffer = self.codec.decode(packet.data)
+            assert isinstance(buffer, BufferAnnounced)
+            self.announced[buffer.time] = buffer
+        return (packet,)
 
-    def from_server(self, outputs: list[Any]) -> None:
-        for output in outputs:
-            match output:
-                case Send():
-                    if isinstance(output.message, BufferAnnounced):
-                        self.announced[output.message.time] = output.message
-                    self.down[output.to].append(self.codec.encode(output.message))
-                case BufferAggregate():
-                    self.results.append(output)
-                    self._publish(output.time + 1)
-                case BufferFailed():
-                    self.failures.append(output)
-                    self._publish(output.time + 1)
+    def output(self, party: int, output: object) -> None:
+        match output:
+            case NeedInput():
+                self.ready.add(party)
+            case BufferAggregate():
+                self.results.append(output)
+                self._publish(output.time + 1)
+            case BufferFailed():
+                self.failures.append(output)
+                self._publish(output.time + 1)
 
     def _publish(self, version: int) -> None:
         if self.publishes:
@@ -186,40 +185,26 @@ class AsyncFederation:
         for version in range(1, time + 1):
             self._publish(version)
 
+    def refused(self, packet: Packet, error: DecodeError | RemoteProtocolError) -> None:
+        self.refusals.append(str(error))
+
     def step_up(self, client: int) -> None:
         """Deliver the oldest message of a client."""
-        message = self.codec.decode(self.up[client].popleft())
-        try:
-            self.from_server(self.server.receive(client, message))
-        except RemoteProtocolError as error:
-            self.refused.append(str(error))
+        self.deliver(self.take(client, SERVER))
 
     def step_down(self, client: int) -> None:
         """Deliver the oldest message for a client."""
-        message = self.codec.decode(self.down[client].popleft())
-        try:
-            self.from_client(client, self.clients[client].receive(SERVER, message))
-        except RemoteProtocolError as error:
-            self.refused.append(str(error))
+        self.deliver(self.take(SERVER, client))
 
-    def busy(self) -> list[tuple[str, int]]:
-        """Links with something on its way."""
-        return [("up", c) for c, q in self.up.items() if q] + [
-            ("down", c) for c, q in self.down.items() if q and c not in self.away
-        ]
-
-    def step(self, link: tuple[str, int]) -> None:
-        way, client = link
-        if way == "up":
-            self.step_up(client)
-        else:
-            self.step_down(client)
+    def busy(self) -> list[Link]:
+        """What is meant for a client that is away waits for it."""
+        return [link for link in super().busy() if link[1] not in self.away]
 
     def settle(self) -> None:
-        """Deliver everything."""
+        """Deliver everything, one packet per link in turn."""
         while links := self.busy():
             for link in links:
-                self.step(link)
+                self.deliver(self.take(*link))
 
     # -- what happens to clients -------------------------------------------------------------
 
@@ -241,25 +226,23 @@ class AsyncFederation:
     def upload(self, client: int, version: int = 0) -> Tag:
         """Send a fresh update; not delivered yet."""
         message = self.make_upload(client, version)
-        self.up[client].append(self.codec.encode(message))
+        self.send(client, [Send(SERVER, message)])
         return message.tag
 
     def leave(self, client: int) -> None:
         """The connection breaks: what was on its way is lost; the client's driver notices."""
         self.away.add(client)
-        for data in (*self.up[client], *self.down[client]):
-            match self.codec.decode(data):
+        for packet in (*self.lose(client, SERVER), *self.lose(SERVER, client)):
+            match self.codec.decode(packet.data):
                 case BufferedUpload(tag=tag):
                     self.clients[client].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[client].receive(SERVER, dropped)
-        self.up[client].clear()
-        self.down[client].clear()
-        self.from_server(self.server.drop(client))
+        self.call(SERVER, partial(self.server.drop, client))
 
     def rejoin(self, client: int) -> None:
         self.away.discard(client)
-        self.from_server(self.server.rejoin(client))
+        self.call(SERVER, partial(self.server.rejoin, client))
 
     def tell(self, client: int, message: Message) -> list[Message]:
         """What a hostile server would do: send anything; returns the client's messages."""

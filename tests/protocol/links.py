@@ -6,6 +6,7 @@ from collections import deque
 
 from lightsecagg.drivers.local import Packet, Wire
 from lightsecagg.protocol.interface import SERVER
+from lightsecagg.protocol.messages import Message
 
 Link = tuple[int, int]
 """Sender and recipient."""
@@ -20,10 +21,12 @@ class Links(Wire):
 
     def on(self, sender: int, recipient: int) -> list[Packet]:
         """What is on its way on a link, the oldest first."""
-        queue = self._queue(recipient)
-        return [
-            packet for packet in queue if (packet.sender, packet.recipient) == (sender, recipient)
-        ]
+        link = (sender, recipient)
+        return [p for p in self._queue(recipient) if (p.sender, p.recipient) == link]
+
+    def under_way(self, sender: int, recipient: int) -> list[Message]:
+        """The same, decoded."""
+        return [self.codec.decode(packet.data) for packet in self.on(sender, recipient)]
 
     def take(self, sender: int, recipient: int) -> Packet:
         """Take the oldest packet off a link."""

@@ -241,13 +241,13 @@ def test_S09_masks_are_burnt_at_signing(threat_model: ThreatModel) -> None:
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 def test_S09_a_share_delivered_again_after_use_is_refused(threat_model: ThreatModel) -> None:
     fed = AsyncFederation(threat_model=threat_model, clients=6, buffer_size=5)
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     kept: list[SealedShare] = []
     for client, party in fed.clients.items():
         outputs = party.restock()
         kept += [o.message for o in outputs if o.message.recipient == VICTIM]
-        fed.from_client(client, outputs)
+        fed.send(client, outputs)
     fed.settle()
     tags = tuple(fed.make_upload(client, 5).tag for client in range(4))
     fed.tell(VICTIM, BufferAnnounced(NOW, tags))
@@ -260,7 +260,7 @@ def test_S09_a_share_delivered_again_after_use_is_refused(threat_model: ThreatMo
 
 def test_S09_shares_of_non_increasing_serial_are_refused() -> None:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     shares = [
         output.message for output in fed.clients[0].restock(2) if output.message.recipient == VICTIM
@@ -273,7 +273,7 @@ def test_S09_shares_of_non_increasing_serial_are_refused() -> None:
 
 def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> None:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     share = next(o.message for o in fed.clients[0].restock() if o.message.recipient == VICTIM)
     flipped = bytes([share.sealed[0] ^ 1]) + share.sealed[1:]
@@ -286,7 +286,7 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
 
 def registered() -> AsyncFederation:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     return fed
 
@@ -352,7 +352,7 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
 def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum() -> None:
     """The peer's answer stands out; with two spare answers the sum is still exact."""
     fed = AsyncFederation(clients=7, dropouts=2, survivors=5, spare_answers=2)
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     lie = OutgoingShare(6, ShareKind.EXPLICIT, bytes(4 * fed.settings.share_length))
     for client, party in fed.clients.items():
@@ -360,7 +360,7 @@ def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum() -> None:
         if client == 0:
             outputs = [o for o in outputs if o.message.recipient != 6]
             outputs.append(Send(SERVER, seal(fed, 0, 0, lie)))
-        fed.from_client(client, outputs)
+        fed.send(client, outputs)
         fed.settle()
     for owner in range(4):
         fed.upload(owner)
@@ -706,7 +706,7 @@ def read_the_victim(**options: Any) -> tuple[Any, AsyncFederation]:
 def test_S43_without_the_rules_a_server_reads_one_update_from_the_agreed_sum() -> None:
     correlation, fed = read_the_victim(strict=False, policy={"scale": 0.0})
     assert correlation > 0.99
-    assert fed.refused == []
+    assert fed.refusals == []
 
 
 def test_S43_S01_a_coarse_scale_is_refused_where_an_update_may_have_its_own_weight() -> None:

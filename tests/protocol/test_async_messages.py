@@ -13,7 +13,7 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.buffers import Rules, choose_updates, sign_buffer
-from lightsecagg.protocol.interface import Phase, Send, Update
+from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
     AbortRound,
@@ -47,7 +47,7 @@ NOTHING = np.zeros(0, dtype=np.uint32)
 
 def registered(**options: Any) -> AsyncFederation:
     fed = AsyncFederation(**options)
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.settle()
     return fed
 
@@ -61,7 +61,7 @@ def share_beyond_the_cap(fed: AsyncFederation, owner: int) -> None:
     """What an owner does who does not care how many shares its peers keep."""
     fed.clients[owner]._stock.clear()
     fed.clients[owner]._outstanding.clear()
-    fed.from_client(owner, fed.clients[owner].restock())
+    fed.send(owner, fed.clients[owner].restock())
     fed.settle()
 
 
@@ -78,16 +78,16 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     messages[UploadDropped] = UploadDropped(0)
     if moment == "new":
         return fed, late_messages() | messages
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     for client in fed.clients:
         fed.step_down(client)
         fed.step_up(client)
-    messages[Roster] = fed.codec.decode(fed.down[ME][0])
+    messages[Roster] = fed.under_way(SERVER, ME)[0]
     if moment == "advertised":
         return fed, late_messages() | messages
     fed.settle()
     for client, party in fed.clients.items():
-        fed.from_client(client, party.restock(2))
+        fed.send(client, party.restock(2))
     fed.settle()
     fresh = next(share for share in shares_of(fed, 0) if share.recipient == ME)
     messages[SealedShare] = fresh
@@ -206,7 +206,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
     for time in range(10):
         for owner in range(4):
             if not fed.clients[owner].stock:
-                fed.from_client(owner, fed.clients[owner].restock())
+                fed.send(owner, fed.clients[owner].restock())
                 fed.settle()
             fed.upload(owner, time)
             fed.settle()
@@ -237,7 +237,7 @@ def test_S16_the_wire_carries_no_canary(share_mode: ShareMode) -> None:
     (sent,) = fed.clients[0].set_input(Update(canary), 0, model_of(0))
     assert isinstance(sent, Send)
     fed.updates[0, 0] = (canary.astype(np.int64) % fed.field.modulus).astype(np.uint32)
-    fed.up[0].append(tapped(sent.message))
+    fed.send(0, [sent])
     for owner in (1, 2, 3):
         fed.upload(owner)
         fed.settle()
@@ -271,9 +271,9 @@ def test_a_server_is_made_for_its_allow_list_protocol_and_guests() -> None:
 
 def test_S29_keys_are_advertised_once_and_signed() -> None:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.step_down(0)
-    good = fed.codec.decode(fed.up[0][0])
+    good = fed.under_way(0, SERVER)[0]
     assert isinstance(good, Advertise)
     with pytest.raises(RemoteProtocolError, match="keys of client 0 refused"):
         fed.server.receive(0, Advertise(good.keys, bytes(64)))
@@ -290,20 +290,20 @@ def test_S29_keys_are_advertised_once_and_signed() -> None:
 
 def test_R30_a_client_that_was_away_when_the_roster_came_still_takes_part() -> None:
     fed = AsyncFederation(dropouts=0)
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     for client in fed.clients:
         fed.step_down(client)
     fed.step_up(5)
     fed.leave(5)
     fed.settle()
     for client in range(5):
-        fed.from_client(client, fed.clients[client].restock())
+        fed.send(client, fed.clients[client].restock())
     fed.settle()
     assert fed.clients[5]._scheme is None
-    fed.down[5].clear()  # the roster was sent to nobody
+    fed.lose(SERVER, 5)  # the roster was sent to nobody
     fed.rejoin(5)
     fed.settle()
-    fed.from_client(5, fed.clients[5].restock())
+    fed.send(5, fed.clients[5].restock())
     for owner in (0, 1, 2, 5):
         fed.upload(owner)
         fed.settle()
@@ -311,12 +311,12 @@ def test_R30_a_client_that_was_away_when_the_roster_came_still_takes_part() -> N
     fed.assert_exact()
     fed.leave(5)
     fed.rejoin(5)
-    assert not fed.down[5]  # it has the roster: its shares say so
+    assert not fed.on(SERVER, 5)  # it has the roster: its shares say so
 
 
 def test_R30_a_client_that_missed_the_opening_gets_it_on_return() -> None:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     fed.leave(5)
     assert fed.server.phase is Phase.ADVERTISE
     fed.rejoin(5)
@@ -401,7 +401,7 @@ def test_S29_an_owner_that_pushes_out_its_own_shares_spoils_no_buffer() -> None:
 def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
     fed = AsyncFederation().open(masks=1)
     fed.leave(5)
-    fed.from_client(0, fed.clients[0].restock(2))
+    fed.send(0, fed.clients[0].restock(2))
     fed.settle()
     for serial in (0, 1):
         fed.clients[0]._stock.pop(serial)  # they expired at their owner
@@ -414,7 +414,7 @@ def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -
     fed = AsyncFederation(dropouts=0).open(masks=1)
     fed.leave(5)
     for owner in (0, 1, 2, 3):
-        fed.from_client(owner, fed.clients[owner].restock())
+        fed.send(owner, fed.clients[owner].restock())
         fed.settle()
         fed.clients[owner]._stock.pop(0)  # 5 has no share of the other one
         fed.upload(owner)
@@ -435,11 +435,11 @@ def test_newer_shares_do_not_push_out_those_of_a_buffer_in_flight() -> None:
     for client in range(5):
         fed.step_down(client)
     for owner in (0, 1, 2, 3):
-        fed.from_client(owner, fed.clients[owner].restock())
-        while len(fed.up[owner]) > 1:  # the answer leaves first; keep the buffer in flight
-            fed.up[owner].rotate(-1)
-            fed.step_up(owner)
-            fed.up[owner].rotate(1)
+        fed.send(owner, fed.clients[owner].restock())
+        answer, *shares = fed.lose(owner, SERVER)  # the answer leaves first
+        for share in shares:
+            fed.deliver(share)
+        fed.up.append(answer)  # keep the buffer in flight
     assert fed.server.phase is Phase.RECOVER
     fed.rejoin(5)
     fed.settle()
@@ -462,7 +462,7 @@ def test_a_flush_that_is_refused_drops_nothing() -> None:
     for owner in (1, 2, 3):
         fed.upload(owner, version=6)
         fed.settle()
-    fed.from_server(fed.server.flush())
+    fed.call(SERVER, fed.server.flush)
     fed.settle()
     assert fed.clients[0].room == 3
     assert [result.owners for result in fed.results] == [(1, 2, 3)]
@@ -508,7 +508,7 @@ def test_S29_the_first_answer_of_a_client_counts() -> None:
         fed.upload(owner)
         fed.step_up(owner)
     fed.step_down(0)
-    answer = fed.codec.decode(fed.up[0][0])
+    answer = fed.under_way(0, SERVER)[0]
     assert isinstance(answer, BufferAnswer)
     fed.step_up(0)
     fed.server.receive(0, BufferAnswer(0, np.zeros_like(answer.vector)))
@@ -522,13 +522,13 @@ def test_S29_the_first_answer_of_a_client_counts() -> None:
 def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: str) -> None:
     """Refused, or ignored and counted; what is taken is tested elsewhere. Never a crash."""
     fed = AsyncFederation(threat_model=MALICIOUS, dropouts=2, survivors=4)
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     if phase == "done":
-        fed.from_server(fed.server.proceed())
+        fed.call(SERVER, fed.server.proceed)
     elif phase != "advertise":
         fed.settle()
         for client, party in fed.clients.items():
-            fed.from_client(client, party.restock())
+            fed.send(client, party.restock())
         fed.settle()
     if phase in ("agree", "recover"):
         for owner in (0, 1, 2, 3):

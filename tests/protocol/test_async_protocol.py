@@ -24,7 +24,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
-from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Update
+from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
@@ -52,14 +52,14 @@ def test_buffers_of_stale_updates_are_exact(
     for turn in range(12):
         client = turn % 6
         if not fed.clients[client].stock:
-            fed.from_client(client, fed.clients[client].restock())
+            fed.send(client, fed.clients[client].restock())
             fed.settle()
         fed.upload(client, version=fed.server.time - (turn in (8, 9)))
         fed.settle()
     assert [result.time for result in fed.results] == [0, 1, 2]
     assert len(set(fed.results[-1].weights)) > 1
     fed.assert_exact()
-    assert not fed.refused
+    assert not fed.refusals
 
 
 @given(data=st.data())
@@ -85,23 +85,23 @@ def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) ->
                 if client in fed.away:
                     continue
                 if party.stock < 2 and party.room:
-                    fed.from_client(client, party.restock())
+                    fed.send(client, party.restock())
                 if party.stock:
                     lag = data.draw(st.integers(0, 4))
                     fed.upload(client, max(0, fed.server.time - lag))
             case "deliver":
                 for _ in range(data.draw(st.integers(1, 30))):
                     if links := fed.busy():
-                        fed.step(links[data.draw(st.integers(0, len(links) - 1))])
+                        fed.deliver(fed.take(*links[data.draw(st.integers(0, len(links) - 1))]))
             case "leave":
                 fed.leave(data.draw(clients))
             case "rejoin":
                 fed.rejoin(data.draw(clients))
             case "time" if fed.server.phase is not Phase.UPLOAD:
-                fed.from_server(fed.server.proceed())
+                fed.call(SERVER, fed.server.proceed)
             case _ if fed.server.waiting >= 3:
                 with suppress(LocalProtocolError):  # some of those that wait may be too stale
-                    fed.from_server(fed.server.flush())
+                    fed.call(SERVER, fed.server.flush)
     for client in sorted(fed.away):
         fed.rejoin(client)
     fed.settle()
@@ -119,13 +119,13 @@ def everybody_uploads(fed: AsyncFederation) -> None:
     """One update of each client that may, and a deadline if a buffer then still waits."""
     for client, party in fed.clients.items():
         if not party.stock and party.room:
-            fed.from_client(client, party.restock())
+            fed.send(client, party.restock())
             fed.settle()
         if party.stock:
             fed.upload(client, fed.server.time)
             fed.settle()
     if fed.server.phase is not Phase.UPLOAD:
-        fed.from_server(fed.server.proceed())
+        fed.call(SERVER, fed.server.proceed)
         fed.settle()
 
 
@@ -170,7 +170,7 @@ def test_R30_too_many_absent_clients_lose_the_buffer_and_nothing_else(
 def test_R30_a_deadline_ends_a_buffer_that_nobody_answers() -> None:
     fed = AsyncFederation().open()
     fill(fed, (0, 1, 2, 3))
-    fed.from_server(fed.server.proceed())
+    fed.call(SERVER, fed.server.proceed)
     assert "U = 5 are needed" in fed.failures[0].reason
     assert fed.server.phase is Phase.UPLOAD
 
@@ -180,7 +180,7 @@ def test_a_client_that_was_away_gets_the_shares_of_waiting_uploads() -> None:
     fed = AsyncFederation(dropouts=0, survivors=6).open()
     fed.leave(5)
     for owner in (0, 1, 2):
-        fed.from_client(owner, fed.clients[owner].restock())
+        fed.send(owner, fed.clients[owner].restock())
         fed.settle()
         fed.clients[owner]._stock = {  # the masks that 5 has not seen come first
             serial: mask for serial, mask in fed.clients[owner]._stock.items() if serial == 2
@@ -200,13 +200,13 @@ def test_the_mailbox_forgets_masks_of_past_buffers() -> None:
     fed.leave(5)
     for owner in (0, 1, 2, 3):
         fed.upload(owner)
-        fed.from_client(owner, fed.clients[owner].restock())
+        fed.send(owner, fed.clients[owner].restock())
     fed.settle()
     fill(fed, (0, 1, 2, 3))
     fed.settle()
     assert len(fed.results) == 2
     fed.rejoin(5)
-    assert not fed.down[5]
+    assert not fed.on(SERVER, 5)
 
 
 def test_an_owner_that_missed_its_buffer_is_told_and_may_restock() -> None:
@@ -230,14 +230,14 @@ def test_a_client_that_was_away_for_long_keeps_what_it_gets_on_return() -> None:
     for _ in range(10):
         for owner in (0, 1, 2, 3):
             if not fed.clients[owner].stock:
-                fed.from_client(owner, fed.clients[owner].restock())
+                fed.send(owner, fed.clients[owner].restock())
                 fed.settle()
             fed.upload(owner, fed.server.time)
             fed.settle()
     assert len(fed.results) == 10
     fed.rejoin(5)
     for owner in (0, 1, 2, 3):
-        fed.from_client(owner, fed.clients[owner].restock(2))
+        fed.send(owner, fed.clients[owner].restock(2))
     fed.settle()
     for time in (10, 11):
         fed.leave(4)  # now 5 is needed
@@ -253,18 +253,18 @@ def test_expired_masks_do_not_spoil_a_buffer() -> None:
     for _ in range(8):
         for owner in (0, 1, 2, 3):
             if not fed.clients[owner].stock:
-                fed.from_client(owner, fed.clients[owner].restock())
+                fed.send(owner, fed.clients[owner].restock())
                 fed.settle()
             fed.upload(owner, fed.server.time)
             fed.settle()
     party = fed.clients[4]
     assert not party.stock  # it has seen the buffers too: its masks are gone with the shares
-    fed.from_client(4, party.restock())
+    fed.send(4, party.restock())
     fed.settle()
     fed.server._shared[4] = dict.fromkeys(fed.server._shared[4], 0)  # as if shared at time 0
     fed.upload(4, fed.server.time)
     for owner in (0, 1, 2, 3):
-        fed.from_client(owner, fed.clients[owner].restock())
+        fed.send(owner, fed.clients[owner].restock())
         fed.settle()
         fed.upload(owner, fed.server.time)
         fed.settle()
@@ -309,7 +309,7 @@ def test_S42_a_second_upload_from_one_model_is_dropped_and_its_owner_told() -> N
     fill(fed, (1, 2, 3))
     fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
-    assert not fed.refused
+    assert not fed.refusals
 
 
 def test_an_early_flush_takes_what_clients_accept() -> None:
@@ -318,7 +318,7 @@ def test_an_early_flush_takes_what_clients_accept() -> None:
     with pytest.raises(LocalProtocolError, match=r"2 of 2 .* T \+ 2 = 3"):
         fed.server.flush()
     fill(fed, (2,))
-    fed.from_server(fed.server.flush())
+    fed.call(SERVER, fed.server.flush)
     fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2)]
     fed.assert_exact()
@@ -332,7 +332,7 @@ def test_strict_mode_forms_buffers_of_whole_weight_classes() -> None:
         fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2, 3, 5, 6)]
     assert fed.server.waiting == 1  # the only one of its weight
-    assert not fed.refused
+    assert not fed.refusals
     fed.assert_exact()
 
 
@@ -351,7 +351,7 @@ def test_strict_mode_does_not_wait_for_ever_behind_updates_without_company() -> 
         fed.settle()
     assert [result.weights for result in fed.results] == [(64, 64, 64, 64)]
     assert fed.server.waiting == 4
-    assert not fed.refused
+    assert not fed.refusals
     fed.assert_exact()
 
 
@@ -370,10 +370,10 @@ def test_S14_wrong_answers_are_named_with_two_spares() -> None:
     fill(fed, (0, 1, 2, 3))
     for client in range(7):
         fed.step_down(client)
-    liar = fed.codec.decode(fed.up[6].popleft())
+    liar = fed.codec.decode(fed.take(6, SERVER).data)
     assert isinstance(liar, BufferAnswer)
     forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
-    fed.up[6].append(fed.codec.encode(BufferAnswer(0, forged)))
+    fed.send(6, [Send(SERVER, BufferAnswer(0, forged))])
     fed.settle()
     assert fed.results[0].suspects == (6,)
     fed.assert_exact()
@@ -384,10 +384,10 @@ def test_S14_one_spare_detects_a_wrong_answer_and_the_buffer_is_lost() -> None:
     fill(fed, (0, 1, 2, 3))
     for client in range(6):
         fed.step_down(client)
-    liar = fed.codec.decode(fed.up[5].popleft())
+    liar = fed.codec.decode(fed.take(5, SERVER).data)
     assert isinstance(liar, BufferAnswer)
     forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
-    fed.up[5].append(fed.codec.encode(BufferAnswer(0, forged)))
+    fed.send(5, [Send(SERVER, BufferAnswer(0, forged))])
     fed.settle()
     assert not fed.results
     assert len(fed.failures) == 1
@@ -557,7 +557,7 @@ def test_peers_keep_a_bounded_number_of_an_owner_s_shares() -> None:
     fed = AsyncFederation(stock=2).open()
     for _ in range(3):
         fed.clients[0]._stock.clear()  # an owner that does not count
-        fed.from_client(0, fed.clients[0].restock())
+        fed.send(0, fed.clients[0].restock())
         fed.settle()
     assert sorted(fed.clients[1]._kept[0]) == [3, 4]
 
@@ -607,12 +607,12 @@ def test_S29_an_upload_under_a_mask_whose_shares_were_lost_is_dropped() -> None:
     party = fed.clients[0]
     fed.upload(0)
     fed.settle()
-    fed.from_client(0, party.restock())
-    fed.up[0].pop()  # one share is lost with the connection
+    fed.send(0, party.restock())
+    fed.up.pop()  # one share is lost with the connection
     fed.settle()
     tag = fed.upload(0)
     fed.step_up(0)
-    assert fed.codec.decode(fed.down[0][-1]) == UploadDropped(tag.serial)
+    assert fed.under_way(SERVER, 0)[-1] == UploadDropped(tag.serial)
     assert fed.server.waiting == 1
 
 
@@ -645,12 +645,12 @@ def test_S29_the_server_refuses_bad_replies() -> None:
 
 def test_too_few_registrations_abort_the_epoch() -> None:
     fed = AsyncFederation()
-    fed.from_server(fed.server.start())
+    fed.call(SERVER, fed.server.start)
     outputs = fed.server.proceed()
     assert any(isinstance(output, RoundAborted) for output in outputs)
-    fed.from_server(outputs)
+    fed.send(SERVER, outputs)
     for client in range(6):
-        while fed.down[client]:
+        while fed.on(SERVER, client):
             fed.step_down(client)
     with pytest.raises(LocalProtocolError, match="the epoch is over"):
         fed.clients[0].restock()

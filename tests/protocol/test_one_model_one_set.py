@@ -390,7 +390,7 @@ def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old
         ledger.check_buffer([(9, model_of(1)), (0, model_of(0))])
     ledger.check_buffer([(4, model_of(0)), (0, model_of(1))])
     later = tuple(fed.make_upload(owner, 9).tag for owner in range(4))
-    fed.from_client(5, fed.clients[5].receive(SERVER, BufferAnnounced(9, later)))
+    fed.send(5, fed.clients[5].receive(SERVER, BufferAnnounced(9, later)))
     with pytest.raises(RemoteProtocolError, match="too old"):
         fed.clients[5].ledger.check_buffer([(4, model_of(0))])
     newer = AsyncLightSecAggClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)

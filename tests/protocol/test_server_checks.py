@@ -57,7 +57,7 @@ def open_round(federation: LightSecAgg, hostile: dict[int, Advertise]) -> tuple[
     network.tamper = tamper
     network.start()
     while network.queue:
-        sender, recipient, _ = network.queue[0]
+        sender, recipient, _, _ = network.queue[0]
         try:
             network.step()
         except RemoteProtocolError:
@@ -149,18 +149,18 @@ def test_S45_two_clients_with_one_key_cannot_stop_an_asynchronous_epoch(
 ) -> None:
     def registered() -> tuple[AsyncFederation, list[str]]:
         fed = AsyncFederation(7, 1, 1, buffer_size=3)
-        fed.from_server(fed.server.start())
+        fed.call(SERVER, fed.server.start)
         for client in (0, 1):
             keys = (ONE.public,)
             signature = sign_keys(fed.keys[client], fed.settings.context, client, keys)
-            fed.down[client].clear()
-            fed.up[client].append(fed.codec.encode(Advertise(keys, signature)))
+            fed.lose(SERVER, client)
+            fed.send(client, [Send(SERVER, Advertise(keys, signature))])
         fed.away.update((0, 1))
         fed.settle()
         if 1 in fed.server.pending:
-            fed.from_server(fed.server.drop(1))
+            fed.send(SERVER, fed.server.drop(1))
         fed.settle()
-        return fed, fed.refused
+        return fed, fed.refusals
 
     with monkeypatch.context() as patch:
         without_the_check(patch)
@@ -201,7 +201,7 @@ def test_S45_an_upload_cannot_name_the_model_of_a_version_before_the_server_does
     fed.settle()
     assert fed.results[0].owners == (1, 2, 3, 4)
     fed.assert_exact()
-    (refusal,) = fed.refused
+    (refusal,) = fed.refusals
     assert "trained from another model" in refusal, "only the liar itself refuses the buffer"
 
 
@@ -234,14 +234,14 @@ def test_S45_an_update_of_a_forgotten_version_is_dropped_and_not_held_against_it
         for client in (0, 1, 2):
             fed.upload(client, fed.server.time)
             fed.settle()
-            fed.from_client(client, fed.clients[client].restock())
+            fed.send(client, fed.clients[client].restock())
         fed.settle()
     assert fed.server.time == 7
-    fed.up[7].append(fed.codec.encode(stale))
+    fed.send(7, [Send(SERVER, stale)])
     fed.settle()
     for client in (0, 1, 2):
         fed.upload(client, fed.server.time)
     fed.settle()
-    assert fed.refused == []
+    assert fed.refusals == []
     assert all(7 not in result.owners for result in fed.results)
     assert fed.server.waiting == 0
