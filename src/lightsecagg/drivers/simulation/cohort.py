@@ -8,10 +8,9 @@ from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters
+from lightsecagg.protocol.interface import ClientParty, ServerParty
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.registry import client_party, server_party
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
 
 
@@ -64,7 +63,7 @@ class Cohort:
             threshold=self.threshold,
         )
 
-    def server(self, settings: Settings) -> RoundServer:
+    def server(self, settings: Settings) -> ServerParty:
         """The server of a round."""
         return server_party(settings, self.allow_list)
 
@@ -76,7 +75,7 @@ class Cohort:
         """A client's memory."""
         return self._ledgers[client]
 
-    def client(self, client: int, settings: Settings) -> RoundClient:
+    def client(self, client: int, settings: Settings) -> ClientParty:
         """A client's party in a round."""
         policy = Policy(
             allow_list=self.allow_list,
