@@ -33,7 +33,7 @@ class PlainFederation:
         """See `Federation`."""
         with self.meter.work(Phase.UPLOAD, client):
             data = self.clients[client].set_input(Update(vector), version).to_bytes()
-        self.meter.client_sent(Phase.UPLOAD, client, len(data), False)
+        self.meter.sent(Phase.UPLOAD, client, SERVER, len(data), is_share=False)
         with self.meter.work(Phase.UPLOAD, SERVER):
             means = self.server.receive(client, PlainUpload.from_bytes(data))
         return [

@@ -90,9 +90,9 @@ class PhaseLoads:
     server: Load = field(default_factory=Load)
     clients: dict[int, Load] = field(default_factory=dict)
 
-    def client(self, client: int) -> Load:
-        """The load of one client, created when it is first asked for."""
-        return self.clients.setdefault(client, Load())
+    def of(self, party: int) -> Load:
+        """The load of one party; a client's is created when it is first asked for."""
+        return self.server if party == SERVER else self.clients.setdefault(party, Load())
 
     @property
     def client_seconds(self) -> float:
@@ -139,8 +139,7 @@ class Meter:
     @contextmanager
     def work(self, phase: Phase, party: int, relaying: bool = False) -> Iterator[None]:
         """Charge what the block takes to this party."""
-        loads = self.phases[phase]
-        load = loads.server if party == SERVER else loads.client(party)
+        load = self.phases[phase].of(party)
         started = self._clock()
         try:
             yield
@@ -150,25 +149,15 @@ class Meter:
             if relaying and party == SERVER:
                 load.relay_seconds += seconds
 
-    def client_sent(self, phase: Phase, client: int, size: int, is_share: bool) -> None:
-        """A client sent `size` bytes to the server."""
-        server, load = self.phases[phase].server, self.phases[phase].client(client)
+    def sent(self, phase: Phase, sender: int, recipient: int, size: int, is_share: bool) -> None:
+        """Charge `size` bytes to both ends, one of which is the server."""
+        one, other = self.phases[phase].of(sender), self.phases[phase].of(recipient)
         if is_share:
-            load.shares_sent += size
-            server.shares_received += size
+            one.shares_sent += size
+            other.shares_received += size
         else:
-            load.sent += size
-            server.received += size
-
-    def server_sent(self, phase: Phase, client: int, size: int, is_share: bool) -> None:
-        """The server sent `size` bytes to a client."""
-        server, load = self.phases[phase].server, self.phases[phase].client(client)
-        if is_share:
-            load.shares_received += size
-            server.shares_sent += size
-        else:
-            load.received += size
-            server.sent += size
+            one.sent += size
+            other.received += size
 
     def costs(self) -> dict[str, dict[str, float]]:
         """CPU seconds and bytes by phase: all clients together, and the server."""
@@ -236,15 +225,8 @@ class MeteredWire(Wire):
 
     def charge(self, packet: Packet) -> None:
         """Charge the bytes of a packet to both ends."""
-        phase, size, is_share = (
-            self.phase_of(packet.kind),
-            len(packet.data),
-            packet.kind is SealedShare,
-        )
-        if packet.recipient == SERVER:
-            self.meter.client_sent(phase, packet.sender, size, is_share)
-        else:
-            self.meter.server_sent(phase, packet.recipient, size, is_share)
+        phase, is_share = self.phase_of(packet.kind), packet.kind is SealedShare
+        self.meter.sent(phase, packet.sender, packet.recipient, len(packet.data), is_share)
 
     def refused(self, packet: Packet, error: DecodeError | RemoteProtocolError) -> None:
         """Count it; whoever sent it goes on."""
