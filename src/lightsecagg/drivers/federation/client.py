@@ -344,7 +344,8 @@ class FederationClient:
         except LightSecAggError as error:
             self._warn("round %d: %s", round_.number, error)
             unaccounted = isinstance(error, JournalError)
-            if round_.party is None or unaccounted or isinstance(message, Opening | Roster):
+            final = isinstance(message, Opening | Roster | SurvivorSet)  # no other will come
+            if round_.party is None or unaccounted or final:
                 # The name of a file is nobody else's business.
                 reason = "its ledger cannot be written" if unaccounted else str(error)
                 await self._withdraw(round_, reason)

@@ -214,6 +214,21 @@ class Journal:
             return None
         return _unpack(_id_lists, f"{number}/survivors", row[0])
 
+    def announced_for(self, model: bytes) -> tuple[int, ...] | None:
+        """The latest U1 of a failed round from this global model: clients sum no other (S42)."""
+        with self._reporting("read"):
+            rows = self._db.execute(
+                "SELECT number, settings FROM rounds ORDER BY number DESC"
+            ).fetchall()
+        for number, sealed in rows:
+            settings = Settings.from_bytes(unseal(f"{number}/settings", sealed))
+            if settings.model != model:
+                return None
+            survivors = self.announced(number)
+            if survivors is not None:
+                return survivors
+        return None
+
     def complete(self, number: int, completed: int, model: bytes) -> None:
         """The round is done and this is the model after it: both or neither.
 

@@ -213,9 +213,17 @@ class FederationServer:
         attempts, number = self._rounds.retries + 1, self._completed + 1
         raise Aborted(f"{attempts} attempts at round {number}: {reason}")
 
+    def _bound_to(self) -> list[int]:
+        """The clients of a failed round from the current model whose U1 was announced.
+
+        Those who signed for it will sum the same clients again, and no others (S42).
+        """
+        model = self._job.model()
+        return sorted(self._journal.announced_for(hash_model(model)) or ()) if model else []
+
     async def _wait_for_clients(self) -> list[int]:
-        """Enough connected clients, at most N, lowest ids first."""
-        parameters = self._settings.parameters
+        """Enough connected clients, at most N, lowest ids first; a rerun wants the same again."""
+        parameters, wanted = self._settings.parameters, self._bound_to()
         least = self._rounds.min_clients or (parameters.clients - parameters.dropouts)
         least = max(least, self._settings.minimum)
         now = time.monotonic()
@@ -223,7 +231,14 @@ class FederationServer:
         while not self._stopping.is_set():
             ready, now = self._peers.ready(), time.monotonic()
             self._metrics.connected = len(ready)
-            if len(ready) >= parameters.clients or (len(ready) >= least and now >= settled):
+            if wanted and set(wanted) <= set(ready):
+                return wanted
+            enough = len(ready) >= parameters.clients or (len(ready) >= least and now >= settled)
+            if wanted and enough and now >= deadline:
+                absent = sorted(set(wanted) - set(ready))
+                log.warning("clients %s of the failed round are away, others will refuse", absent)
+                return ready[: parameters.clients]
+            if enough and not wanted:
                 return ready[: parameters.clients]
             if len(ready) < least:
                 settled = now + self._rounds.settle

@@ -1,0 +1,212 @@
+"""S42 over real sockets: what a server gets that runs a round again from the same model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from network_federation import DIMENSION, NetworkFederation
+from small_federation import Federation
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.errors import Aborted
+from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import AggregatedShare
+
+CLIENTS = 6
+VICTIM = CLIENTS - 1
+MODEL = np.arange(DIMENSION, dtype="<f4").tobytes()
+
+
+class Retrained:
+    """A client's job on full batches: training again from the same model changes the last bits."""
+
+    dimension = DIMENSION
+
+    def __init__(self, client: int) -> None:
+        self.client, self.trainings = client, 0
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        self.trainings += 1
+        vector = np.random.default_rng(self.client).uniform(-0.9, 0.9, DIMENSION)
+        return Update(vector * (1 + 1e-12 * self.trainings))
+
+
+class OldLedger(Ledger):
+    """What a client remembered before: spent updates and a count, but no update and no set."""
+
+    def check_update(self, model: bytes, fingerprint: bytes, commitment: bytes) -> None:
+        self.check_unspent(fingerprint)
+
+    def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
+        self.spend(fingerprint)
+
+
+class NaiveClient(FederationClient):
+    """Trains again in every round, and remembers what clients remembered before."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments[:-1], OldLedger())
+
+    async def _train(self, *arguments: Any) -> Update:
+        self._trained = None
+        return await super()._train(*arguments)
+
+
+class SameModel:
+    """A server's job that never steps, and keeps the sums that it was given."""
+
+    dimension, weighted = DIMENSION, False
+
+    def __init__(self, results: list[np.ndarray[Any, Any]]) -> None:
+        self.results = results
+
+    def model(self) -> bytes:
+        return MODEL
+
+    def apply(self, aggregate: Any, samples: int, completed: int) -> None:
+        self.results.append(aggregate.copy())
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
+
+    def save(self) -> bytes:
+        return b""
+
+    def load(self, data: bytes) -> None:
+        pass
+
+
+class RerunsWithout(FederationServer):
+    """Invites everybody, then everybody but the victim, for the same model."""
+
+    absent: tuple[int, ...] = (VICTIM,)
+
+    async def _wait_for_clients(self) -> list[int]:
+        everybody = await super()._wait_for_clients()
+        first = self._journal.next_round() == 1
+        return everybody if first else [c for c in range(CLIENTS) if c not in self.absent]
+
+
+def attack(
+    folder: Path, kind: type[FederationClient], absent: tuple[int, ...] = (VICTIM,)
+) -> tuple[list[np.ndarray[Any, Any]], list[Retrained]]:
+    """The sums of the two rounds, and the clients' jobs."""
+    federation = NetworkFederation(folder, CLIENTS)
+    results: list[np.ndarray[Any, Any]] = []
+    jobs = [Retrained(client) for client in range(CLIENTS)]
+
+    async def scenario() -> None:
+        server = federation.server(number=2, settle=10, agree=20)
+        server.__class__ = RerunsWithout
+        server.absent = absent  # type: ignore[attr-defined]
+        server._job = SameModel(results)
+        clients = [federation.client(c, kind) for c in range(CLIENTS)]
+        for client, job in zip(clients, jobs, strict=True):
+            client._job = job
+        tasks = [asyncio.create_task(client.run()) for client in clients]
+        try:
+            await asyncio.wait_for(server.run(), 120)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        asyncio.run(scenario())
+    except Aborted:
+        assert len(results) == 1
+    return results, jobs
+
+
+def test_S42_attack_a_rerun_without_the_victim_over_real_sockets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (whole, rest), jobs = attack(tmp_path / "naive", NaiveClient)
+    update = jobs[VICTIM].compute(b"", 0, 1.0).vector
+    learnt = whole - rest
+    cosine = learnt @ update / np.linalg.norm(learnt) / np.linalg.norm(update)
+    assert cosine > 0.9999
+
+    results, jobs = attack(tmp_path / "ours", FederationClient)
+    assert len(results) == 1
+    assert [job.trainings for job in jobs] == [1] * CLIENTS, "the repeat brings the same update"
+    assert "a second, different survivor set for global model" in caplog.text
+    assert "lightsecagg ledger forgive" in caplog.text
+
+
+def test_S42_a_rerun_with_the_same_clients_gives_the_same_sum(tmp_path: Path) -> None:
+    (first, second), jobs = attack(tmp_path, FederationClient, absent=())
+    np.testing.assert_array_equal(first, second)
+    assert [job.trainings for job in jobs] == [1] * CLIENTS
+
+
+class Constant:
+    """A client's job: one vector for one model; `fail_in` names a round without it."""
+
+    dimension = DIMENSION
+
+    def __init__(self, client: int, fail_in: int = -1) -> None:
+        self.client, self.fail_in = client, fail_in
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        if round_number == self.fail_in:
+            raise Aborted("the job failed")
+        return Update(np.random.default_rng(self.client).uniform(-0.9, 0.9, DIMENSION))
+
+
+class MuteInRoundOne(FederationClient):
+    """Signs, but its answer is lost."""
+
+    async def _send(self, round_: Any, message: Any) -> None:
+        if not (isinstance(message, AggregatedShare) and round_.number == 1):
+            await super()._send(round_, message)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_S42_a_server_repeats_a_failed_round_with_the_same_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, returns: bool
+) -> None:
+    """Client 7 was not in the U1 that the others have signed for, so it is not invited again."""
+    federation = Federation(tmp_path, 8, dimension=DIMENSION)
+    federation.job = SameModel([])
+    federation.jobs = {i: Constant(i, fail_in=1 if i == 7 else -1) for i in range(8)}
+
+    async def scenario() -> list[RoundRecord]:
+        kinds = [MuteInRoundOne if i < 4 else FederationClient for i in range(8)]
+        clients = [federation.client(i, kind) for i, kind in enumerate(kinds)]
+        server = federation.server(retries=1, recover=1, agree=60)
+        async with federation.connected(clients) as tasks:
+            if not returns:
+                original = server._finish
+
+                async def finish(*arguments: Any) -> RoundRecord:
+                    record = await original(*arguments)
+                    tasks[0].cancel()  # it is gone for good
+                    while 0 in server._peers.ready():
+                        await server._peers.next(0.1)
+                    server._rounds = server._rounds.model_copy(
+                        update={"min_clients": 7, "wait_for_clients": 0.5}
+                    )
+                    return record
+
+                server._finish = finish  # type: ignore[method-assign]
+            try:
+                await asyncio.wait_for(server.run(), 120)
+            except Aborted:
+                assert not returns
+            return server.records
+
+    records = asyncio.run(scenario())
+    assert "answered" in (records[0].aborted or "")
+    if returns:
+        assert records[1].aborted is None
+        assert records[1].invited == records[1].included == [0, 1, 2, 3, 4, 5, 6]
+    else:
+        assert "of the failed round are away, others will refuse" in caplog.text
