@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
+    "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
     "plan": ("lightsecagg.cli.plan", "Forecast what a federation will cost, and choose U."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
     "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),

@@ -44,6 +44,8 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
     """Of the one update; empty where there is no model."""
     survivors: bytes = b""
     """Hash of the one set that was consented to; empty before."""
+    spent: bytes = b""
+    """Fingerprint of the update that was consented to; empty before."""
 
 
 class _Entries(msgspec.Struct, forbid_unknown_fields=True):
@@ -199,12 +201,32 @@ class Ledger:
                 f"updates; run the round again with the same clients, or {_WAY_OUT}"
             )
         if model != NO_MODEL:
-            entry.survivors = chosen
+            entry.survivors, entry.spent = chosen, fingerprint
         self._entries.spent.add(fingerprint)
 
     def spend(self, fingerprint: bytes) -> None:
         """The update may be summed without this client's doing."""
         self._entries.spent.add(fingerprint)
+
+    def uploads(self) -> dict[str, int]:
+        """How often this client has uploaded for each global model, by its hash in hexadecimal."""
+        return {model: entry.uploads for model, entry in self._entries.models.items()}
+
+    def forgive(self, model: str) -> None:
+        """Forget what left this client for one global model, by its hash in hexadecimal.
+
+        For the client's operator alone: after it, S42 does not hold for this model. A rerun over
+        other clients than before reveals the difference of the two sums.
+        """
+        entry = self._entries.models.pop(model)
+        self._entries.spent.discard(entry.spent)
+
+    def accept_loss(self, number: int) -> None:
+        """Go on although an older ledger is lost that knew of rounds up to `number`.
+
+        For the client's operator alone: what the lost ledger remembered may be repeated.
+        """
+        self._entries.last_round = max(self._entries.last_round, number)
 
     def check_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
         """Refuse a buffer with an owner's second update from one model; (owner, model) each."""

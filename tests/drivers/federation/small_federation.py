@@ -69,6 +69,8 @@ class Federation:
         self.metrics = Metrics()
         self.folder = folder
         self.jobs: dict[int, Any] = {i: FreshVectors(i, None, dimension) for i in range(clients)}
+        self.ledgers: dict[int, Ledger] = {}
+        """As if on disk: a client that is made again has the same."""
         self.awaited = clients
         """How many clients the first round waits for."""
         self.client_tables: dict[int, dict[str, Any]] = {i: {} for i in range(clients)}
@@ -110,7 +112,7 @@ class Federation:
             self.allow_list,
             communicator or self.transport.client(i),
             self.jobs[i],
-            Ledger.volatile(),
+            self.ledgers.setdefault(i, Ledger.volatile()),
         )
 
     @asynccontextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import numpy as np
 import pytest
 from network_federation import DIMENSION, NetworkFederation
 from small_federation import Federation
+from typer.testing import CliRunner
 
+from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer
-from lightsecagg.errors import Aborted
+from lightsecagg.errors import Aborted, ConfigurationError, ParameterError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AggregatedShare
+from lightsecagg.protocol.settings import hash_model
 
 CLIENTS = 6
 VICTIM = CLIENTS - 1
@@ -210,3 +215,143 @@ def test_S42_a_server_repeats_a_failed_round_with_the_same_clients(
         assert records[1].invited == records[1].included == [0, 1, 2, 3, 4, 5, 6]
     else:
         assert "of the failed round are away, others will refuse" in caplog.text
+
+
+# -- the way out -----------------------------------------------------------------------------------
+
+
+class Mute(FederationClient):
+    """Signs, and never answers: what a client does whose peers got garbage for shares."""
+
+    async def _send(self, round_: Any, message: Any) -> None:
+        if not isinstance(message, AggregatedShare):
+            await super()._send(round_, message)
+
+
+def run_once(
+    federation: NetworkFederation, kind: type[FederationClient], retries: int = 0
+) -> list[np.ndarray[Any, Any]]:
+    """One round from the same model, with the ledgers on disk; its sum, if there is one."""
+    results: list[np.ndarray[Any, Any]] = []
+
+    async def scenario() -> None:
+        server = federation.server(retries=retries, recover=1)
+        server._job = SameModel(results)
+        clients = [federation.client(c, kind) for c in range(CLIENTS)]
+        for number, client in enumerate(clients):
+            client._job = Constant(number)
+        tasks = [asyncio.create_task(client.run()) for client in clients]
+        try:
+            await asyncio.wait_for(server.run(), 120)
+        except Aborted:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for client in clients:
+                client._ledger.close()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+    return results
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["ledger", *arguments])
+
+
+def test_S42_a_model_whose_rounds_failed_goes_on_when_the_operators_of_the_clients_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rounds fail after the uploads; nobody but the clients' operators mends that."""
+    federation = NetworkFederation(tmp_path, CLIENTS)
+    assert run_once(federation, Mute, retries=1) == []
+    caplog.clear()
+    assert run_once(federation, FederationClient) == [], "every honest client refuses"
+    said = re.search(r"2 updates for global model (\w{16})\.\.\., .* ledger forgive", caplog.text)
+    assert said is not None
+    configs = [str(federation.made.clients[c]) for c in range(CLIENTS)]
+    shown = command("show", "--json", "--config", configs[0])
+    assert json.loads(shown.stdout) == {
+        "last_round": 2,
+        "uploads": {hash_model(MODEL).hex(): 2},
+    }
+    assert hash_model(MODEL).hex().startswith(said[1])
+    refused = CliRunner().invoke(app, ["ledger", "forgive", said[1], "--config", configs[0]], "n\n")
+    assert refused.exit_code == 1
+    assert run_once(federation, FederationClient) == [], "asked, and not answered with yes"
+    for config in configs:
+        result = command("forgive", said[1], "--yes", "--config", config)
+        assert result.exit_code == 0
+        assert "that client's update" in " ".join(result.output.split())
+    (total,) = run_once(federation, FederationClient)
+    expected = np.sum([Constant(c).compute(b"", 0, 1.0).vector for c in range(CLIENTS)], axis=0)
+    np.testing.assert_allclose(total, expected, atol=1e-6)
+
+
+def test_forgiving_needs_one_model_and_a_ledger(tmp_path: Path) -> None:
+    federation = NetworkFederation(tmp_path, CLIENTS)
+    config = str(federation.made.clients[0])
+    result = command("show", "--config", config)
+    assert isinstance(result.exception, ConfigurationError)
+    assert "there is no ledger" in str(result.exception)
+    client = federation.client(0)
+    ledger: Any = client._ledger
+    for model in (b"\xab" * 32, b"\xac" * 32):
+        ledger.count_upload(model)
+    result = command("show", "--config", config)
+    assert "another process" in str(result.exception), "not while the client runs"
+    ledger.close()
+    assert command("show", "--config", config).output.count("1 uploads") == 2
+    for prefix in ("a", "ff"):
+        result = command("forgive", prefix, "--yes", "--config", config)
+        assert isinstance(result.exception, ParameterError)
+    assert command("forgive", "AC", "--yes", "--config", config).exit_code == 0
+    assert "ac" * 32 not in command("show", "--config", config).output
+
+
+# -- a ledger that is lost, or older than the uploads ----------------------------------------------
+
+
+def test_S06_a_client_without_its_newest_ledger_notices_and_sits_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Control: a newcomer, whose ledger is new too, takes part."""
+    caplog.set_level("INFO")
+    federation = NetworkFederation(tmp_path, CLIENTS)
+    paths = [federation.made.clients[c].parent / "ledger" for c in range(2)]
+
+    def rounds(number: int, present: range) -> RoundRecord:
+        async def scenario() -> RoundRecord:
+            server = federation.server(number=number, min_clients=len(present), settle=0.1)
+            clients = [federation.client(c) for c in present]
+            tasks = [asyncio.create_task(client.run()) for client in clients]
+            try:
+                return (await asyncio.wait_for(server.run(), 120))[-1]
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for client in clients:
+                    client._ledger.close()  # type: ignore[attr-defined]
+
+        return asyncio.run(scenario())
+
+    assert rounds(1, range(CLIENTS - 1)).included == [0, 1, 2, 3, 4]
+    older = paths[0].read_bytes()
+    assert rounds(2, range(CLIENTS)).included == [0, 1, 2, 3, 4, 5], "client 5 is new"
+    assert rounds(3, range(CLIENTS)).included == [0, 1, 2, 3, 4, 5]
+
+    paths[0].write_bytes(older)
+    assert rounds(4, range(CLIENTS)).included == [1, 2, 3, 4, 5]
+    assert "client 0: the server has stored an upload of this client's in round 3" in caplog.text
+    assert "latest round is 1" in caplog.text
+    config = str(federation.made.clients[0])
+    assert command("accept-loss", "--round", "3", "--yes", "--config", config).exit_code == 0
+    assert rounds(5, range(CLIENTS)).included == [0, 1, 2, 3, 4, 5]
+
+    caplog.clear()
+    paths[1].unlink()
+    assert rounds(6, range(CLIENTS)).included == [0, 2, 3, 4, 5]
+    assert "client 1 begins a new ledger" in caplog.text
+    assert "client 1: the server has stored an upload of this client's in round 5" in caplog.text

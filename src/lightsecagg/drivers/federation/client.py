@@ -152,6 +152,8 @@ class FederationClient:
         self._own_executor = False
         self._busy: asyncio.Future[Update] | None = None
         self._trained: tuple[tuple[bytes, float], Update] | None = None
+        self._unremembered = -1
+        """A round with an upload of this client's of which its ledger knows nothing."""
         self._round: _Round | None = None
         self._finished: Goodbye | None = None
         self._failing_since: float | None = None
@@ -283,6 +285,7 @@ class FederationClient:
             case RoundModel():
                 await self._begin(content)
             case UploadStored(number):
+                self._unremembered = number if number > self._ledger.last_round else -1
                 if self._round is not None and self._round.number == number:
                     self._round.unacknowledged = None
             case RoundOver(number, aborted):
@@ -298,6 +301,16 @@ class FederationClient:
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
         round_ = self._round = _Round(message.round, message.model, message.bound)
+        if self._unremembered > self._ledger.last_round:
+            self._warn(
+                "the server has stored an upload of this client's in round %d, but its ledger's "
+                "latest round is %d: the ledger is new, or an older copy, and does not know what "
+                "is spent. Restore the newest; if it is lost, see `lightsecagg ledger accept-loss`",
+                self._unremembered,
+                self._ledger.last_round,
+            )
+            await self._withdraw(round_, "its ledger is older than its latest upload")
+            return
         training = self._train(message, round_)
         round_.training = asyncio.create_task(training)
         if self._table.overlap == "off":

@@ -41,10 +41,11 @@ class ClientLedger(Ledger):
                 f"another process runs as client {client} with the ledger {path}; stop it, or "
                 "check [client] ledger",
             )
-            if path.exists():
-                self._entries = self._load()._entries
-            else:
+            self.new = not path.exists()
+            if self.new:
                 self._store()
+            else:
+                self._entries = self._load()._entries
         except OSError as error:
             raise ConfigurationError(
                 f"[client] ledger {path} cannot be kept: {error.strerror or error}"
@@ -73,6 +74,16 @@ class ClientLedger(Ledger):
     def spend(self, fingerprint: bytes) -> None:
         """The update may be summed without this client's doing."""
         super().spend(fingerprint)
+        self._store_or_refuse()
+
+    def forgive(self, model: str) -> None:
+        """Forget what left this client for one global model."""
+        super().forgive(model)
+        self._store_or_refuse()
+
+    def accept_loss(self, number: int) -> None:
+        """Go on although an older ledger is lost that knew of rounds up to `number`."""
+        super().accept_loss(number)
         self._store_or_refuse()
 
     def close(self) -> None:

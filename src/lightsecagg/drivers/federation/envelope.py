@@ -55,7 +55,11 @@ class RoundModel(Control, frozen=True):
 
 
 class UploadStored(Control, frozen=True):
-    """S -> C: the masked update is on disk."""
+    """S -> C: the masked update of this round is on disk.
+
+    Said again of the latest one before a round begins: a client whose ledger is lost, or older
+    than that, notices.
+    """
 
     round: int
 

@@ -60,6 +60,7 @@ class _Upload(msgspec.Struct, frozen=True, array_like=True):
 _rosters = msgspec.msgpack.Decoder(Roster)
 _uploads = msgspec.msgpack.Decoder(_Upload)
 _id_lists = msgspec.msgpack.Decoder(tuple[int, ...])
+_id_maps = msgspec.msgpack.Decoder(dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,15 @@ class Journal:
                 self._db.execute("ROLLBACK")
             raise
 
+    def uploaders(self) -> dict[int, int]:
+        """Client -> the latest round that is over and in which its upload was stored."""
+        content = self._meta("uploaders")
+        return {} if content is None else _decoded(_id_maps, "meta/uploaders", content)
+
     def _end(self, number: int, outcome: str) -> None:
+        rows = self._db.execute("SELECT client FROM uploads WHERE number = ?", (number,)).fetchall()
+        uploaders = self.uploaders() | {int(client): number for (client,) in rows}
+        self._set_meta("uploaders", msgspec.msgpack.encode(uploaders))
         self._db.execute("UPDATE rounds SET outcome = ? WHERE number = ?", (outcome, number))
         self._db.execute("DELETE FROM uploads WHERE number = ?", (number,))
 
@@ -386,7 +395,11 @@ class DiskUploads(MutableMapping[int, Elements]):
 
 
 def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, sealed: bytes) -> T:
+    return _decoded(decoder, place, unseal(place, sealed))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], place: str, content: bytes) -> T:
     try:
-        return decode(decoder.decode, unseal(place, sealed), f"entry {place}")
+        return decode(decoder.decode, content, f"entry {place}")
     except DecodeError as error:
         raise JournalError(str(error)) from error

@@ -94,6 +94,13 @@ def build_client(
     )
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
+    if ledger.new:
+        log.info(
+            "client %d begins a new ledger, %s: it remembers no earlier round; if there were any, "
+            "restore the file",
+            config.client.id,
+            config.client.ledger,
+        )
     try:
         job = job or make_client_job(
             config.training, config.vectors, config.client.id, ledger.training_secret

@@ -22,7 +22,13 @@ import numpy as np
 
 from lightsecagg.drivers.federation.budgets import backlog_limit
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
-from lightsecagg.drivers.federation.envelope import Goodbye, RoundModel, RoundOver, pack_control
+from lightsecagg.drivers.federation.envelope import (
+    Goodbye,
+    RoundModel,
+    RoundOver,
+    UploadStored,
+    pack_control,
+)
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal, PendingRound
 from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
@@ -270,7 +276,10 @@ class FederationServer:
         )
         self._peers.backlog = backlog_limit(settings, len(model))
         announcement = pack_control(RoundModel(number, model, settings.quantizer.bound))
+        uploaders = self._journal.uploaders()
         for client in invited:
+            if client in uploaders:
+                self._peers.post(client, pack_control(UploadStored(uploaders[client])))
             self._peers.post(client, announcement)
         return await self._finish(self._driver(party, invited), party.start())
 
