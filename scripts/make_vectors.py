@@ -33,13 +33,8 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ThreatModel
 from lightsecagg.protocol import messages as m
-from lightsecagg.protocol.roster import (
-    check_keys,
-    check_survivor_signature,
-    fix_round,
-    sign_keys,
-    sign_survivors,
-)
+from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roster import check_keys, fix_round, sign_keys
 from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings, _Fields
 from lightsecagg.protocol.wire import TAGS, VERSION, Codec
 
@@ -187,13 +182,8 @@ def _verify_survivors(
     client: int,
     signature: str,
 ) -> bool:
-    check_survivor_signature(
-        _allow_list(identities),
-        bytes.fromhex(context),
-        tuple(survivors),
-        client,
-        bytes.fromhex(signature),
-    )
+    statement = survivor_statement(bytes.fromhex(context), tuple(survivors))
+    statement.check(_allow_list(identities), client, bytes.fromhex(signature))
     return True
 
 
@@ -631,7 +621,7 @@ def signature_vectors() -> Iterator[Vector]:
         "context": context.hex(),
         "survivors": survivors,
         "client": 7,
-        "signature": sign_survivors(key, context, tuple(survivors)).hex(),
+        "signature": survivor_statement(context, tuple(survivors)).sign(key).hex(),
     }
     yield vector("consent to a survivor set", "survivors.verify", **consent)
     for name, change in {

@@ -16,7 +16,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RecoveryError, RemoteProtocolError
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.buffers import sign_buffer, sign_tag
+from lightsecagg.protocol.buffers import buffer_statement, sign_tag
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
@@ -415,7 +415,7 @@ def certificate(case: Hostile, buffer: BufferAnnounced, signers: range) -> Buffe
     context = case.fed.server._scheme.round.context
     return BufferCertificate(
         buffer.time,
-        tuple((c, sign_buffer(case.fed.keys[c], context, buffer)) for c in signers),
+        tuple((c, buffer_statement(context, buffer).sign(case.fed.keys[c])) for c in signers),
     )
 
 
@@ -470,7 +470,7 @@ def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str
     other = BufferAnnounced(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
     good = certificate(case, buffer, range(case.fed.parameters.quorum)).signatures
     client = good[-1][0]
-    signature = sign_buffer(case.fed.keys[client], context, other)
+    signature = buffer_statement(context, other).sign(case.fed.keys[client])
     with pytest.raises(RemoteProtocolError, match=f"signature of client {client}"):
         case.fed.tell(VICTIM, BufferCertificate(NOW, (*good[:-1], (client, signature))))
 
@@ -556,7 +556,7 @@ def split_attack(
     certificates: dict[int, BufferCertificate] = {}
     context = fed.server._scheme.round.context
     for buffer, audience in zip(both, (honest[:shown_first], honest), strict=True):
-        signed = {colluder: sign_buffer(fed.keys[colluder], context, buffer)}
+        signed = {colluder: buffer_statement(context, buffer).sign(fed.keys[colluder])}
         for client in audience:
             for reply in fed.tell(client, buffer):
                 if isinstance(reply, BufferAnswer):

@@ -12,7 +12,7 @@ from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.buffers import Rules, choose_updates, sign_buffer
+from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
@@ -97,7 +97,7 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     messages[BufferCertificate] = BufferCertificate(
         0,
         tuple(
-            (c, sign_buffer(fed.keys[c], fed.server._scheme.round.context, buffer))
+            (c, buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[c]))
             for c in range(4)
         ),
     )
@@ -496,7 +496,7 @@ def test_S29_replies_that_nobody_asked_for_are_refused() -> None:
     assert fed.server._scheme is not None
     with pytest.raises(RemoteProtocolError, match="nobody asked it for"):
         fed.server.receive(5, BufferRefusal(0, (4,)))
-    signature = sign_buffer(fed.keys[5], fed.server._scheme.round.context, buffer)
+    signature = buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[5])
     with pytest.raises(RemoteProtocolError, match="nobody has to agree"):
         fed.server.receive(5, BufferSignature(0, signature))
     assert not fed.server.refusals
@@ -511,7 +511,9 @@ def test_S29_the_first_answer_of_a_client_counts() -> None:
     answer = fed.under_way(0, SERVER)[0]
     assert isinstance(answer, BufferAnswer)
     fed.step_up(0)
-    fed.server.receive(0, BufferAnswer(0, np.zeros_like(answer.vector)))
+    with pytest.raises(RemoteProtocolError, match="client 0 gave two different answers"):
+        fed.server.receive(0, BufferAnswer(0, np.zeros_like(answer.vector)))
+    fed.server.receive(0, answer)
     assert fed.server.late_messages == {"BufferAnswer": 1}
     fed.settle()
     assert 0 in fed.results[0].responders

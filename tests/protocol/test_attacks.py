@@ -37,7 +37,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from lightsecagg.protocol.roster import Round, sign_keys, sign_survivors
+from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roster import Round, sign_keys
 from lightsecagg.protocol.round_client import (
     Advertised,
     Closed,
@@ -256,7 +257,7 @@ class Split:
         self.snapshots = {c: network.clients[c].snapshot() for c in self.honest}
         state = network.clients[self.victim].state
         assert isinstance(state, Uploaded)
-        self.context = network.clients[self.victim]._round(state).context
+        self.context = network.clients[self.victim]._scheme(state).round.context
         # The colluders hand over the shares that they hold.
         self.held = {c: self._shares_of(network.clients[c]) for c in self.colluders}
 
@@ -288,7 +289,9 @@ class Split:
         identities = self.federation.identities
         signatures: dict[tuple[int, ...], dict[int, bytes]] = {everybody: {}, without: {}}
         for survivors, c in product((everybody, without), self.colluders):
-            signatures[survivors][c] = sign_survivors(identities[c], self.context, survivors)
+            signatures[survivors][c] = survivor_statement(self.context, survivors).sign(
+                identities[c]
+            )
         clients = {
             c: self.kind.restore(self.snapshots[c], identities[c], self.federation.policy(), 0)
             for c in self.honest

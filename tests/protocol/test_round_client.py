@@ -51,7 +51,8 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.registry import client_party
-from lightsecagg.protocol.roster import fix_round, sign_keys, sign_survivors
+from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roster import fix_round, sign_keys
 from lightsecagg.protocol.round_client import (
     TRANSITIONS,
     Closed,
@@ -536,7 +537,7 @@ def test_S05_no_answer_without_m_signatures_on_the_same_context_and_set() -> Non
     ids, identities = scene.federation.ids, scene.federation.identities
     signed = scene.client("Signed").state
     assert isinstance(signed, Signed)
-    context = scene.client("Signed")._round(signed).context
+    context = scene.client("Signed")._scheme(signed).round.context
     signer, _ = signatures[-1]
     for last, match in [
         ((), "m = 5 are needed"),
@@ -544,8 +545,14 @@ def test_S05_no_answer_without_m_signatures_on_the_same_context_and_set() -> Non
         (((999, signatures[-1][1]),), "stranger"),
         (((signer, b"?" * 64),), "does not verify"),
         (((signer, signatures[0][1]),), "does not verify"),
-        (((signer, sign_survivors(identities[signer], context, ids[:-1])),), "does not verify"),
-        (((signer, sign_survivors(identities[signer], b"C" * 32, ids)),), "does not verify"),
+        (
+            ((signer, survivor_statement(context, ids[:-1]).sign(identities[signer])),),
+            "does not verify",
+        ),
+        (
+            ((signer, survivor_statement(b"C" * 32, ids).sign(identities[signer])),),
+            "does not verify",
+        ),
     ]:
         client = scene.client("Signed")
         before = client.snapshot()
@@ -560,8 +567,8 @@ def test_S05_more_than_m_signatures_are_welcome() -> None:
     ids, identities = scene.federation.ids, scene.federation.identities
     signed = scene.client("Signed").state
     assert isinstance(signed, Signed)
-    context = scene.client("Signed")._round(signed).context
-    everybody = tuple((c, sign_survivors(identities[c], context, ids)) for c in ids)
+    context = scene.client("Signed")._scheme(signed).round.context
+    everybody = tuple((c, survivor_statement(context, ids).sign(identities[c])) for c in ids)
     assert scene.deliver(scene.client("Signed"), Certificate(everybody))
 
 

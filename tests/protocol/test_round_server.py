@@ -32,7 +32,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.roster import fix_round, sign_survivors
+from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.round_server import RoundServer
 
 PHASES = tuple(Phase)
@@ -99,9 +100,17 @@ def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
     return Stage(threat_model)
 
 
-def everything(server: RoundServer) -> dict[str, Any]:
-    """All that a server knows, comparable."""
-    return {name: repr(value) for name, value in vars(server).items() if name != "late_messages"}
+def _is_role(value: object) -> bool:
+    return ".roles." in type(value).__module__ and hasattr(value, "__dict__")
+
+
+def everything(server: object) -> dict[str, Any]:
+    """All that a server knows, comparable; what its roles know included."""
+    return {
+        name: everything(value) if _is_role(value) else repr(value)
+        for name, value in vars(server).items()
+        if name != "late_messages"
+    }
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -343,14 +352,14 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     assert left_out not in server.survivors
     context = fix_round(server.settings, federation.allow_list, server.roster).context
     identity = federation.identities[left_out]
-    valid = SurvivorSignature(sign_survivors(identity, context, server.survivors))
+    valid = SurvivorSignature(survivor_statement(context, server.survivors).sign(identity))
     answer = AggregatedShare(np.zeros(server.settings.share_length, dtype=np.uint32))
     for message, phase in ((valid, Phase.AGREE), (answer, Phase.RECOVER)):
         network.run(until=lambda phase=phase: server.phase is phase)
         before = everything(server)
-        with pytest.raises(RemoteProtocolError, match=f"{left_out} is not in the survivor set"):
+        with pytest.raises(RemoteProtocolError, match=f"{left_out} is not (in|asked)"):
             server.receive(left_out, message)
-        with pytest.raises(RemoteProtocolError, match=f"{left_out} refused nothing"):
+        with pytest.raises(RemoteProtocolError, match=f"{left_out} is not asked"):
             server.receive(left_out, Refusal(()))
         assert everything(server) == before
     network.run().assert_exact(set(federation.ids) - {left_out})
@@ -423,7 +432,7 @@ def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> Non
         Phase.ADVERTISE: "0 clients advertised their keys, at least 5 are needed",
         Phase.SHARE: "0 clients shared their masks, at least 5 are needed",
         Phase.UPLOAD: "0 clients uploaded their masked updates, at least 5 are needed",
-        Phase.AGREE: "0 clients signed the survivor set, m = 5 are needed",
+        Phase.AGREE: "0 clients signed, m = 5 are needed",
         Phase.RECOVER: "0 clients answered, U = 4 are needed",
     }
     assert reasons[phase] in end.reason

@@ -20,6 +20,7 @@ from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.protocol.messages import BufferAnnounced, Tag
+from lightsecagg.protocol.roles.agreement import Statement
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
 from lightsecagg.protocol.settings import AllowList, Buffering
@@ -36,7 +37,6 @@ class Rules:
 
 
 _TAG = "buffered upload"
-_BUFFER = "buffer"
 
 
 def hash_upload(field: PrimeField, vector: Elements) -> bytes:
@@ -98,27 +98,9 @@ def check_models(buffer: BufferAnnounced, models: Mapping[int, bytes]) -> None:
             )
 
 
-def sign_buffer(key: IdentityKey, context: bytes, buffer: BufferAnnounced) -> bytes:
-    """Consent to a buffer (agree step)."""
-    return key.sign(_BUFFER, context, uint(buffer.time), hash_tags(buffer.tags))
-
-
-def check_buffer_signature(
-    allow_list: AllowList, context: bytes, time: int, tags: bytes, client: int, signature: bytes
-) -> None:
-    """Raise `CryptoError` unless `client` signed the buffer of this time in the epoch C1.
-
-    * `tags`: their hash, computed once for all signatures of a certificate.
-    """
-    identity.verify(
-        f"client {client}",
-        allow_list[client],
-        signature,
-        _BUFFER,
-        context,
-        uint(time),
-        tags,
-    )
+def buffer_statement(context: bytes, buffer: BufferAnnounced) -> Statement:
+    """Consent to a buffer of the epoch C1 (agree step)."""
+    return Statement("buffer", (context, uint(buffer.time), hash_tags(buffer.tags)))
 
 
 def hash_tags(tags: tuple[Tag, ...]) -> bytes:

@@ -43,14 +43,12 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import shown
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
+    buffer_statement,
     buffer_terms,
     buffer_weights,
-    check_buffer_signature,
     check_models,
     check_tag,
-    hash_tags,
     hash_upload,
-    sign_buffer,
     sign_tag,
 )
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
@@ -71,6 +69,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     UploadDropped,
 )
+from lightsecagg.protocol.roles.agreement import check_certificate
 from lightsecagg.protocol.roster import accept_roster, sign_keys
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
@@ -450,8 +449,8 @@ class AsyncLightSecAggClient:
         self._expire()
         self.ledger.count_change()
         malicious = scheme.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        context = scheme.round.context
-        signature = sign_buffer(self._identity, context, buffer) if malicious else None
+        statement = buffer_statement(scheme.round.context, buffer)
+        signature = statement.sign(self._identity) if malicious else None
         return Consent(buffer, answer.vector, signature, released=not malicious)
 
     def _reply(self, consent: Consent) -> list[Output]:
@@ -468,21 +467,7 @@ class AsyncLightSecAggClient:
             )
         if consent.released:
             return self._reply(consent)
-        valid: set[int] = set()
-        round_, tags = scheme.round, hash_tags(consent.buffer.tags)
-        for client, signature in message.signatures:
-            if client not in round_.positions or client in valid:
-                raise RemoteProtocolError(
-                    f"the certificate names client {client}, a stranger or for a second time"
-                )
-            check_buffer_signature(
-                self._policy.allow_list, round_.context, message.time, tags, client, signature
-            )
-            valid.add(client)
-        quorum = round_.settings.parameters.quorum
-        if len(valid) < quorum:
-            raise RemoteProtocolError(
-                f"the certificate has {len(valid)} signatures, m = {quorum} are needed"
-            )
+        statement = buffer_statement(scheme.round.context, consent.buffer)
+        check_certificate(scheme.round, self._policy.allow_list, statement, message.signatures)
         self._consent = Consent(consent.buffer, consent.answer, consent.signature, released=True)
         return self._reply(self._consent)

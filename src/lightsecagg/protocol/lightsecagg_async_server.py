@@ -38,12 +38,11 @@ from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     Rules,
+    buffer_statement,
     buffer_terms,
     buffer_weights,
-    check_buffer_signature,
     check_tag,
     choose_updates,
-    hash_tags,
     hash_upload,
 )
 from lightsecagg.protocol.interface import Phase, RoundAborted, Send
@@ -65,6 +64,7 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
+from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.roster import check_fresh, check_keys, fix_round
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
 from lightsecagg.protocol.schemes.registry import scheme_of
@@ -145,8 +145,6 @@ class AsyncLightSecAggServer:
         self.time = 0
         """t: the version of the current model, and the time of the next buffer."""
         self.late_messages: Counter[str] = Counter()
-        self.refusals: dict[int, tuple[int, ...]] = {}
-        """Who refused the buffer in flight, and whose shares it lacks."""
         self._allow_list = allow_list
         self._buffering: Buffering = settings.buffering
         self._entropy = entropy
@@ -167,10 +165,9 @@ class AsyncLightSecAggServer:
         self._mailbox: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
-        self._tags = b""  # the hash that clients sign
         self._asked = MaskSum(())
         self._masked_sum: Elements | None = None
-        self._signatures: dict[int, bytes] = {}
+        self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
         if not settings.parameters.minimum <= len(self._invited) <= settings.parameters.clients:
             raise ParameterError(
@@ -193,12 +190,17 @@ class AsyncLightSecAggServer:
             case Phase.ADVERTISE:
                 expected, delivered = self._invited, self._keys
             case Phase.AGREE:
-                delivered = self._signatures
+                delivered = self._in_flight.signatures
             case Phase.RECOVER:
                 delivered = self._answers
         for client in expected:
             if not (client in delivered or client in self.refusals or client in self._offline):
                 yield client
+
+    @property
+    def refusals(self) -> dict[int, tuple[int, ...]]:
+        """Who refused the buffer in flight, and whose shares it lacks."""
+        return {} if self._agreement is None else self._agreement.refusals
 
     @property
     def _all_in(self) -> bool:
@@ -526,12 +528,18 @@ class AsyncLightSecAggServer:
     def _announce(self, uploads: list[BufferedUpload]) -> list[AsyncOutput]:
         self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
         self._take(self._buffer.tags)
-        self._tags = hash_tags(self._buffer.tags)
         assert self._scheme is not None  # noqa: S101 - uploads follow the roster
         weights = buffer_weights(self._scheme.round, self._buffering, self._buffer)
         self._asked = MaskSum(buffer_terms(self._buffer, weights), frozenset(self._members))
         self._masked_sum = self.settings.field.weighted_sum(
             weights, [upload.vector for upload in uploads]
+        )
+        self._agreement = Agreement(
+            self.settings.parameters.quorum,
+            self._allow_list,
+            buffer_statement(self._scheme.round.context, self._buffer),
+            self._members,
+            self._asked.in_sum,
         )
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
@@ -541,8 +549,14 @@ class AsyncLightSecAggServer:
     # -- agreement and recovery --------------------------------------------------------------
 
     @property
+    def _in_flight(self) -> Agreement:
+        if self._agreement is None:
+            raise AssertionError("no buffer is in flight")
+        return self._agreement
+
+    @property
     def _agreed(self) -> bool:
-        return len(self._signatures) >= self.settings.parameters.quorum or self._all_in
+        return self._in_flight.reached or self._all_in
 
     @property
     def _enough_answers(self) -> bool:
@@ -556,24 +570,9 @@ class AsyncLightSecAggServer:
             return self._ignore(message)
         match message:
             case BufferRefusal():
-                if not {tag.owner for tag in self._buffer.tags}.issuperset(message.missing):
-                    raise RemoteProtocolError(f"client {sender} lacks shares nobody asked it for")
-                self.refusals.setdefault(sender, message.missing)
+                self._in_flight.on_refusal(sender, message.missing)
             case BufferSignature():
-                if not self.settings.parameters.quorum:
-                    raise RemoteProtocolError(f"client {sender} signed, but nobody has to agree")
-                try:
-                    check_buffer_signature(
-                        self._allow_list,
-                        self._scheme.round.context,
-                        self._buffer.time,
-                        self._tags,
-                        sender,
-                        message.signature,
-                    )
-                except CryptoError as error:
-                    raise RemoteProtocolError(str(error)) from error
-                self._signatures[sender] = message.signature
+                self._in_flight.on_signature(sender, message.signature)
                 if self.phase is Phase.RECOVER and sender not in self._answers:
                     return [Send(sender, self._certificate())]
             case BufferAnswer():
@@ -581,27 +580,23 @@ class AsyncLightSecAggServer:
                     raise RemoteProtocolError(f"client {sender} answered before the agreement")
                 answer = AggregatedShare(message.vector)
                 self._scheme.check_answer(self._asked, sender, answer)
-                if sender in self._answers:
+                if (known := self._answers.get(sender)) is not None:
+                    if answer != known:
+                        raise RemoteProtocolError(f"client {sender} gave two different answers")
                     return self._ignore(message)
                 self._answers[sender] = answer
         return []
 
     def _certificate(self) -> BufferCertificate:
         assert self._buffer is not None  # noqa: S101 - only asked for in flight
-        quorum = self.settings.parameters.quorum
-        return BufferCertificate(
-            self._buffer.time, tuple(sorted(self._signatures.items())[:quorum])
-        )
+        return BufferCertificate(self._buffer.time, self._in_flight.certificate)
 
     def _close_agree(self) -> list[AsyncOutput]:
-        quorum = self.settings.parameters.quorum
-        if len(self._signatures) < quorum:
-            return self._fail(
-                f"only {len(self._signatures)} clients signed, m = {quorum} are needed"
-            )
+        if not self._in_flight.reached:
+            return self._fail(self._in_flight.shortfall)
         self.phase = Phase.RECOVER
         certificate = self._certificate()
-        return [Send(client, certificate) for client in sorted(self._signatures)]
+        return [Send(client, certificate) for client in sorted(self._in_flight.signatures)]
 
     def _close_recover(self) -> list[AsyncOutput]:
         assert self._scheme is not None  # noqa: S101 - in flight
@@ -637,7 +632,7 @@ class AsyncLightSecAggServer:
             if tag.owner in self._offline or tag.owner in self.refusals:
                 outputs += self._tell_dropped(tag)
         self._buffer, self._masked_sum, self._asked = None, None, MaskSum(())
-        self._signatures, self._answers, self.refusals = {}, {}, {}
+        self._agreement, self._answers = None, {}
         self.time += 1
         self.phase = Phase.UPLOAD
         return outputs

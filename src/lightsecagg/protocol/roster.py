@@ -21,7 +21,6 @@ from lightsecagg.protocol.messages import Roster
 from lightsecagg.protocol.settings import AllowList, Settings
 
 _ADVERTISE = "advertise keys"
-_SURVIVORS = "survivor set"
 
 
 @dataclass(frozen=True)
@@ -156,27 +155,4 @@ def fix_round(settings: Settings, allow_list: AllowList, roster: Roster) -> Roun
         members=tuple(member.client for member in roster.members),
         keys=tuple(member.keys for member in roster.members),
         graph=roster.graph,
-    )
-
-
-def sign_survivors(key: IdentityKey, context: bytes, survivors: tuple[int, ...]) -> bytes:
-    """Consent to the survivor set in the round C1 (agree step)."""
-    return key.sign(_SURVIVORS, context, *map(uint, survivors))
-
-
-def check_survivor_signature(
-    allow_list: AllowList,
-    context: bytes,
-    survivors: tuple[int, ...],
-    client: int,
-    signature: bytes,
-) -> None:
-    """Raise `CryptoError` unless `client` signed this survivor set of the round C1."""
-    identity.verify(
-        f"client {client}",
-        allow_list[client],
-        signature,
-        _SURVIVORS,
-        context,
-        *map(uint, survivors),
     )

@@ -69,14 +69,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from lightsecagg.protocol.roster import (
-    Round,
-    accept_roster,
-    check_survivor_signature,
-    fix_round,
-    sign_keys,
-    sign_survivors,
-)
+from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
+from lightsecagg.protocol.roster import Round, accept_roster, fix_round, sign_keys
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
@@ -533,7 +527,7 @@ class RoundClient:
         self.ledger.consent(round_.settings.model, state.fingerprint, survivors)
         if round_.settings.parameters.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
             return self._answer_once(state, survivors)
-        signature = sign_survivors(self._identity, round_.context, survivors)
+        signature = survivor_statement(round_.context, survivors).sign(self._identity)
         self.state = Signed(
             settings=state.settings,
             roster=state.roster,
@@ -561,22 +555,9 @@ class RoundClient:
 
     def _on_certificate(self, message: Certificate) -> list[Output]:
         state = self._in(Signed)
-        round_ = self._round(state)
-        valid: set[int] = set()
-        for client, signature in message.signatures:
-            if client not in round_.positions or client in valid:
-                raise RemoteProtocolError(
-                    f"the certificate names client {client}, a stranger or for a second time"
-                )
-            check_survivor_signature(
-                self._policy.allow_list, round_.context, state.survivors, client, signature
-            )
-            valid.add(client)
-        quorum = round_.settings.parameters.quorum
-        if len(valid) < quorum:
-            raise RemoteProtocolError(
-                f"the certificate has {len(valid)} signatures, m = {quorum} are needed"
-            )
+        round_ = self._scheme(state).round
+        statement = survivor_statement(round_.context, state.survivors)
+        check_certificate(round_, self._policy.allow_list, statement, message.signatures)
         return self._answer_once(state, state.survivors)
 
     def _on_repeated_certificate(self, message: Certificate) -> list[Output]:
@@ -658,9 +639,6 @@ class RoundClient:
             round_ = fix_round(settings, self._policy.allow_list, state.roster)
             self._scheme_cache = self._scheme_class(round_, self.client)
         return self._scheme_cache
-
-    def _round(self, state: Sharing | Uploaded | Signed | Answered) -> Round:
-        return self._scheme(state).round
 
     def _sealing_key(self, state: Sharing) -> AgreementKey:
         """The key that opens shares; it remembers what was agreed when the own ones were sealed."""

@@ -58,12 +58,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
-from lightsecagg.protocol.roster import (
-    check_fresh,
-    check_keys,
-    check_survivor_signature,
-    fix_round,
-)
+from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
+from lightsecagg.protocol.roster import check_fresh, check_keys, fix_round
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import AllowList, Settings
@@ -99,8 +95,6 @@ class RoundServer:
         self.phase = settings.traits.phases[0]
         self.late_messages: Counter[str] = Counter()
         """Messages that came after their phase, by type."""
-        self.refusals: dict[int, tuple[int, ...]] = {}
-        """Clients that refused U1, and whose shares they lack."""
         self._allow_list = allow_list
         self._entropy = entropy
         self._invited = tuple(allow_list.clients if invited is None else invited)
@@ -121,7 +115,7 @@ class RoundServer:
         self._in_sum: frozenset[int] = frozenset()
         self._asked = MaskSum(())
         self._masked_sum: Elements | None = None
-        self._signatures: dict[int, bytes] = {}
+        self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
         self._check_invited()
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
@@ -192,8 +186,8 @@ class RoundServer:
             return [Send(client, SurvivorSet(self._survivors))]
         if self.phase is Phase.RECOVER and client in self._in_sum:
             again: list[Output] = [Send(client, SurvivorSet(self._survivors))]
-            if self._signatures:
-                again.append(Send(client, self._certificate()))
+            if self._agreed.signatures:
+                again.append(Send(client, Certificate(self._agreed.certificate)))
             return again
         return []
 
@@ -228,11 +222,16 @@ class RoundServer:
             case Phase.UPLOAD:
                 return self._uploads
             case Phase.AGREE:
-                return self._signatures
+                return self._agreed.signatures
             case Phase.RECOVER:
                 return self._answers
             case Phase.DONE:
                 return ()
+
+    @property
+    def refusals(self) -> dict[int, tuple[int, ...]]:
+        """Clients that refused U1, and whose shares they lack."""
+        return {} if self._agreement is None else self._agreement.refusals
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -440,6 +439,13 @@ class RoundServer:
         self._in_sum = frozenset(survivors)
         terms = tuple(Term(MaskRef(client)) for client in survivors)
         self._asked = MaskSum(terms, frozenset(self._complete), self._held)
+        self._agreement = Agreement(
+            self.settings.parameters.quorum,
+            self._allow_list,
+            survivor_statement(self._scheme.round.context, survivors),
+            survivors,
+            self._complete,
+        )
         self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
         for client in list(self._uploads):
             del self._uploads[client]
@@ -456,38 +462,21 @@ class RoundServer:
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
             return self.drop(sender)
-        if self.phase not in (Phase.AGREE, Phase.RECOVER) or sender not in self._in_sum:
+        if self.phase not in (Phase.AGREE, Phase.RECOVER):
             raise RemoteProtocolError(f"client {sender} refused nothing that was asked of it")
-        self.refusals.setdefault(sender, message.missing)
+        self._agreed.on_refusal(sender, message.missing)
         return self._advance_if_complete()
 
     def _on_signature(self, sender: int, message: SurvivorSignature) -> list[Output]:
-        if sender not in self._in_sum:
-            raise RemoteProtocolError(f"client {sender} is not in the survivor set")
-        context = self._scheme.round.context
-        try:
-            check_survivor_signature(
-                self._allow_list, context, self._survivors, sender, message.signature
-            )
-        except CryptoError as error:
-            raise RemoteProtocolError(str(error)) from error
-        self._signatures[sender] = message.signature
+        self._agreed.on_signature(sender, message.signature)
         return []
 
     def _close_agree(self) -> list[Output]:
-        quorum = self.settings.parameters.quorum
-        if len(self._signatures) < quorum:
-            return self._abort(
-                f"only {len(self._signatures)} clients signed the survivor set, "
-                f"m = {quorum} are needed"
-            )
+        if not self._agreed.reached:
+            return self._abort(self._agreed.shortfall)
         self.phase = Phase.RECOVER
-        certificate = self._certificate()
+        certificate = Certificate(self._agreed.certificate)
         return [Send(client, certificate) for client in sorted(self.pending)]
-
-    def _certificate(self) -> Certificate:
-        quorum = self.settings.parameters.quorum
-        return Certificate(tuple(sorted(self._signatures.items())[:quorum]))
 
     def _on_answer(self, sender: int, message: Answer) -> list[Output]:
         if sender not in self._in_sum:
@@ -526,6 +515,12 @@ class RoundServer:
         if self._scheme_cache is None:
             raise AssertionError("the scheme follows the roster")
         return self._scheme_cache
+
+    @property
+    def _agreed(self) -> Agreement:
+        if self._agreement is None:
+            raise AssertionError("the agreement follows the upload")
+        return self._agreement
 
     @property
     def _members(self) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from lightsecagg.protocol.roster import Round, fix_round, sign_keys, sign_survivors
+from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roster import Round, fix_round, sign_keys
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
@@ -161,7 +162,7 @@ class StandIn:
                 if self._settings.parameters.threat_model is not malicious:
                     return [Send(SERVER, self._answer())]
                 identity, context = self._sample.identity(self.client), self.scheme.round.context
-                signature = sign_survivors(identity, context, message.survivors)
+                signature = survivor_statement(context, message.survivors).sign(identity)
                 return [Send(SERVER, SurvivorSignature(signature))]
             case Certificate():
                 return [Send(SERVER, self._answer())]
