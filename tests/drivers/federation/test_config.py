@@ -180,3 +180,55 @@ def test_every_key_is_documented() -> None:
             for key in model.model_fields:
                 named = (f"`{table}.{key}`", f"`{key}`")
                 assert any(name in section for name in named), f"{table}.{key}"
+
+
+# -- [training.*] ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("training.local.epoch=3", r"\[training.local\] epoch is not a key; .* epochs, batch_size"),
+        ("training.local.epochs=0", r"\[training.local\] epochs is 0; it must be at least 1"),
+        ("training.local.epochs=many", r"\[training.local\] epochs = 'many': .* integer"),
+        ("training.local.learning_rate=nan", r"learning_rate is nan; it must lie in \(0, inf\)"),
+        ("training.task.partition=fair", r"\[training.task\] partition = 'fair': .* 'dirichlet'"),
+        ("training.task.options=3", r"\[training.task\] options = 3: "),
+        ("training.server.rate=3", r"\[training.server\] rate is not a key; .* learning_rate"),
+    ],
+)
+def test_a_wrong_key_or_value_of_training_is_named_with_what_is_allowed(
+    server: Path, override: str, complaint: str
+) -> None:
+    pytest.importorskip("torch")
+    server.write_text(SERVER.replace("[vectors]\ndimension = 3", "[training]"))
+    config = load(server, override)
+    with pytest.raises(ConfigurationError, match=complaint):
+        make_server_job(config.training, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '[training.task.options]\nclasses = 3\nscaled = true\nname = "x"',
+        '[training.task]\noptions = [["classes", "3"], ["scaled", "true"], ["name", "x"]]',
+    ],
+)
+def test_the_options_of_an_own_task_are_a_table_or_pairs(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "options_task.py").write_text(
+        "from torch import nn\n"
+        "from lightsecagg.training import Task\n"
+        "class Mine(Task):\n"
+        "    def model(self):\n"
+        "        assert self.options == {'classes': '3', 'scaled': 'true', 'name': 'x'}\n"
+        "        return nn.Linear(2, int(self.options['classes']))\n"
+        "    def client_data(self, client):\n"
+        "        raise NotImplementedError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    server.write_text(SERVER.replace("[vectors]\ndimension = 3", options))
+    config = load(server, "training.task.task=options_task:Mine")
+    assert make_server_job(config.training, None, 1.0).dimension == 9

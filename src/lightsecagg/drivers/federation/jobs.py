@@ -7,16 +7,18 @@ global model into an update. Both are plain synchronous objects; the managers de
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
-from lightsecagg.errors import ConfigurationError, JournalError, LightSecAggError
+from lightsecagg.errors import ConfigurationError, JournalError
 from lightsecagg.foreign import reading
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
@@ -258,11 +260,34 @@ def _check_checkpoint(found: int, expected: int) -> None:
 
 def _build(kind: Any, name: str, values: dict[str, Any]) -> Any:
     """A configuration class of `training` from a table of the file."""
-    paths = {key: Path(values[key]) for key in ("data_dir", "writer_ids") if values.get(key)}
-    values = {**values, **paths}
+    known = [field.name for field in fields(kind)]
+    for key in values:
+        if key not in known:
+            raise ConfigurationError(
+                f"[training.{name}] {key} is not a key; known here: {', '.join(known)}"
+            )
+    if "options" in values:
+        values = {**values, "options": _pairs(values["options"])}
     try:
-        if "options" in values:
-            values["options"] = tuple(tuple(pair) for pair in values["options"])
-        return kind(**values)
-    except (TypeError, LightSecAggError) as error:
-        raise ConfigurationError(f"[training.{name}] {error}") from error
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        wrong = "; ".join(_wrong(dict(item)) for item in error.errors())
+        raise ConfigurationError(f"[training.{name}] {wrong}") from error
+
+
+def _wrong(item: dict[str, Any]) -> str:
+    """One mistake: the classes of `training` name the key themselves, pydantic does not."""
+    message = str(item["msg"])
+    if item["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    return f"{item['loc'][0]} = {item['input']!r}: {message}"
+
+
+def _pairs(options: Any) -> Any:
+    """A table of options, `classes = 3`, as `--task-option classes=3` would give them."""
+    if not isinstance(options, dict):
+        return options
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in options.items()
+    ]
