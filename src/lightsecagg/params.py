@@ -119,17 +119,20 @@ class Parameters:
 
     def _check_feasible(self) -> None:
         N, T, D, U = self.clients, self.privacy, self.dropouts, self.survivors
-        if U <= T:
-            raise ParameterError(f"survivors U = {U} must exceed privacy T = {T}")
-        if N - D < U:
-            raise ParameterError(
-                f"survivors U = {U} is out of reach: with N = {N} clients and D = {D} dropouts "
-                f"only {N - D} remain; lower U or D"
-            )
         if N - D < T + 2:
             raise ParameterError(
                 f"N - D = {N - D} clients may remain, but a sum over fewer than T + 2 = {T + 2} "
                 "protects nobody from T colluders; lower T or D"
+            )
+        if U <= T:
+            raise ParameterError(
+                f"survivors U = {U} must exceed privacy T = {T}: raise U, at most to N - D = "
+                f"{N - D}, or lower T"
+            )
+        if N - D < U:
+            raise ParameterError(
+                f"survivors U = {U} is out of reach: with N = {N} clients and D = {D} dropouts "
+                f"only {N - D} remain; lower U or D"
             )
         if self.modulus <= N:
             raise ParameterError(
@@ -139,7 +142,8 @@ class Parameters:
         if self.quorum > N - D:
             raise ParameterError(
                 f"malicious-server mode needs T + 2D < N, but T = {T}, D = {D}, N = {N}: "
-                f"the quorum of {self.quorum} signatures exceeds the {N - D} clients that remain"
+                f"the quorum of {self.quorum} signatures exceeds the {N - D} clients that remain; "
+                "lower T or D"
             )
 
     @property

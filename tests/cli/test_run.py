@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
+from lightsecagg.cli.output import exit_codes
 from lightsecagg.drivers.federation.demo import DemoConfig, plan_deaths
 from lightsecagg.errors import ConfigurationError
 
@@ -46,7 +49,7 @@ def test_run_trains_kills_compares_and_reports(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["rounds"] == 2
-    assert 0.3 < document["accuracy"] <= 1
+    assert 0.3 < document["figures"]["accuracy"] <= 1
     assert document["seconds"] > 0
     assert document["matches_plain_average"] is True
     assert 0 < document["max_abs_difference"] <= document["quantisation_bound"] < 1e-4
@@ -65,27 +68,211 @@ def test_run_trains_kills_compares_and_reports(tmp_path: Path) -> None:
     assert "no real client does that" in done.stderr
 
 
+class Interrupted:
+    """A run in a session of its own, with temporary folders that only it uses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.process = subprocess.Popen(
+            [*COMMAND, *SMALL, "--rounds", "500", "--out", str(folder / "report")],
+            env={**os.environ, "TMPDIR": str(self.temporary)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def folders(self) -> list[Path]:
+        """What holds keys and plain updates."""
+        return list(self.temporary.glob("lightsecagg-*"))
+
+    def reached(self, moment: str) -> bool:
+        if moment == "a folder":
+            return bool(self.folders())
+        if moment == "its processes":
+            return len(processes_of(self.process.pid)) >= 5
+        return any((folder / "trace" / "average-1.npz").exists() for folder in self.folders())
+
+    def wait_for(self, moment: str) -> None:
+        while not self.reached(moment):
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def everything_is_gone(self) -> None:
+        while processes_of(self.process.pid) or self.folders():
+            time.sleep(0.1)  # the test's own timeout ends this
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Iterator[Interrupted]:
+    run = Interrupted(tmp_path)
+    yield run
+    for pid in processes_of(run.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    run.process.wait()
+    assert run.process.stderr is not None
+    run.process.stderr.close()
+
+
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
-    command = [*COMMAND, *SMALL, "--rounds", "500", "--out", str(tmp_path / "report")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while len(processes_of(process.pid)) < 7:  # the parent, the server and five clients
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) != 0
-        while processes_of(process.pid):
-            assert time.monotonic() < deadline + 60, processes_of(process.pid)
-            time.sleep(0.1)
-    finally:
-        for pid in processes_of(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("a folder", signal.SIGINT),
+        ("its processes", signal.SIGINT),
+        ("a round", signal.SIGINT),
+        ("its processes", signal.SIGTERM),
+        ("a round", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_run_cleanly_at_any_moment(
+    interrupted: Interrupted, moment: str, number: signal.Signals
+) -> None:
+    interrupted.wait_for(moment)
+    # A terminal sends Ctrl-C to every process of the group, a supervisor SIGTERM to one.
+    (os.killpg if number is signal.SIGINT else os.kill)(interrupted.process.pid, number)
+    _, errors = interrupted.process.communicate()
+    assert interrupted.process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    assert "Error" not in errors
+    interrupted.everything_is_gone()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_neither_processes_nor_keys(interrupted: Interrupted) -> None:
+    interrupted.wait_for("a round")
+    interrupted.process.kill()
+    interrupted.everything_is_gone()
+
+
+OWN_TASKS = """
+import torch
+from torch import nn
+from lightsecagg.training import Examples, Task
+
+class House(Task):
+    def model(self):
+        return nn.Linear(3, 1)
+
+    def client_data(self, client):
+        inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(client))
+        return Examples(inputs, inputs.sum(1, keepdim=True) * float(self.options["slope"]))
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def evaluate(self, model):
+        data = self.client_data(99)
+        return {"rmse": nn.functional.mse_loss(model(data.inputs), data.targets).item() ** 0.5}
+
+class NotATask:
+    pass
+
+class Unfinished(Task):
+    def model(self):
+        return nn.Linear(3, 1)
+
+class Broken(House):
+    def model(self):
+        return {}["not here"]
+
+class Empty(House):
+    def client_data(self, client):
+        return Examples(torch.zeros(0, 3), torch.zeros(0, 1))
+"""
+
+
+@pytest.fixture
+def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_tasks_of_run.py").write_text(OWN_TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_an_own_task_is_told_its_options_reports_by_its_own_names_and_its_model_is_kept(
+    own_tasks: Path,
+) -> None:
+    torch = pytest.importorskip("torch")
+    command = [*COMMAND, *SMALL, "--dropout", "0", "--task", "own_tasks_of_run:House"]
+    options = ["--task-option", "slope=2", "--save-model", "house.pt"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    document = json.loads((own_tasks / "report" / "run.json").read_text())
+    assert list(document["figures"]) == ["rmse"]
+    assert f"rmse {document['figures']['rmse']:.4g}" in done.stdout
+    assert "house.pt" in done.stdout
+    state = torch.load(own_tasks / "house.pt", weights_only=True)
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "weight": (1, 3),
+        "bias": (1,),
+    }
+    assert document["figures"]["rmse"] < 2
+    assert state["weight"].mean() > 0.5, "it has learned some of the slope"
+
+
+MISTAKES = {
+    "--task nosuch": "there is no task 'nosuch'; choose one of digits",
+    "--task nosuch:Task": "there is no module 'nosuch'",
+    "--task own_tasks_of_run:Missing": "defines no 'Missing'",
+    "--task own_tasks_of_run:NotATask": "NotATask is not a subclass of lightsecagg.training.Task",
+    "--task own_tasks_of_run:Unfinished": "Unfinished lacks client_data",
+    "--task own_tasks_of_run:Broken": "fails with KeyError at own_tasks_of_run.py",
+    "--task own_tasks_of_run:Empty": "no example for client 0",
+    "--task mnist": "mnist needs --data-dir",
+    "--task csv --data-dir nowhere": "does not exist; it must hold train.csv",
+    "--task folder --data-dir .": "folder needs --image-size",
+    "--task-option slope": "must have the form key=value",
+    "--task-option slope=2": "takes no --task-option",
+    "--partition fair": "choose one of iid, dirichlet",
+    "--model foo": "there is no model 'foo'; choose one of logistic",
+    "--epochs 0": "epochs is 0; it must be at least 1",
+    "--batch-size 0": "batch_size is 0",
+    "--learning-rate -1": "learning_rate is -1.0",
+    "--learning-rate nan": "learning_rate is nan",
+    "--seed -1": "--seed = -1 must be at least 0",
+    "--samples -4": "samples_per_client is -4",
+    "--survivors 99": "survivors U = 99 is out of reach",
+    "--privacy 9": "lower T or D",
+    "--dropouts -1": "--dropouts -1",
+    "--dropout 7": "--dropout 7 must be 0 to D = 2",
+    "--rounds 0": "--rounds = 0 must be at least 1",
+    "--bound 0": "--bound 0",
+    "--bound nan": "--bound nan",
+    "--bound inf": "bound = inf",
+    "--clients -3": "clients N = -3 must be at least 3",
+    "--clients 100000": "`lightsecagg simulate` holds many more",
+    "--timeout 0": "--timeout 0 must be a positive",
+    "--out /proc/x": "--out /proc/x cannot be written",
+    "--save-model model.doc": "must end in one of .pt, .safetensors, .npz",
+    "--save-model nowhere/model.pt": "cannot be written",
+    "--protocol secagg+ --threat-model malicious-server": "use lightsecagg or secagg",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_is_said_in_one_paragraph_before_any_process_starts(
+    mistake: str,
+    own_tasks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr("lightsecagg.drivers.federation.demo.run_demo", never)
+    with pytest.raises(SystemExit) as end, exit_codes():
+        app(["run", *mistake.split()])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert MISTAKES[mistake] in err
+    assert tempfile.gettempdir() not in err.replace(str(own_tasks), "")
 
 
 def test_more_kills_than_dropouts_are_a_usage_error() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from lightsecagg.cli.extras import require
+from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import print_json, warn
-from lightsecagg.errors import Aborted
+from lightsecagg.cli.task import parse_options
+from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
 if TYPE_CHECKING:
     from lightsecagg.drivers.federation.demo import DemoConfig, DemoResult
@@ -43,16 +47,27 @@ def run(
         ThreatModel | None,
         typer.Option(help="[default: malicious-server; honest-but-curious for secagg+ and plain]"),
     ] = None,
-    task: Annotated[str, typer.Option(help="Built-in task or package.module:Task.")] = "digits",
-    model: Annotated[str | None, typer.Option(help="Model of the built-in task.")] = None,
+    task: Annotated[
+        str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
+    ] = "digits",
+    model: Annotated[str | None, typer.Option(help="Another model for a built-in task.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
+    partition: Annotated[str, typer.Option(help=" | ".join(get_args(Partition)))] = "iid",
+    dirichlet_alpha: Annotated[float, typer.Option(help="Label skew of dirichlet.")] = 0.5,
+    classes: Annotated[int | None, typer.Option(help="Number of classes of your data.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of images in pixels.")] = None,
+    task_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
+    ] = None,
     dropout: Annotated[
         int | None, typer.Option(help="Clients killed per round, at most. [default: D]")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Local epochs.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Local learning rate.")] = 0.1,
-    bound: Annotated[float, typer.Option(help="Largest entry of an update.")] = 4.0,
+    bound: Annotated[
+        float, typer.Option(help="Largest entry of an update; larger ones are clipped.")
+    ] = 4.0,
     overlap: Annotated[
         Overlap, typer.Option(help="Where clients train while they share their masks.")
     ] = Overlap.THREAD,
@@ -61,16 +76,21 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+    save_model: Annotated[
+        Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Start a server and N clients as processes over loopback TLS, train, kill some, and report.
 
-    Needs no download: the default task is scikit-learn's digits. For the final check the demo's
-    clients ALSO write their plain updates to a temporary folder, which no real client does.
+    Needs no download: the default task is scikit-learn's digits.
+
+    For the final check the clients of this demonstration ALSO write their plain updates to a
+    temporary folder, which no real client does.
     """
     require("run", "grpc", "torch")
-    from lightsecagg.drivers.federation.demo import DemoConfig, run_demo
+    from lightsecagg.drivers.federation.demo import DemoConfig, check_demo, run_demo
 
     weak = protocol in (ProtocolName.SECAGG_PLUS, ProtocolName.PLAIN)
     d = dropouts if dropouts is not None else (2 if clients == 8 else clients // 4)
@@ -84,31 +104,64 @@ def run(
         or (ThreatModel.HONEST_BUT_CURIOUS if weak else ThreatModel.MALICIOUS_SERVER),
         rounds=rounds,
         dropout=d if dropout is None else dropout,
-        task={
-            "task": task,
-            **({} if model is None else {"model": model}),
-            **({} if samples is None else {"samples_per_client": samples}),
-            **({} if data_dir is None else {"data_dir": str(data_dir.resolve())}),
-        },
-        local={"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate},
+        task=TaskConfig(
+            task=task,
+            model=model,
+            data_dir=None if data_dir is None else data_dir.resolve(),
+            partition=partition,  # type: ignore[arg-type]  # TaskConfig refuses what is unknown
+            dirichlet_alpha=dirichlet_alpha,
+            classes=classes,
+            image_size=image_size,
+            samples_per_client=samples,
+            options=parse_options(task_option or []),
+        ),
+        local=LocalConfig(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate),
         bound=bound,
         overlap=overlap,
         seed=seed,
         timeout=timeout,
     )
+    _check_folder(out)
+    check_demo(config)
+    if save_model is not None:
+        from lightsecagg.training import check_target
+
+        check_target(save_model)
     warn(
         "demo: to check the result, its clients also write their plain updates to a temporary "
         "folder; no real client does that"
     )
-    with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder, _progress(config) as watch:
-        result = run_demo(config, Path(folder), watch)
+    with (
+        deferred_signals() as ask,
+        tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder,
+        _progress(config) as watch,
+    ):
+        result = run_demo(config, Path(folder), watch, ask)
         document = _write_report(result, out)
+        for complaint in result.complaints:
+            warn(complaint)
+        if save_model is not None:
+            from lightsecagg.training import save_state, state_dict
+
+            save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
     if as_json:
         print_json(document)
     else:
         _print(config, document)
+        if save_model is not None:
+            typer.echo(f"the model is in {save_model}")
     if not document["matches_plain_average"]:
         raise Aborted("the secure average differs from the plain average beyond the rounding bound")
+
+
+def _check_folder(out: Path) -> None:
+    """A report that cannot be written would be lost with all the work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}") from error
 
 
 class _progress:  # noqa: N801 - used like a function
@@ -135,7 +188,7 @@ class _progress:  # noqa: N801 - used like a function
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def _watch(self, phase: str, done: int, expected: int, _completed: int) -> None:
+    def _watch(self, phase: str, done: int, expected: int) -> None:
         if phase in ("advertise", "upload") and self._last not in ("advertise", "share", phase):
             self._round += 1
         self._last = phase
@@ -150,20 +203,19 @@ class _progress:  # noqa: N801 - used like a function
 
 def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     from lightsecagg.drivers.federation.report import draw_timeline, phase_table, write_json
-    from lightsecagg.errors import ConfigurationError
 
-    out.mkdir(parents=True, exist_ok=True)
-    done = [record for record in result.records if record["aborted"] is None]
+    records = [record | {"figures": _finite(record["figures"])} for record in result.records]
+    done = [record for record in records if record["aborted"] is None]
     document: dict[str, Any] = {
-        "accuracy": done[-1]["figures"].get("accuracy") if done else None,
+        "figures": done[-1]["figures"] if done else {},
         "rounds": len(done),
         "seconds": result.seconds,
         "matches_plain_average": result.matches,
         "max_abs_difference": result.max_abs_difference,
         "quantisation_bound": result.quantisation_bound,
         "dropped": result.killed,
-        "phases": phase_table(result.records),
-        "records": result.records,
+        "phases": phase_table(records),
+        "records": records,
         "report": str(out),
     }
     write_json(document, out / "run.json")
@@ -175,6 +227,11 @@ def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     except ConfigurationError as error:
         warn(str(error))
     return document
+
+
+def _finite(figures: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN and no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 def _print(config: DemoConfig, document: dict[str, Any]) -> None:
@@ -199,10 +256,12 @@ def _print(config: DemoConfig, document: dict[str, Any]) -> None:
             for item in document["dropped"]
             if item["round"] == record["round"]
         ]
-        outcome = record["aborted"] or (
-            f"{len(record['included'])} of {len(record['invited'])} included"
-            f", accuracy {record['figures'].get('accuracy', float('nan')):.3f}"
-        )
+        included = f"{len(record['included'])} of {len(record['invited'])} included"
+        figures = [
+            f"{name} {'not finite' if value is None else f'{value:.4g}'}"
+            for name, value in record["figures"].items()
+        ]
+        outcome = record["aborted"] or ", ".join([included, *figures])
         console.print(f"round {record['round']}: {outcome}" + "".join(f"; {d}" for d in dead))
     verdict = "equals" if document["matches_plain_average"] else "DIFFERS FROM"
     console.print(

@@ -17,6 +17,7 @@ from lightsecagg.errors import MissingExtra
 if TYPE_CHECKING:
     from lightsecagg.training.builtin_tasks import PAPER_MODELS, PaperModel
     from lightsecagg.training.config import LocalConfig, TaskConfig
+    from lightsecagg.training.export import check_target, save_state, state_dict
     from lightsecagg.training.model_vector import Layout, load_vector, restore, vectorize
     from lightsecagg.training.reference_loop import Round, federated_averaging
     from lightsecagg.training.server_optimizers import ServerConfig, ServerOptimizer
@@ -50,6 +51,7 @@ _HOME = {
     "ServerOptimizer": "server_optimizers",
     "Task": "task",
     "TaskConfig": "config",
+    "check_target": "export",
     "evaluate": "trainer",
     "federated_averaging": "reference_loop",
     "initial_model": "trainer",
@@ -59,6 +61,8 @@ _HOME = {
     "model_layout": "trainer",
     "pack": "updates",
     "restore": "model_vector",
+    "save_state": "export",
+    "state_dict": "export",
     "training_pool": "worker",
     "unpack": "updates",
     "use_one_thread": "trainer",
@@ -79,6 +83,7 @@ __all__ = [
     "ServerOptimizer",
     "Task",
     "TaskConfig",
+    "check_target",
     "evaluate",
     "federated_averaging",
     "initial_model",
@@ -88,6 +93,8 @@ __all__ = [
     "model_layout",
     "pack",
     "restore",
+    "save_state",
+    "state_dict",
     "training_pool",
     "unpack",
     "use_one_thread",

@@ -181,6 +181,8 @@ def load_task(config: TaskConfig) -> Task:
         raise ConfigurationError(
             f"--task {config.task}: the module {module_name} defines no {attribute!r}"
         )
+    if isinstance(factory, type):
+        _check_class(config.task, factory)
     task = factory(config)
     if not isinstance(task, Task):
         raise ConfigurationError(
@@ -192,6 +194,19 @@ def load_task(config: TaskConfig) -> Task:
             f"--task {config.task}: {attribute}.__init__ must call super().__init__(config)"
         )
     return task
+
+
+def _check_class(name: str, kind: type) -> None:
+    if not issubclass(kind, Task):
+        raise ConfigurationError(
+            f"--task {name}: {kind.__name__} is not a subclass of lightsecagg.training.Task"
+        )
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigurationError(
+            f"--task {name}: {kind.__name__} lacks {' and '.join(missing)}; "
+            "`lightsecagg task template` shows what they return"
+        )
 
 
 def _load_module(name: str) -> ModuleType:

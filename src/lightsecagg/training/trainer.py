@@ -42,9 +42,14 @@ def model_layout(task: Task | TaskConfig) -> Layout:
 def initial_model(task: Task | TaskConfig, *, seed: int = 0) -> Vector:
     """x(0): the vector of a freshly drawn model."""
     task = as_task(task)
-    with _seeded(_mix(_INITIAL, seed)):
-        model = task.model()
+    model = new_model(task, seed=seed)
     return vectorize(model.state_dict(), Layout.of(model, task.shared))
+
+
+def new_model(task: Task, *, seed: int = 0) -> nn.Module:
+    """A freshly drawn model."""
+    with _seeded(_mix(_INITIAL, seed)):
+        return task.model()
 
 
 def evaluate(task: Task | TaskConfig, model: Vector) -> dict[str, float]:

@@ -8,35 +8,58 @@ To prove that the secure average is the plain average, the demo's clients ALSO w
 updates into a local folder. No real client does that.
 
 Processes are forked from a server that has imported torch once: nine imports would take most of
-the time. It is forked before any key exists.
+the time. It is a new program, so nothing of this one, keys least of all, is in it.
+
+Whatever a user can get wrong is found by `check_demo` before the first process starts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.config import (
+    AggregationTable,
+    ClientConfig,
+    ServerConfig,
+    VectorsTable,
+    load_config,
+)
+from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
-from lightsecagg.errors import Aborted, ConfigurationError
-from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.drivers.federation.server import make_settings
+from lightsecagg.errors import (
+    Aborted,
+    ConfigurationError,
+    InputRefused,
+    LightSecAggError,
+    ParameterError,
+)
+from lightsecagg.foreign import explain, where
+from lightsecagg.params import ThreatModel, check_integer
+from lightsecagg.protocol.settings import AllowList, ProtocolName
+from lightsecagg.training.config import LocalConfig, TaskConfig
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
 
@@ -48,8 +71,14 @@ _LAST_WORDS = {
     "recover": ("AggregatedShare", "UnmaskingShares"),
 }
 
-Watch = Callable[[str, int, int, int], None]
-"""Told (phase, done, expected, completed rounds)."""
+_MOST_CLIENTS = 256
+_SWEEPS = 30
+_MAX_SAMPLES = 10_000
+_USAGE = 2
+"""Exit code of a process that found something for the user to mend."""
+
+Watch = Callable[[str, int, int], None]
+"""Told (phase, done, expected)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +94,20 @@ class DemoConfig:
     rounds: int = 4
     dropout: int = 2
     """How many clients are killed per round, at most."""
-    task: Mapping[str, Any] = field(default_factory=lambda: {"task": "digits"})
-    local: Mapping[str, Any] = field(default_factory=dict)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """Its clients and seed are those of the demonstration."""
+    local: LocalConfig = field(default_factory=LocalConfig)
     bound: float = 4.0
     overlap: str = "thread"
     """Where clients train while they share masks; `process` doubles the processes."""
     seed: int = 0
     """Steers data, training and who is killed when; never a mask."""
     timeout: float = 600.0
+
+    @property
+    def own_task(self) -> TaskConfig:
+        """The task, for these clients and this seed."""
+        return replace(self.task, clients=self.clients, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +118,13 @@ class DemoResult:
     spans: dict[tuple[int, int], list[dict[str, Any]]]
     """(round, client) -> what that client did, and when."""
     killed: list[dict[str, Any]]
+    complaints: list[str]
+    """What clients have logged as errors."""
     max_abs_difference: float
     quantisation_bound: float
     matches: bool
+    model: NDArray[np.float32] = field(repr=False)
+    """The global model after the last round."""
     seconds: float
 
 
@@ -109,24 +148,68 @@ def plan_deaths(config: DemoConfig) -> dict[int, dict[int, str]]:
     return deaths
 
 
-def run_demo(config: DemoConfig, folder: Path, watch: Watch) -> DemoResult:
-    """The whole demonstration; `folder` receives keys, state and traces."""
+def check_demo(config: DemoConfig) -> None:
+    """Refuse, in the words of the command line, what would fail in a process later on."""
+    check_integer("--rounds", config.rounds, 1)
+    check_integer("--seed", config.seed, 0)
+    if not 0 < config.timeout < math.inf:
+        raise ParameterError(f"--timeout {config.timeout:g} must be a positive number of seconds")
+    check_integer("clients N", config.clients, 3)
+    if config.clients > _MOST_CLIENTS:
+        raise ParameterError(
+            f"--clients {config.clients}: each is a process here, and {_MOST_CLIENTS} are the "
+            "most; `lightsecagg simulate` holds many more"
+        )
+    try:
+        table = _aggregation(config)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ParameterError(f"--{wrong['loc'][0]} {wrong['input']}: {wrong['msg']}") from error
+    any_job = VectorServer(VectorsTable(dimension=1, weighted=True))
+    any_list = AllowList({0: IdentityKey.generate().public})
+    make_settings(table, any_job, bytes(32), any_list)
+    plan_deaths(config)
+    check_task(config.own_task)
+
+
+def check_task(config: TaskConfig) -> None:
+    """Load the task, build its model and read the data of a client."""
+    from lightsecagg import training
+
+    try:
+        task = training.load_task(config)
+        layout = training.model_layout(task)
+        if not len(task.client_data(0)):
+            raise ConfigurationError(f"the task {config.task} has no example for client 0")
+    except LightSecAggError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the task {config.task} fails with {where(error)}; "
+            f"`lightsecagg task check {config.task}` shows all of it"
+        ) from error
+    if not layout.size:
+        raise ConfigurationError(f"the task {config.task} shares no parameter of its model")
+
+
+def run_demo(
+    config: DemoConfig, folder: Path, watch: Watch, ask: Callable[[], None] = lambda: None
+) -> DemoResult:
+    """The whole demonstration; `folder` receives keys, state and traces.
+
+    `ask` is called wherever it may stop; what it raises ends the demonstration and its processes.
+    """
     started = time.monotonic()
     deaths = plan_deaths(config)
     trace = folder / "trace"
     trace.mkdir(mode=0o700, parents=True)
-    made = provision(
-        folder / "federation",
-        config.clients,
-        privacy=config.privacy,
-        dropouts=config.dropouts,
-        bound=config.bound,
-        port=_free_port(),
-    )
-    processes = _Processes(config, made, trace, deaths)
+    processes = _Processes(config, trace, deaths)
     try:
-        processes.start()
-        _wait(processes, config, watch)
+        made = provision(
+            folder / "federation", config.clients, bound=config.bound, port=_free_port()
+        )
+        processes.start(made, ask)
+        _wait(processes, config, watch, ask)
     finally:
         processes.stop()
     records = json.loads((made.server.parent / "state" / "rounds.json").read_text())
@@ -135,9 +218,11 @@ def run_demo(config: DemoConfig, folder: Path, watch: Watch) -> DemoResult:
         records=records,
         spans=_read_spans(trace),
         killed=processes.killed,
+        complaints=processes.complaints(),
         max_abs_difference=difference,
         quantisation_bound=bound,
         matches=matches,
+        model=_final_model(made.server.parent / "state" / "models"),
         seconds=time.monotonic() - started,
     )
 
@@ -148,24 +233,27 @@ class _Processes:
     def __init__(
         self,
         config: DemoConfig,
-        made: Provisioned,
         trace: Path,
         deaths: dict[int, dict[int, str]],
     ) -> None:
+        """Starts none but the one that removes the folder if this program cannot."""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
-        self._config, self._made, self._trace, self._deaths = config, made, trace, deaths
-        self.progress: SimpleQueue[tuple[str, int, int, int]] = self._context.SimpleQueue()
+        self._config, self._trace, self._deaths = config, trace, deaths
+        self.progress, self._report = self._context.Pipe(duplex=False)
+        self._janitor = self._process(_janitor_main, (trace.parent,), daemon=True)
         self.server: ForkServerProcess | None = None
         self.clients: dict[int, ForkServerProcess] = {}
         self.killed: list[dict[str, Any]] = []
 
-    def start(self) -> None:
-        arguments = (self._made.server, self._overrides(), self._trace.parent, self.progress)
-        self.server = self._context.Process(target=_server_main, args=arguments, daemon=True)
-        self.server.start()
-        for client in self._made.clients:
+    def start(self, made: Provisioned, ask: Callable[[], None]) -> None:
+        self._made = made
+        ask()
+        arguments = (made.server, self._overrides(), self._trace.parent, self._report)
+        self.server = self._process(_server_main, arguments, daemon=True)
+        for client in made.clients:
+            ask()
             self._start_client(client, self._deaths.get(client, {}))
 
     def _start_client(self, client: int, deaths: dict[int, str]) -> None:
@@ -177,9 +265,19 @@ class _Processes:
         )
         # A daemon may have no children, and in `process` mode a client trains in one.
         daemon = self._config.overlap != "process"
-        process = self._context.Process(target=_client_main, args=arguments, daemon=daemon)
-        process.start()
-        self.clients[client] = process
+        self.clients[client] = self._process(_client_main, arguments, daemon=daemon)
+
+    def _process(
+        self, target: Callable[..., None], arguments: tuple[Any, ...], *, daemon: bool
+    ) -> ForkServerProcess:
+        """A terminal sends Ctrl-C to all processes; these inherit that it is none of theirs."""
+        process = self._context.Process(target=target, args=arguments, daemon=daemon)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return process
 
     def restart_the_dead(self) -> None:
         """A killed client comes back, without memory; any other end is an error."""
@@ -187,10 +285,7 @@ class _Processes:
             if process.exitcode in (None, 0):
                 continue
             if process.exitcode != -signal.SIGKILL:
-                raise Aborted(
-                    f"client {client} ended with exit code {process.exitcode}: "
-                    + self.last_words(f"client-{client}")
-                )
+                raise self.failure(f"client-{client}", process.exitcode)
             planned = self._deaths.get(client, {})
             if not planned:
                 raise Aborted(f"client {client} was killed by somebody else")
@@ -198,30 +293,39 @@ class _Processes:
             self.killed.append({"client": client, "round": number, "phase": planned.pop(number)})
             self._start_client(client, planned)
 
-    def last_words(self, name: str = "server") -> str:
-        """The end of a process's log: the folder is gone when the demo has ended."""
-        path = self._trace.parent / f"{name}.log"
-        return path.read_text(encoding="utf-8")[-2000:] if path.exists() else "no log"
+    def failure(self, name: str, exit_code: int | None) -> LightSecAggError:
+        """Why a process has ended, in its own words: its folder is gone when the demo is."""
+        path = self._trace.parent / f"{name}.error"
+        words = path.read_text(encoding="utf-8") if path.exists() else f"exit code {exit_code}"
+        if exit_code == _USAGE:
+            return ConfigurationError(words)
+        reasons = [words, *self.complaints()[:1]]
+        return Aborted(f"the {name.replace('-', ' ')} failed: {'; '.join(reasons)}")
+
+    def complaints(self) -> list[str]:
+        """What clients have logged as errors."""
+        return [
+            str(json.loads(line)["message"])
+            for path in sorted(self._trace.parent.glob("client-*.log"))
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.startswith("{") and '"level": "error"' in line
+        ]
 
     def stop(self) -> None:
-        """End every process that this demo started."""
-        everything = [*self.clients.values(), *([self.server] if self.server else [])]
+        """End every process that this demo started; nothing of them is needed any more."""
+        everything = [*self.clients.values(), *filter(None, (self.server,)), self._janitor]
         for process in everything:
-            if process.exitcode is None:
-                process.terminate()
+            process.kill()
         for process in everything:
-            process.join(5)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+            process.join()
+        self.progress.close()
+        self._report.close()
 
     def _overrides(self) -> list[str]:
         config = self._config
+        aggregation = _aggregation(config).model_dump(mode="json", exclude_defaults=True)
         return [
-            f'aggregation.protocol="{config.protocol}"',
-            f'aggregation.threat_model="{config.threat_model}"',
-            f"aggregation.survivors={config.survivors}",
-            "aggregation.max_samples=10000",
+            *(f"aggregation.{name}={json.dumps(value)}" for name, value in aggregation.items()),
             f"rounds.number={config.rounds}",
             "rounds.settle=5.0",
             "rounds.grace=0.5",
@@ -245,37 +349,54 @@ class _Processes:
 
     def _shared(self) -> list[str]:
         config = self._config
-        task = {**config.task, "clients": config.clients, "seed": config.seed}
         return [
             f"training.seed={config.seed}",
-            *(f"training.task.{name}={json.dumps(value)}" for name, value in task.items()),
-            *(f"training.local.{name}={json.dumps(value)}" for name, value in config.local.items()),
+            *_toml("training.task", asdict(config.own_task)),
+            *_toml("training.local", asdict(config.local)),
         ]
 
 
-def _wait(processes: _Processes, config: DemoConfig, watch: Watch) -> None:
+def _aggregation(config: DemoConfig) -> AggregationTable:
+    return AggregationTable(
+        protocol=config.protocol,
+        threat_model=config.threat_model,
+        clients=config.clients,
+        privacy=config.privacy,
+        dropouts=config.dropouts,
+        survivors=config.survivors,
+        bound=config.bound,
+        max_samples=_MAX_SAMPLES,
+    )
+
+
+def _toml(table: str, values: Mapping[str, Any]) -> list[str]:
+    """Overrides for all that is set; TOML writes what is left like JSON."""
+    return [
+        f"{table}.{name}={json.dumps(value, default=str)}"
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+def _wait(processes: _Processes, config: DemoConfig, watch: Watch, ask: Callable[[], None]) -> None:
     """Until the server ends; restarts killed clients meanwhile."""
     deadline = time.monotonic() + config.timeout
     server = processes.server
     assert server is not None  # noqa: S101 - started
     while server.exitcode is None:
+        ask()
         if time.monotonic() > deadline:
-            raise Aborted(f"the demonstration did not finish within {config.timeout:g} s")
+            raise Aborted(f"the demonstration did not finish within --timeout {config.timeout:g} s")
         processes.restart_the_dead()
-        while not processes.progress.empty():
-            watch(*processes.progress.get())
+        while processes.progress.poll():
+            watch(*processes.progress.recv())
         server.join(0.1)
+    ask()
     if server.exitcode != 0:
-        raise Aborted(
-            f"the server ended with exit code {server.exitcode}: {processes.last_words()}"
-        )
+        raise processes.failure("server", server.exitcode)
 
 
-def _server_main(
-    path: Path, overrides: list[str], folder: Path, progress: SimpleQueue[tuple[str, int, int, int]]
-) -> None:
-    _log_to(folder / "server.log")
-    from lightsecagg.drivers.federation.programs import run_server
+def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
     from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
@@ -285,31 +406,52 @@ def _server_main(
         nonlocal last
         if (phase, done) != last:
             last = (phase, done)
-            progress.put((phase, done, expected, 0))
+            progress.send((phase, done, expected))
 
-    run_server(load_config(ServerConfig, path, overrides), report)
+    with _last_words(folder, "server"):
+        from lightsecagg.drivers.federation.programs import run_server
+
+        run_server(load_config(ServerConfig, path, overrides, environment={}), report)
 
 
 def _client_main(path: Path, overrides: list[str], deaths: dict[int, str], folder: Path) -> None:
-    config = load_config(ClientConfig, path, overrides)
-    _log_to(folder / f"client-{config.client.id}.log")
-    import asyncio
-
-    from lightsecagg.drivers.federation.programs import build_client
-    from lightsecagg.training import use_one_thread
     from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
-    use_one_thread()
-    with contextlib.suppress(KeyboardInterrupt):
+    with _last_words(folder, path.stem):
+        import asyncio
+
+        from lightsecagg.drivers.federation.programs import build_client
+        from lightsecagg.training import use_one_thread
+
+        use_one_thread()
+        config = load_config(ClientConfig, path, overrides, environment={})
         asyncio.run(build_client(config, DoomedClient, deaths=deaths).run())
 
 
-def _log_to(path: Path) -> None:
+def _janitor_main(folder: Path) -> None:
+    """A parent that is killed cannot remove the keys and the plain updates; this does."""
+    from lightsecagg.training.parent import wait_for_parents_end
+
+    wait_for_parents_end()
+    for _ in range(_SWEEPS):  # the others end too, but may still be writing
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
+@contextmanager
+def _last_words(folder: Path, name: str) -> Iterator[None]:
+    """Inside, a process logs to a file; if it fails, its parent can read why in another."""
     from lightsecagg.drivers.federation.observer import set_up_logging
 
-    sys.stdout = sys.stderr = path.open("a", encoding="utf-8", buffering=1)
+    sys.stdout = sys.stderr = (folder / f"{name}.log").open("a", encoding="utf-8", buffering=1)
     set_up_logging("info")
+    try:
+        yield
+    except Exception as error:
+        (folder / f"{name}.error").write_text(explain(error), encoding="utf-8")
+        usage = isinstance(error, ParameterError | ConfigurationError | InputRefused)
+        sys.exit(_USAGE if usage else 1)
 
 
 class DoomedClient(FederationClient):
@@ -322,6 +464,7 @@ class DoomedClient(FederationClient):
     async def _send(self, round_: Any, message: Any) -> None:
         phase = self._deaths.get(round_.number)
         if phase is not None and type(message).__name__ in _LAST_WORDS[phase]:
+            self._trace_spans(round_)  # what it has done belongs into the timeline
             os.kill(os.getpid(), signal.SIGKILL)
         await super()._send(round_, message)
 
@@ -349,6 +492,13 @@ def _compare(records: list[dict[str, Any]], trace: Path) -> tuple[float, float, 
         worst, bound = max(worst, difference), max(bound, allowed)
         matches = matches and difference <= allowed and samples == record["samples"]
     return worst, bound, matches
+
+
+def _final_model(folder: Path) -> NDArray[np.float32]:
+    latest = max(folder.glob("*.npz"), key=lambda path: int(path.stem))
+    with np.load(latest, allow_pickle=False) as stored:
+        model: NDArray[np.float32] = stored["model"]
+    return model
 
 
 def _read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -72,7 +72,10 @@ def draw_timeline(
             )
         client = int(name.split()[1]) if name != "server" else -1
         if client in deaths:
-            axes.text(end * 0.01, row, f"killed in {deaths[client]}", va="center", color="#a00000")
+            # Behind what it had done until then.
+            died = max((entry["end"] - origin for entry in entries), default=0.0)
+            text = f" killed in {deaths[client]}"
+            axes.text(died, row, text, va="center", color="#a00000")
         elif client >= 0 and client not in record["included"]:
             axes.text(end * 0.01, row, "not included", va="center", color="#555555")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
