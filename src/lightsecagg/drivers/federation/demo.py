@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -272,6 +273,7 @@ class _Processes:
     ) -> ForkServerProcess:
         """A terminal sends Ctrl-C to all processes; these inherit that it is none of theirs."""
         process = self._context.Process(target=target, args=arguments, daemon=daemon)
+        resource_tracker.ensure_running()  # or it would be started below, and unblock the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
