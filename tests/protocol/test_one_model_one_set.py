@@ -320,6 +320,18 @@ def test_S42_other_vectors_where_there_is_no_model_and_a_spent_one_under_none() 
             ledger.check_update(model, first, b"first")
 
 
+def test_S42_an_update_that_was_spent_for_one_model_is_no_repeat_for_another() -> None:
+    ledger, other = Ledger(), hash_model(b"another")
+    update = ledger.fingerprint(UPDATE)
+    for model in (MODEL, other):
+        ledger.check_update(model, update, b"commitment")
+        ledger.count_upload(model, b"commitment")
+    ledger.consent(other, update, (1, 2, 3))
+    ledger.check_update(other, update, b"commitment")
+    with pytest.raises(MaskAlreadyUsed, match="is spent"):
+        ledger.check_update(MODEL, update, b"commitment")
+
+
 def test_S42_more_than_two_uploads_for_one_model_are_no_policy() -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(ParameterError, match="max_attempts = 3 must be at most 2"):

@@ -173,10 +173,10 @@ class Ledger:
 
     def check_update(self, model: bytes, fingerprint: bytes, commitment: bytes) -> None:
         """Refuse a spent update and, for a model that has had one, any other update (S42)."""
-        first = self._model(model).commitment
-        if not first:
+        entry = self._model(model)
+        if entry.spent != fingerprint:  # else it was this model that it was spent for
             self.check_unspent(fingerprint)
-        elif first != commitment:
+        if entry.commitment and entry.commitment != commitment:
             raise MaskAlreadyUsed(
                 f"this client has uploaded another update, or in another reading (c_l, bound, "
                 f"s_max, layout), for global model {model.hex()[:16]}...: two of them, in sums "

@@ -216,19 +216,20 @@ class Journal:
         return _unpack(_id_lists, f"{number}/survivors", row[0])
 
     def announced_for(self, model: bytes) -> tuple[int, ...] | None:
-        """The latest U1 of a failed round from this global model: clients sum no other (S42)."""
+        """The latest U1, if it was for this global model: clients sum no other from it (S42)."""
         with self._reporting("read"):
-            rows = self._db.execute(
-                "SELECT number, settings FROM rounds ORDER BY number DESC"
-            ).fetchall()
-        for number, sealed in rows:
+            row = self._db.execute(
+                "SELECT number, settings FROM rounds WHERE survivors IS NOT NULL "
+                "ORDER BY number DESC LIMIT 1"
+            ).fetchone()
+        if row is None:
+            return None
+        number, sealed = row
+        try:
             settings = Settings.from_bytes(unseal(f"{number}/settings", sealed))
-            if settings.model != model:
-                return None
-            survivors = self.announced(number)
-            if survivors is not None:
-                return survivors
-        return None
+        except LightSecAggError as error:
+            raise JournalError(f"round {number} of the journal is damaged: {error}") from error
+        return self.announced(number) if settings.model == model else None
 
     def complete(self, number: int, completed: int, model: bytes) -> None:
         """The round is done and this is the model after it: both or neither.
