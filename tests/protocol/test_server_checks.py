@@ -17,9 +17,9 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol import lightsecagg_async_server, round_server
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.messages import Advertise, BufferAnnounced, Opening, Roster
+from lightsecagg.protocol.roles import registration
 from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
@@ -40,8 +40,7 @@ def advertise(federation: Any, client: int, *keys: bytes) -> Advertise:
 
 
 def without_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (round_server, lightsecagg_async_server):
-        monkeypatch.setattr(module, "check_fresh", lambda *_: None)
+    monkeypatch.setattr(registration, "check_fresh", lambda *_: None)
 
 
 def open_round(federation: LightSecAgg, hostile: dict[int, Advertise]) -> tuple[Any, list[int]]:

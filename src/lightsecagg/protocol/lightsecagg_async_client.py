@@ -70,7 +70,7 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate
-from lightsecagg.protocol.roster import accept_roster, sign_keys
+from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
@@ -298,15 +298,10 @@ class AsyncLightSecAggClient:
             if self._scheme is not None:
                 return self._ignore(message)
             return [Send(SERVER, self._advertise)]
-        settings = Settings.from_bytes(message.settings)
-        self._policy.check(settings)
-        self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
+        self._settings = accept_opening(message, self._policy, self.ledger)
         self.ledger.count_change()
-        key_count = settings.traits.key_count
-        self._keys = tuple(AgreementKey.generate(self._entropy) for _ in range(key_count))
-        self._settings, keys = settings, tuple(key.public for key in self._keys)
-        signature = sign_keys(self._identity, settings.context, self.client, keys)
-        self._advertise = Advertise(keys, signature)
+        fresh = draw_keys(self._settings, self.client, self._identity, self._entropy)
+        self._keys, self._advertise = fresh.pairs, fresh.advertise
         return [Send(SERVER, self._advertise)]
 
     def _on_roster(self, message: Roster) -> list[Output]:
@@ -314,9 +309,14 @@ class AsyncLightSecAggClient:
             return self._ignore(message)
         if self._settings is None or self._advertise is None or self._scheme is not None:
             raise RemoteProtocolError("one roster per epoch, after the keys are advertised")
-        allow_list, keys = self._policy.allow_list, self._advertise.keys
-        round_ = accept_roster(self._settings, allow_list, message, self.client, keys)
-        self._scheme = self._scheme_class(round_, self.client)
+        self._scheme = enter_roster(
+            self._settings,
+            self._policy,
+            message,
+            self.client,
+            self._advertise,
+            self._scheme_class,
+        )
         self._roster = message
         return [NeedInput()]
 

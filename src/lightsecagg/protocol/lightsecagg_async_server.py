@@ -56,7 +56,6 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     BufferRefusal,
     BufferSignature,
-    Member,
     Message,
     Opening,
     Roster,
@@ -65,9 +64,8 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import Agreement
-from lightsecagg.protocol.roster import check_fresh, check_keys, fix_round
+from lightsecagg.protocol.roles.registration import Registration
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
-from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import AllowList, Buffering, Settings
 
 
@@ -131,8 +129,6 @@ class AsyncLightSecAggServer:
         """`spare_answers`: wait for U + this many answers; one detects a liar, two name it."""
         if not settings.traits.protected or settings.buffering is None:
             raise ParameterError("the asynchronous mode needs settings with buffering")
-        if settings.allow_list != allow_list.digest:
-            raise ParameterError("the settings were made for another allow-list")
         least = settings.parameters.privacy + 2
         if not least <= buffer_size <= settings.buffering.max_updates:
             raise ParameterError(
@@ -149,11 +145,9 @@ class AsyncLightSecAggServer:
         self._buffering: Buffering = settings.buffering
         self._entropy = entropy
         self._spare = spare_answers
-        self._invited = dict.fromkeys(allow_list.clients if invited is None else invited)
+        self._registration = Registration(settings, allow_list, invited)
         self._started = False
         self._offline: set[int] = set()
-        self._keys: dict[int, Advertise] = {}
-        self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
         self._scheme: ServerScheme | None = None
         self._models: dict[int, bytes] = {}  # version -> hash
@@ -169,11 +163,6 @@ class AsyncLightSecAggServer:
         self._masked_sum: Elements | None = None
         self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
-        if not settings.parameters.minimum <= len(self._invited) <= settings.parameters.clients:
-            raise ParameterError(
-                f"{len(self._invited)} clients are invited; these parameters take "
-                f"{settings.parameters.minimum} to N = {settings.parameters.clients}"
-            )
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -188,7 +177,7 @@ class AsyncLightSecAggServer:
         delivered: Container[int] = ()
         match self.phase:
             case Phase.ADVERTISE:
-                expected, delivered = self._invited, self._keys
+                expected, delivered = self._registration.invited, self._registration.advertised
             case Phase.AGREE:
                 delivered = self._in_flight.signatures
             case Phase.RECOVER:
@@ -221,13 +210,13 @@ class AsyncLightSecAggServer:
         if self._started:
             raise LocalProtocolError("the epoch was started already")
         self._started = True
-        opening = Opening(self.settings.to_bytes())
-        return [Send(client, opening) for client in self._invited]
+        return [*self._registration.open()]
 
     def receive(self, sender: int, message: Message) -> list[AsyncOutput]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
-        if sender not in self._invited:
-            raise RemoteProtocolError(f"client {sender} was not invited to this epoch")
+        if not self._started:
+            raise LocalProtocolError("start the epoch before delivering messages to it")
+        self._registration.check_invited(sender)
         match message:
             case Advertise() if self.phase is Phase.ADVERTISE:
                 outputs = self._on_advertise(sender, message)
@@ -253,7 +242,7 @@ class AsyncLightSecAggServer:
     def rejoin(self, client: int) -> list[AsyncOutput]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
-        if self.phase is Phase.ADVERTISE and client not in self._keys:
+        if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
             return [Send(client, Opening(self.settings.to_bytes()))]
         if self._roster is None or not self._is_member(client):
             return []
@@ -289,6 +278,8 @@ class AsyncLightSecAggServer:
 
     def proceed(self) -> list[AsyncOutput]:
         """The deadline of the current phase fired; nothing to do while collecting."""
+        if not self._started:
+            raise LocalProtocolError("start the epoch before its first deadline")
         match self.phase:
             case Phase.ADVERTISE:
                 return self._close_advertise()
@@ -326,34 +317,19 @@ class AsyncLightSecAggServer:
         return []
 
     def _on_advertise(self, sender: int, message: Advertise) -> list[AsyncOutput]:
-        if sender in self._keys:
-            if message != self._keys[sender]:
-                raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
-            return self._ignore(message)
-        count = self.settings.traits.key_count
-        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, count)
-        check_fresh(sender, message.keys, self._taken_keys)
-        self._taken_keys.update(message.keys)
-        self._keys[sender] = message
-        return []
+        return [] if self._registration.on_advertise(sender, message) else self._ignore(message)
 
     def _close_advertise(self) -> list[AsyncOutput]:
-        least = self.settings.parameters.minimum
-        if len(self._keys) < least:
-            reason = f"only {len(self._keys)} clients registered, at least {least} are needed"
+        least, count = self.settings.minimum, len(self._registration.advertised)
+        if count < least:
+            reason = f"only {count} clients advertised their keys, at least {least} are needed"
             self.phase = Phase.DONE
-            told: list[AsyncOutput] = [Send(c, AbortRound(reason)) for c in self._invited]
-            return [*told, RoundAborted(reason)]
-        members = tuple(
-            Member(client, self._keys[client].keys, self._keys[client].signature)
-            for client in self._invited
-            if client in self._keys
-        )
-        self._roster = Roster(members)
-        round_ = fix_round(self.settings, self._allow_list, self._roster)
-        self._scheme = scheme_of(self.settings.protocol).server(round_, self._entropy)
+            invited = self._registration.invited
+            return [*(Send(c, AbortRound(reason)) for c in invited), RoundAborted(reason)]
+        self._roster = roster = self._registration.make_roster(self._entropy)
+        self._scheme = self._registration.scheme(roster, self._entropy)
         self.phase = Phase.UPLOAD
-        return [Send(client, self._roster) for client in self._members]
+        return [*self._registration.announce(roster)]
 
     # -- stock -------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
-from lightsecagg.protocol.roster import Round, accept_roster, fix_round, sign_keys
+from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
+from lightsecagg.protocol.roster import Round, fix_round
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
@@ -370,20 +371,13 @@ class RoundClient:
     # -- transitions -------------------------------------------------------------------------
 
     def _on_opening(self, message: Opening) -> list[Output]:
-        settings = Settings.from_bytes(message.settings)
-        self._policy.check(settings)
-        self.ledger.open_round(settings.round, settings.model, self._policy.max_attempts)
-        self.ledger.count_opening(settings.model, self._policy.max_openings)
+        settings = accept_opening(message, self._policy, self.ledger)
         if Phase.ADVERTISE not in settings.traits.phases:
             return self._skip_sharing(message)
-        key_count = settings.traits.key_count
-        pairs = [AgreementKey.generate(self._entropy) for _ in range(key_count)]
-        keys = tuple(pair.public for pair in pairs)
-        signature = sign_keys(self._identity, settings.context, self.client, keys)
-        advertise = Advertise(keys, signature)
-        privates = tuple(pair.private_bytes() for pair in pairs)
-        self.state = Advertised(message.settings, privates, advertise)
-        return [Send(SERVER, advertise)]
+        keys = draw_keys(settings, self.client, self._identity, self._entropy)
+        privates = tuple(pair.private_bytes() for pair in keys.pairs)
+        self.state = Advertised(message.settings, privates, keys.advertise)
+        return [Send(SERVER, keys.advertise)]
 
     def _skip_sharing(self, message: Opening) -> list[Output]:
         """A roster of nobody: there is nobody to share with, and sharing is closed already."""
@@ -410,15 +404,13 @@ class RoundClient:
     def _on_roster(self, message: Roster) -> list[Output]:
         state = self._in(Advertised)
         settings = self._settings(state.settings)
-        allow_list = self._policy.allow_list
-        own_keys = state.advertise.keys
-        round_ = accept_roster(settings, allow_list, message, self.client, own_keys)
-        self._policy.check_graph(settings, len(round_.members))
-        scheme = self._scheme_class(round_, self.client)
+        scheme = enter_roster(
+            settings, self._policy, message, self.client, state.advertise, self._scheme_class
+        )
         mask = scheme.prepare(0, state.private_keys, self._entropy)
         key = AgreementKey(state.private_keys[0])
         outputs: list[Output] = [
-            Send(SERVER, seal_share(round_, key, self.client, share, entropy=self._entropy))
+            Send(SERVER, seal_share(scheme.round, key, self.client, share, entropy=self._entropy))
             for share in mask.outgoing
         ]
         self._scheme_cache, self._key_cache = scheme, key

@@ -38,7 +38,6 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.one_shot_recovery import unmask
-from lightsecagg.masks.sharing_graph import random_order
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.messages import (
@@ -47,7 +46,6 @@ from lightsecagg.protocol.messages import (
     AggregatedShare,
     Certificate,
     MaskedUpload,
-    Member,
     Message,
     Opening,
     Refusal,
@@ -59,7 +57,7 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
-from lightsecagg.protocol.roster import check_fresh, check_keys, fix_round
+from lightsecagg.protocol.roles.registration import Registration
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import AllowList, Settings
@@ -87,8 +85,6 @@ class RoundServer:
         uploads: MutableMapping[int, Elements] | None = None,
     ) -> None:
         """`uploads` holds the masked updates; give a mapping on disk if they exceed memory."""
-        if settings.allow_list != allow_list.digest:
-            raise ParameterError("the settings were made for another allow-list")
         if uploads:
             raise ParameterError("the mapping for the uploads holds those of another round")
         self.settings = settings
@@ -97,13 +93,10 @@ class RoundServer:
         """Messages that came after their phase, by type."""
         self._allow_list = allow_list
         self._entropy = entropy
-        self._invited = tuple(allow_list.clients if invited is None else invited)
-        self._guests = frozenset(self._invited)
+        self._registration = Registration(settings, allow_list, invited)
         self._started = False
         self._gone: set[int] = set()
         self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
-        self._keys: dict[int, Advertise] = {}
-        self._taken_keys: set[bytes] = set()
         self._roster: Roster | None = None
         self._answer_type = scheme_of(settings.protocol).server.answer_type
         self._scheme_cache: ServerScheme | None = None
@@ -117,22 +110,9 @@ class RoundServer:
         self._masked_sum: Elements | None = None
         self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
-        self._check_invited()
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
-            self._scheme_cache = self._make_scheme(Roster(()))
-            self._complete = list(self._invited)
-
-    def _check_invited(self) -> None:
-        least, most = self.settings.minimum, self.settings.parameters.clients
-        if strangers := [c for c in self._invited if c not in self._allow_list]:
-            raise ParameterError(f"clients {strangers} are invited but not on the allow-list")
-        if len(self._guests) != len(self._invited):
-            raise ParameterError("a client is invited twice")
-        if not least <= len(self._invited) <= most:
-            raise ParameterError(
-                f"{len(self._invited)} clients are invited; these parameters take "
-                f"{least} to N = {most}"
-            )
+            self._scheme_cache = self._registration.scheme(Roster(()), entropy)
+            self._complete = list(self._registration.invited)
 
     @classmethod
     def resume(
@@ -153,7 +133,8 @@ class RoundServer:
         members = [member.client for member in roster.members]
         server = cls(settings, allow_list, members, entropy, uploads)
         server._started = True
-        server._roster, server._scheme_cache = roster, server._make_scheme(roster)
+        server._roster = roster
+        server._scheme_cache = server._registration.scheme(roster, entropy)
         server._complete = list(owners)
         server.phase = Phase.UPLOAD
         return server
@@ -201,7 +182,7 @@ class RoundServer:
         """Who has to send something in this phase; the same from its first to its last message."""
         match self.phase:
             case Phase.ADVERTISE:
-                return self._invited
+                return self._registration.invited
             case Phase.SHARE:
                 return self._members
             case Phase.UPLOAD:
@@ -216,7 +197,7 @@ class RoundServer:
         """Who has sent all of it."""
         match self.phase:
             case Phase.ADVERTISE:
-                return self._keys
+                return self._registration.advertised
             case Phase.SHARE:
                 return self._complete
             case Phase.UPLOAD:
@@ -243,16 +224,13 @@ class RoundServer:
         if self._started:
             raise LocalProtocolError("the round was started already")
         self._started = True
-        opening = Opening(self.settings.to_bytes())
-        outputs: list[Output] = [Send(client, opening) for client in self._invited]
-        return outputs + self._advance_if_complete()
+        return [*self._registration.open(), *self._advance_if_complete()]
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
         if not self._started:
             raise LocalProtocolError("start the round before delivering messages to it")
-        if sender not in self._guests:
-            raise RemoteProtocolError(f"client {sender} was not invited to this round")
+        self._registration.check_invited(sender)
         if self.phase is Phase.DONE or self._is_late(message):
             self.late_messages[type(message).__name__] += 1
             return []
@@ -333,37 +311,17 @@ class RoundServer:
                 return []
 
     def _on_advertise(self, sender: int, message: Advertise) -> list[Output]:
-        if sender in self._keys:
-            if message != self._keys[sender]:
-                raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
-            return []
-        count = self.settings.traits.key_count
-        check_keys(self.settings, self._allow_list, sender, message.keys, message.signature, count)
-        check_fresh(sender, message.keys, self._taken_keys)
-        self._taken_keys.update(message.keys)
-        self._keys[sender] = message
+        self._registration.on_advertise(sender, message)
         return []
 
     def _close_advertise(self) -> list[Output]:
-        if abort := self._too_few(len(self._keys), "advertised their keys"):
+        if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
             return abort
-        members = tuple(
-            Member(client, self._keys[client].keys, self._keys[client].signature)
-            for client in self._invited
-            if client in self._keys
-        )
-        ring = self.settings.traits.ring
-        graph = random_order(range(len(members)), self._entropy) if ring else ()
-        roster = Roster(members, graph)
-        self._roster, self._scheme_cache = roster, self._make_scheme(roster)
+        self._roster = roster = self._registration.make_roster(self._entropy)
+        self._scheme_cache = self._registration.scheme(roster, self._entropy)
         self._bundles = {client: {} for client in self._members}
         self.phase = Phase.SHARE
-        late = AbortRound("the keys of this client were not advertised in time")
-        return [Send(client, roster if client in self._keys else late) for client in self._invited]
-
-    def _make_scheme(self, roster: Roster) -> ServerScheme:
-        round_ = fix_round(self.settings, self._allow_list, roster)
-        return scheme_of(self.settings.protocol).server(round_, self._entropy)
+        return [*self._registration.announce(roster)]
 
     def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
         if sender not in self._bundles:
@@ -542,7 +500,7 @@ class RoundServer:
         return self._abort(f"only {count} clients {what}, at least {least} are needed")
 
     def _abort(self, reason: str) -> list[Output]:
-        told = self._members or self._invited
+        told = self._members or self._registration.invited
         self.phase = Phase.DONE
         self._masked_sum = None
         self._bundles = {}

@@ -1,0 +1,115 @@
+"""Registration in both modes: what is admitted, who is told what, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from async_driver import AsyncFederation
+from driver import Federation
+
+from lightsecagg.crypto.entropy import system_entropy
+from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
+from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
+from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
+from lightsecagg.protocol.roles.registration import Registration, draw_keys, enter_roster
+from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+
+
+def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
+    """A server that only opens and never sums learns from who takes part; epochs count, too."""
+    fed = AsyncFederation(policy={"scale": 0.0, "max_openings": 2})
+    ledger = Ledger()
+
+    def take_part(number: int) -> list[Any]:
+        party = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, ledger)
+        return party.receive(SERVER, Opening(replace(fed.settings, round=number).to_bytes()))
+
+    for number in (1, 2):
+        (sent,) = take_part(number)
+        assert isinstance(sent, Send)
+        assert isinstance(sent.message, Advertise)
+    with pytest.raises(RemoteProtocolError, match="max_openings = 2"):
+        take_part(3)
+
+
+def servers() -> dict[str, Any]:
+    """How a server of either mode is made for these guests."""
+    round_, epoch = Federation(7, 1, 2, 4), AsyncFederation()
+    return {
+        "round": (
+            round_.ids,
+            lambda invited: RoundServer(round_.settings(), round_.allow_list, invited),
+        ),
+        "epoch": (
+            tuple(epoch.keys),
+            lambda invited: AsyncLightSecAggServer(epoch.settings, epoch.allow_list, 4, invited),
+        ),
+    }
+
+
+@pytest.mark.parametrize("mode", ["round", "epoch"])
+def test_both_modes_invite_distinct_clients_of_the_allow_list_and_enough_of_them(mode: str) -> None:
+    ids, make = servers()[mode]
+    for invited, match in [
+        ((*ids[:-1], 999), r"clients \[999\] are invited but not on the allow-list"),
+        ((*ids[:-1], ids[0]), "a client is invited twice"),
+        (ids[:2], "2 clients are invited; these parameters take"),
+    ]:
+        with pytest.raises(ParameterError, match=match):
+            make(invited)
+    make(ids)
+
+
+@pytest.mark.parametrize("mode", ["round", "epoch"])
+def test_both_modes_take_nothing_before_they_are_started(mode: str) -> None:
+    ids, make = servers()[mode]
+    server = make(ids)
+    with pytest.raises(LocalProtocolError, match=r"start the (round|epoch) before delivering"):
+        server.receive(ids[0], Advertise((), b""))
+    with pytest.raises(LocalProtocolError, match="before its first deadline"):
+        server.proceed()
+    server.start()
+    with pytest.raises(RemoteProtocolError, match="client 999 was not invited"):
+        server.receive(999, Advertise((), b""))
+
+
+def test_who_is_late_with_its_keys_is_told_so_that_it_can_forget_them() -> None:
+    fed = AsyncFederation()
+    fed.call(SERVER, fed.server.start)
+    fed.away.add(5)
+    fed.settle()
+    told = {send.to: send.message for send in fed.server.proceed() if isinstance(send, Send)}
+    assert isinstance(told[0], Roster)
+    assert [member.client for member in told[0].members] == [0, 1, 2, 3, 4]
+    late = told[5]
+    assert isinstance(late, AbortRound)
+    fed.step_down(5)
+    party = fed.clients[5]
+    assert party._keys
+    assert party.receive(SERVER, late) == [RoundAborted(late.reason)]
+    assert not party._keys
+
+
+def test_the_client_side_and_the_server_side_agree_on_the_roster() -> None:
+    fed = Federation(7, 1, 2, 4)
+    settings, policy = fed.settings(), fed.policy()
+    server = Registration(settings, fed.allow_list, None)
+    fresh = {c: draw_keys(settings, c, fed.identities[c], system_entropy) for c in fed.ids}
+    for client, keys in fresh.items():
+        assert server.on_advertise(client, keys.advertise)
+        assert not server.on_advertise(client, keys.advertise)
+    roster = server.make_roster(system_entropy)
+    theirs = server.scheme(roster, system_entropy).round.context
+    for client, keys in fresh.items():
+        scheme = enter_roster(settings, policy, roster, client, keys.advertise, CodedMasksClient)
+        assert scheme.round.context == theirs
+    other = draw_keys(settings, fed.ids[0], fed.identities[fed.ids[0]], system_entropy)
+    with pytest.raises(RemoteProtocolError, match="advertised two sets of keys"):
+        server.on_advertise(fed.ids[0], other.advertise)
+    assert repr(other) == "FreshKeys(1)"
