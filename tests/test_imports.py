@@ -178,3 +178,49 @@ def test_S28_no_decoder_is_made_where_threads_may_be() -> None:
         if (found := decoders_made_late(path.read_text(encoding="utf-8")))
     }
     assert late == {}
+
+
+# -- protocols are asked what they are, not what they are called ----------------------------------
+
+
+def names_asked_for(source: str) -> list[str]:
+    """Comparisons with a protocol's name, and tables that are keyed by one."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            parts: list[ast.expr | None] = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            parts = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        else:
+            continue
+        text = " ".join(ast.unparse(part) for part in parts if part is not None)
+        if "ProtocolName." in text:
+            found.append(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("if p is ProtocolName.PLAIN: pass", 1),
+        ("x = p in (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)", 1),
+        ("x = {ProtocolName.PLAIN: 1}[p]", 1),
+        ("match p:\n  case ProtocolName.PLAIN: pass", 1),
+        ("def f(p=ProtocolName.LIGHTSECAGG): return run(ProtocolName.SECAGG)", 0),
+    ],
+)
+def test_questions_for_a_name_are_seen(source: str, found: int) -> None:
+    assert len(names_asked_for(source)) == found
+
+
+def test_nobody_outside_the_protocol_layer_asks_for_the_name_of_a_protocol() -> None:
+    """A scheme from elsewhere would be missing there; `Traits` know all of them."""
+    asked = {
+        str(path.relative_to(SOURCE)): found
+        for path in SOURCE.rglob("*.py")
+        if "protocol" not in path.relative_to(SOURCE).parts
+        and (found := names_asked_for(path.read_text("utf-8")))
+    }
+    assert asked == {}

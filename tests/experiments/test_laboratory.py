@@ -120,7 +120,7 @@ def test_every_cell_of_the_profiles_can_be_built() -> None:
             for cell in found.cells(profile):
                 assert "/" not in cell.key, name
                 if isinstance(cell, RoundCell):
-                    assert cell.scenario().protocol_parameters().clients == cell.clients
+                    assert cell.scenario().resolved().parameters.clients == cell.clients
 
 
 def test_dropouts_at_fifty_per_cent_are_the_most_that_the_checks_allow() -> None:

@@ -26,10 +26,7 @@ def bench_federation(
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.")] = 1_206_590,
     lost: Annotated[int, typer.Option(help="Clients lost after sharing, before upload.")] = 15,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
-    protocol: Annotated[
-        list[ProtocolName] | None,
-        typer.Option(help="Repeatable. [default: plain and lightsecagg]"),
-    ] = None,
+    protocol: options.Protocols = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,9 +69,7 @@ def bench_soak(
     rounds: Annotated[int, typer.Option(help="Rounds, one after the other.", min=1)] = 1000,
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.", min=1)] = 1000,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.", min=1)] = 2,
-    protocol: Annotated[
-        ProtocolName, typer.Option(help="Which protocol.")
-    ] = ProtocolName.LIGHTSECAGG,
+    protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: options.DefendAgainst = ThreatModel.MALICIOUS_SERVER,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which it reports what there is.")

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
+from lightsecagg.errors import ParameterError
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ThreatModel
 from lightsecagg.planning import Topology
+from lightsecagg.protocol.schemes.traits import TRAITS, traits_of
 
 
 class Field(StrEnum):
@@ -26,6 +28,39 @@ class Field(StrEnum):
         return DEFAULT_MODULUS if self is Field.DEFAULT else PAPER_MODULUS
 
 
+ALL = "all"
+"""What `--protocol` takes for every protocol there is."""
+
+
+def protocol_named(name: str) -> str:
+    """A protocol that is registered, by its name."""
+    try:
+        return traits_of(name).name
+    except ParameterError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def protocol_or_all(name: str) -> str:
+    """A protocol that is registered, or all."""
+    return ALL if name == ALL else protocol_named(name)
+
+
+_NAMES = "|".join(TRAITS)
+
+ProtocolChoice = Annotated[
+    str, typer.Option(parser=protocol_named, metavar=f"[{_NAMES}]", help="Which protocol.")
+]
+ProtocolOrAll = Annotated[
+    str, typer.Option(parser=protocol_or_all, metavar=f"[{_NAMES}|{ALL}]", help="Which protocol.")
+]
+Protocols = Annotated[
+    list[str] | None,
+    typer.Option(
+        parser=protocol_named,
+        metavar=f"[{_NAMES}]",
+        help="Repeatable. [default: plain and lightsecagg]",
+    ),
+]
 Clients = Annotated[int, typer.Option(help="N, the clients.")]
 Privacy = Annotated[int, typer.Option(help="T, how many may collude with the server.")]
 Dropouts = Annotated[int, typer.Option(help="D, how many may drop.")]

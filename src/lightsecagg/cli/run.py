@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from lightsecagg.cli import options
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import print_json, warn
 from lightsecagg.cli.task import parse_options
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def run(
     dropouts: Annotated[int | None, typer.Option(help="D. [default: 2, or N/4]")] = None,
     survivors: Annotated[int, typer.Option(help="U; 0 for N - D.")] = 0,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 4,
-    protocol: Annotated[ProtocolName, typer.Option(help="Which protocol.")] = (
-        ProtocolName.LIGHTSECAGG
-    ),
+    protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: Annotated[
         ThreatModel | None,
         typer.Option(help="[default: malicious-server; honest-but-curious for secagg+ and plain]"),
@@ -92,7 +91,7 @@ def run(
     require("run", "grpc", "torch")
     from lightsecagg.drivers.federation.demo import DemoConfig, check_demo, run_demo
 
-    weak = protocol in (ProtocolName.SECAGG_PLUS, ProtocolName.PLAIN)
+    weak = bool(traits_of(protocol).weakness)
     d = dropouts if dropouts is not None else (2 if clients == 8 else clients // 4)
     config = DemoConfig(
         clients=clients,

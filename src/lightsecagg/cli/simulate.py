@@ -21,19 +21,9 @@ from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import Network, Topology
 from lightsecagg.planning.traffic import in_units
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
 app = typer.Typer(add_completion=False)
-
-
-class Choice(StrEnum):
-    """A protocol, or all of them."""
-
-    LIGHTSECAGG = ProtocolName.LIGHTSECAGG.value
-    SECAGG = ProtocolName.SECAGG.value
-    SECAGG_PLUS = ProtocolName.SECAGG_PLUS.value
-    PLAIN = ProtocolName.PLAIN.value
-    ALL = "all"
 
 
 class Mode(StrEnum):
@@ -71,7 +61,7 @@ def simulate(
     mode: Annotated[
         Mode, typer.Option(help="Rounds, or buffers: see simulate --mode async --help.")
     ] = Mode.SYNC,
-    protocol: Annotated[Choice, typer.Option(help="Which protocol.")] = Choice.LIGHTSECAGG,
+    protocol: options.ProtocolOrAll = ProtocolName.LIGHTSECAGG,
     survivors: Annotated[
         int, typer.Option(help="LightSecAgg: U, the answers needed.", show_default="N - D")
     ] = 0,
@@ -152,23 +142,18 @@ def simulate(
         raise typer.Exit(EXIT_ABORTED)
 
 
-def expand(scenario: Scenario, protocol: Choice, neighbours: int, threshold: int) -> list[Scenario]:
+def expand(scenario: Scenario, protocol: str, neighbours: int, threshold: int) -> list[Scenario]:
     """One scenario per protocol; of all, `neighbours` and `threshold` are SecAgg+'s."""
-    if protocol is not Choice.ALL:
-        one = ProtocolName(protocol.value)
-        return [replace(scenario, protocol=one, neighbours=neighbours, threshold=threshold)]
-    if scenario.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
-        warn("secagg+ and plain have no malicious-server mode and are left out")
-        return [
-            replace(scenario, protocol=name)
-            for name in (ProtocolName.LIGHTSECAGG, ProtocolName.SECAGG)
-        ]
-    plus = ProtocolName.SECAGG_PLUS
+    if protocol != options.ALL:
+        return [replace(scenario, protocol=protocol, neighbours=neighbours, threshold=threshold)]
+    able = [t for t in TRAITS.values() if scenario.parameters.threat_model in t.threat_models]
+    if left_out := [traits.name for traits in TRAITS.values() if traits not in able]:
+        warn(f"{' and '.join(left_out)} have no malicious-server mode and are left out")
     return [
-        replace(scenario, protocol=plus, neighbours=neighbours, threshold=threshold)
-        if name is plus
-        else replace(scenario, protocol=name)
-        for name in ProtocolName
+        replace(scenario, protocol=traits.name, neighbours=neighbours, threshold=threshold)
+        if traits.ring
+        else replace(scenario, protocol=traits.name)
+        for traits in able
     ]
 
 
@@ -179,11 +164,11 @@ def progress_bar(scenario: Scenario, rounds: int) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     malicious = scenario.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-    steps = 1 if scenario.protocol is ProtocolName.PLAIN else 5 if malicious else 4
+    steps = len(set(scenario.traits.phases) - (set() if malicious else {Phase.AGREE}))
     total = steps * scenario.parameters.clients * rounds
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(scenario.protocol.value, total=total)
+        task = bar.add_task(str(scenario.protocol), total=total)
 
         def advance(phase: Phase) -> None:
             bar.update(task, advance=1, description=f"{scenario.protocol} {phase}")

@@ -18,7 +18,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import RoundAborted, Update
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.protocol.wire import Codec
 
 Array = NDArray[Any]
@@ -74,7 +74,7 @@ def aggregate(
         raise ParameterError("there is nothing to aggregate: no client has a vector")
     layout = _Layout(next(iter(given.values())))
     scenario = Scenario(
-        protocol=_protocol(protocol),
+        protocol=traits_of(protocol).name,
         parameters=Parameters(
             clients=len(vectors),
             privacy=privacy,
@@ -99,8 +99,8 @@ def aggregate(
         client: _update(layout, quantizer, client, arrays, samples[client], clip)
         for client, arrays in given.items()
     }
-    parameters = scenario.protocol_parameters()
-    cohort = Cohort(scenario.protocol, parameters, quantizer, layout.size, *scenario.graph())
+    parameters, *graph = scenario.resolved()
+    cohort = Cohort(scenario.protocol, parameters, quantizer, layout.size, *graph)
     settings = cohort.next_round()
     check_memory(settings)
     clients = {client: cohort.client(client, settings) for client in cohort.clients}
@@ -196,11 +196,3 @@ def _check_weights(weights: Sequence[int] | None, clients: int) -> list[int]:
                 f"the weight of client {client} is {weight!r}, but must be an integer of at least 1"
             )
     return [int(weight) for weight in weights]
-
-
-def _protocol(name: str) -> ProtocolName:
-    try:
-        return ProtocolName(name)
-    except ValueError:
-        choices = ", ".join(ProtocolName)
-        raise ParameterError(f"protocol {name!r} is unknown; choose one of {choices}") from None

@@ -25,7 +25,7 @@ from lightsecagg.experiments.machine import describe_machine, load_average
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 
 Document = dict[str, Any]
 Results = dict[str, Document]
@@ -69,7 +69,7 @@ class RoundCell(Cell):
     @property
     def key(self) -> str:
         name = self.protocol.value.replace("+", "plus")
-        if self.protocol is ProtocolName.LIGHTSECAGG:
+        if traits_of(self.protocol).share_modes:
             name += f"-{self.share_mode}-U{self.survivors or self.clients - self.dropouts}"
         return (
             f"{name}-N{self.clients}-T{self.privacy}-D{self.dropouts}-d{self.dimension}"
@@ -84,7 +84,7 @@ class RoundCell(Cell):
                 self.clients,
                 self.privacy,
                 self.dropouts,
-                self.survivors if self.protocol is ProtocolName.LIGHTSECAGG else 0,
+                self.survivors,
                 share_mode=self.share_mode,
             ),
             dimension=self.dimension,
@@ -102,11 +102,11 @@ class RoundCell(Cell):
                     f"{self.key} gave no sum to measure: {outcome.report.aborted or 'wrong sum'}"
                 )
             rounds.append(_loads(outcome.report))
-        neighbours, threshold = scenario.graph()
+        parameters, neighbours, threshold = scenario.resolved()
         return {
             "cell": asdict(self),
             "neighbours": neighbours,
-            "threshold": threshold or scenario.protocol_parameters().survivors,
+            "threshold": threshold or parameters.survivors,
             "phases": {
                 phase.value: {
                     name: statistics.median(loads[phase][name] for loads in rounds)

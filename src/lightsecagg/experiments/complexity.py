@@ -25,7 +25,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.planning.timeline import OFFLINE
 from lightsecagg.protocol.interface import Phase, Update
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 
 _RATE = 0.3
 _DIMENSION = 50_000
@@ -50,16 +50,17 @@ class CountCell(Cell):
         """SecAgg+ with a graph as sparse as the paper's: k = 2 log2 N, t = k / 3."""
         N = self.clients
         T, D = privacy(N), dropouts(N, _RATE)
-        survivors = T + 1 if self.protocol is ProtocolName.SECAGG else N - D
         k = min(2 * ceil(log2(N)), N - 2)
-        sparse = self.protocol is ProtocolName.SECAGG_PLUS
+        traits, parameters = traits_of(self.protocol), Parameters(N, T, D, share_mode=self.mode)
+        graph = (k, max(2, k // 3)) if traits.ring else ()
+        parameters, neighbours, threshold = traits.resolve(parameters, *graph)
         return Cohort(
             self.protocol,
-            Parameters(N, T, D, survivors, share_mode=self.mode),
-            Quantizer(PrimeField(Parameters(N, T, D).modulus), 1.0, N),
+            parameters,
+            Quantizer(PrimeField(parameters.modulus), 1.0, N),
             self.dimension,
-            neighbours=k if sparse else 0,
-            threshold=max(2, k // 3) if sparse else 0,
+            neighbours,
+            threshold,
             graph_security=0,
         )
 

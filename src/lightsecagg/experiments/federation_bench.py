@@ -37,7 +37,7 @@ from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import MaskedUpload, Message
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import traits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _vector(
 
 def measure(
     bench: FederationBench,
-    protocols: tuple[ProtocolName, ...],
+    protocols: tuple[str, ...],
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Run every protocol in the same setting; the first one should be plain."""
@@ -92,8 +92,8 @@ def measure(
     return {"runs": runs}
 
 
-def _run(bench: FederationBench, protocol: ProtocolName, folder: Path) -> dict[str, Any]:
-    plain = protocol is ProtocolName.PLAIN
+def _run(bench: FederationBench, protocol: str, folder: Path) -> dict[str, Any]:
+    traits = traits_of(protocol)
     made = provision(
         folder / "federation",
         bench.clients,
@@ -101,7 +101,8 @@ def _run(bench: FederationBench, protocol: ProtocolName, folder: Path) -> dict[s
         dropouts=bench.dropouts,
         port=free_port(),
     )
-    threat_model = ThreatModel.HONEST_BUT_CURIOUS if plain else bench.threat_model
+    weak = bench.threat_model not in traits.threat_models
+    threat_model = ThreatModel.HONEST_BUT_CURIOUS if weak else bench.threat_model
     lost = set(range(bench.clients - bench.lost, bench.clients))
     context = multiprocessing.get_context("spawn")
     server = context.Process(
@@ -160,7 +161,7 @@ def _wait(server: SpawnProcess, folder: Path, timeout: float) -> None:
 
 def _server_main(
     bench: FederationBench,
-    protocol: ProtocolName,
+    protocol: str,
     threat_model: ThreatModel,
     path: Path,
     folder: Path,
@@ -172,7 +173,7 @@ def _server_main(
     overrides = [
         f'aggregation.protocol="{protocol}"',
         f'aggregation.threat_model="{threat_model}"',
-        f"aggregation.survivors={0 if protocol is ProtocolName.SECAGG_PLUS else bench.survivors}",
+        f"aggregation.survivors={0 if traits_of(protocol).ring else bench.survivors}",
         f"rounds.number={bench.rounds}",
         f"rounds.min_clients={bench.clients}",
         "rounds.grace=0.2",
@@ -207,7 +208,7 @@ class LostClient(FederationClient):
 
 def _host_main(
     bench: FederationBench,
-    protocol: ProtocolName,
+    protocol: str,
     threat_model: ThreatModel,
     made: Provisioned,
     group: NDArray[np.int64],

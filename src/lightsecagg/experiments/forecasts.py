@@ -20,13 +20,11 @@ from lightsecagg.experiments.timing import client_upload
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import (
-    lightsecagg_settings,
     round_costs,
-    secagg_plus_settings,
-    secagg_settings,
+    round_settings,
 )
 from lightsecagg.planning.unit_costs import describe
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 
 FACTOR, LEAST = 1.5, 0.05
 _SEED = 7001
@@ -53,7 +51,8 @@ class ForecastCell(Cell):
         phases = measured["phases"].values()
         # The simulator's real clients come first and never drop.
         dropped = range(cell.clients - cell.dropouts, cell.clients)
-        costs = round_costs(federation, _settings(federation, cell), dropped, units)
+        settings = round_settings(federation, cell.protocol, cell.survivors, cell.share_mode)
+        costs = round_costs(federation, settings, dropped, units)
         return {
             "cell": asdict(self),
             "unit_costs": describe(units),
@@ -68,14 +67,6 @@ class ForecastCell(Cell):
                 "client_upload_bytes": client_upload(measured),
             },
         }
-
-
-def _settings(federation: Federation, cell: RoundCell) -> Settings:
-    if cell.protocol is ProtocolName.LIGHTSECAGG:
-        return lightsecagg_settings(federation, cell.survivors, cell.share_mode)
-    if cell.protocol is ProtocolName.SECAGG:
-        return secagg_settings(federation)
-    return secagg_plus_settings(federation)
 
 
 def forecast_cells(profile: Profile) -> list[Cell]:
@@ -103,7 +94,7 @@ def forecast_cells(profile: Profile) -> list[Cell]:
                     privacy=T,
                     dropouts=D,
                     dimension=int(10 ** generator.uniform(4.5, 6)),
-                    survivors=U if protocol is ProtocolName.LIGHTSECAGG else 0,
+                    survivors=U if traits_of(protocol).share_modes else 0,
                     share_mode=mode,
                     sample=min(4, T),
                     repeats=3,
@@ -131,7 +122,7 @@ def forecast_report(profile: Profile, results: Results) -> Report:
             if theirs >= LEAST:
                 within.append(1 / FACTOR <= ratios[party] <= FACTOR)
         # SecAgg+'s random ring moves an answer by up to two bytes, see `planning.traffic`.
-        slack = 2 if cell.round.protocol is ProtocolName.SECAGG_PLUS else 0
+        slack = 2 if traits_of(cell.round.protocol).ring else 0
         off = forecast["client_upload_bytes"] - simulated["client_upload_bytes"]
         exact.append(0 <= off <= slack)
         report.figures[cell.key] = {"forecast": forecast, "simulated": simulated, **ratios}
@@ -173,7 +164,7 @@ def forecast_report(profile: Profile, results: Results) -> Report:
 
 def _title(cell: RoundCell) -> str:
     name = cell.protocol.value
-    if cell.protocol is ProtocolName.LIGHTSECAGG:
+    if traits_of(cell.protocol).share_modes:
         name += f" ({cell.share_mode}, U = {cell.survivors})"
     return (
         f"{name}, N = {cell.clients}, T = {cell.privacy}, D = {cell.dropouts}, "

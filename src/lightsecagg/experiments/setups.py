@@ -12,7 +12,7 @@ from lightsecagg.experiments.cells import RoundCell, TrainingCell
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_survivors
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
 
 EPOCHS = 5
 """E, of every task (Appendix D)."""
@@ -23,12 +23,7 @@ RATES = (0.1, 0.3, 0.5)
 SECURE = (ProtocolName.LIGHTSECAGG, ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
 """The three protocols that are compared."""
 
-LABELS = {
-    ProtocolName.LIGHTSECAGG: "LightSecAgg",
-    ProtocolName.SECAGG: "SecAgg",
-    ProtocolName.SECAGG_PLUS: "SecAgg+",
-    ProtocolName.PLAIN: "plain FedAvg",
-}
+LABELS = {name: traits.label for name, traits in TRAITS.items()}
 
 SERVER_BANDWIDTH = Network().server_bandwidth
 """The server's link in Mbit/s, unless stated otherwise."""
@@ -92,8 +87,9 @@ class Profile:
     ) -> RoundCell:
         """A round at this dropout rate; LightSecAgg with the planner's U unless one is given."""
         T, D = privacy(clients), dropouts(clients, rate)
-        light = protocol is ProtocolName.LIGHTSECAGG
-        quick_to_run = light or protocol is ProtocolName.PLAIN
+        traits = traits_of(protocol)
+        light = bool(traits.share_modes)
+        quick_to_run = light or not traits.protected
         return RoundCell(
             protocol=protocol,
             clients=clients,

@@ -47,7 +47,7 @@ class Plan:
     dimension: int = 1000
     processes: int = 2
     """That host the clients."""
-    protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+    protocol: str = ProtocolName.LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     timeout: float = 7200.0
     """Seconds after which it ends and reports what there is."""

@@ -1,19 +1,20 @@
 """The most memory that a party holds in each phase, as a count of the vectors that it holds then.
 
-Per client, LightSecAgg: its mask (d), the U x L matrix of expanded shares and the codeword while it
-encodes, its explicit shares in plain and sealed form, and the explicit shares that it holds for its
-peers until it has answered. Per client, SecAgg: a few copies of the vector. At the server: the
-bundles of shares that are not yet complete, at worst all of them; then every upload and its
-message; then the answers.
+Per client whose shares grow with the vector, as LightSecAgg's: its mask (d), the U x L matrix of
+expanded shares and the codeword while it encodes, its explicit shares in plain and sealed form, and
+the explicit shares that it holds for its peers until it has answered. Per client of SecAgg: a few
+copies of the vector. At the server: the bundles of shares that are not yet complete, at worst all
+of them; then every upload and its message; then the answers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic, share_counts
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 PROGRAM = 80 * 10**6
 """Interpreter and libraries."""
@@ -34,9 +35,10 @@ def forecast_memory(
     phases = {phase: PhaseMemory() for phase in PHASES}
     vector, shares = 4 * settings.length, share_counts(settings)
     held = shares.explicit * shares.explicit_bytes
-    if settings.protocol is ProtocolName.LIGHTSECAGG:
+    explicit = settings.traits.shares(settings).get(ShareKind.EXPLICIT)
+    if explicit is not None:
         U, N = settings.parameters.survivors, settings.parameters.clients
-        share = 4 * settings.share_length
+        share = explicit.length
         # The rows that are expanded or drawn, the codeword, and plain and sealed shares.
         phases[Phase.SHARE].client += vector + (U + N) * share + 2 * held + held
         phases[Phase.UPLOAD].client += vector

@@ -15,7 +15,7 @@ from typing import Any
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.masks.sharing_graph import SIGMA, find_graph_parameters, leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import (
     DEFAULT_MODULUS,
     Parameters,
@@ -35,7 +35,8 @@ from lightsecagg.planning.traffic import (
 from lightsecagg.planning.unit_costs import STATED, UnitCosts, describe
 from lightsecagg.planning.work import PhaseWork, forecast_work
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, Traits, traits_of
+from lightsecagg.protocol.settings import Settings
 
 SEEDED, PAPER = "lightsecagg-seeded", "lightsecagg-paper"
 """LightSecAgg in its two share modes, as the plan names them."""
@@ -185,14 +186,13 @@ def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
     recommended, reason = recommend_survivors(federation, costs)
     survivors = federation.survivors or recommended
     protocols = {
-        SEEDED: _lightsecagg(federation, survivors, ShareMode.SEEDED, costs),
-        PAPER: _lightsecagg(federation, survivors, ShareMode.PAPER, costs),
-        ProtocolName.SECAGG.value: _cost(federation, secagg_settings(federation), costs),
+        _name(traits, mode): _cost(
+            federation, round_settings(federation, traits.name, survivors, mode), costs
+        )
+        for traits in TRAITS.values()
+        if federation.threat_model in traits.threat_models
+        for mode in traits.share_modes or (ShareMode.SEEDED,)
     }
-    if federation.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
-        sparse, plain = secagg_plus_settings(federation), plain_settings(federation)
-        protocols[ProtocolName.SECAGG_PLUS.value] = _cost(federation, sparse, costs)
-        protocols[ProtocolName.PLAIN.value] = _cost(federation, plain, costs)
     warnings = tuple(_warnings(federation, survivors, protocols))
     return Plan(federation, recommended, reason, warnings, protocols, costs)
 
@@ -203,7 +203,9 @@ def recommend_survivors(federation: Federation, costs: UnitCosts = STATED) -> tu
     largest = federation.parameters().survivors
     smallest = federation.privacy + 1
     seconds = {
-        U: _lightsecagg(federation, U, ShareMode.SEEDED, costs).round_seconds
+        U: _cost(
+            federation, round_settings(federation, ProtocolName.LIGHTSECAGG, U), costs
+        ).round_seconds
         for U in _candidates(smallest, largest)
     }
     best = min(seconds, key=lambda U: (seconds[U], -U))
@@ -229,45 +231,24 @@ def _candidates(smallest: int, largest: int) -> list[int]:
     return sorted({*range(smallest, largest, step), largest})
 
 
-def lightsecagg_settings(federation: Federation, survivors: int, mode: ShareMode) -> Settings:
-    """A round of LightSecAgg."""
-    return _settings(federation, ProtocolName.LIGHTSECAGG, federation.parameters(survivors, mode))
+def _name(traits: Traits, mode: ShareMode) -> str:
+    return f"{traits.name}-{mode}" if traits.share_modes else str(traits.name)
 
 
-def secagg_settings(federation: Federation) -> Settings:
-    """A round of SecAgg with the smallest threshold: it tolerates most and rebuilds fastest."""
-    parameters = federation.parameters(federation.clients - federation.dropouts)
-    threshold = max(parameters.privacy + 1, parameters.quorum)
-    return _settings(federation, ProtocolName.SECAGG, replace(parameters, survivors=threshold))
-
-
-def secagg_plus_settings(federation: Federation) -> Settings:
-    """A round of SecAgg+ with the graph that the finder chooses."""
-    found = find_graph_parameters(federation.clients, federation.privacy, federation.dropouts)
-    parameters = federation.parameters(federation.clients - federation.dropouts)
-    return _settings(
-        federation, ProtocolName.SECAGG_PLUS, parameters, found.degree, found.threshold
-    )
-
-
-def plain_settings(federation: Federation) -> Settings:
-    """A round without any protection."""
-    parameters = federation.parameters(federation.clients - federation.dropouts)
-    return _settings(federation, ProtocolName.PLAIN, parameters)
-
-
-def _settings(
+def round_settings(
     federation: Federation,
-    protocol: ProtocolName,
-    parameters: Parameters,
-    neighbours: int = 0,
-    threshold: int = 0,
+    protocol: str,
+    survivors: int = 0,
+    mode: ShareMode = ShareMode.SEEDED,
 ) -> Settings:
-    field_ = PrimeField(federation.modulus)
+    """A round with this U, or with the parameters that the protocol has instead."""
+    traits = traits_of(protocol)
+    parameters = federation.parameters(survivors, mode)
+    parameters, neighbours, threshold = traits.resolve(parameters)
     return Settings(
-        protocol=protocol,
+        protocol=traits.name,
         parameters=parameters,
-        quantizer=Quantizer(field_, 1.0, federation.clients),
+        quantizer=Quantizer(PrimeField(federation.modulus), 1.0, federation.clients),
         dimension=federation.dimension,
         session=bytes(32),
         round=1,
@@ -276,12 +257,6 @@ def _settings(
         neighbours=neighbours,
         threshold=threshold,
     )
-
-
-def _lightsecagg(
-    federation: Federation, survivors: int, mode: ShareMode, costs: UnitCosts
-) -> Costs:
-    return _cost(federation, lightsecagg_settings(federation, survivors, mode), costs)
 
 
 def _cost(federation: Federation, settings: Settings, costs: UnitCosts) -> Costs:
@@ -316,15 +291,18 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
     N, T, D = federation.clients, federation.privacy, federation.dropouts
     said = []
     if federation.threat_model is ThreatModel.MALICIOUS_SERVER:
-        said.append("secagg+ is left out: it has no malicious-server mode")
+        said += [
+            f"{traits.name} is left out: it has no malicious-server mode"
+            for traits in TRAITS.values()
+            if traits.weakness and traits.protected
+        ]
     elif T + 2 * D >= N:
         said.append(
             f"malicious-server mode is infeasible for these T and D: it needs T + 2D < N, but "
             f"{T} + {2 * D} >= {N}"
         )
-    model = 4 * protocols[SEEDED].settings.length
-    for name in (SEEDED, PAPER):
-        shares = share_counts(protocols[name].settings)
+    for name, costs in protocols.items():
+        shares, model = share_counts(costs.settings), 4 * costs.settings.length
         if shares.bytes > _LARGE_SHARES * model:
             said.append(
                 f"{name}: with U = {survivors} and T = {T} every explicit share has "
@@ -337,14 +315,16 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
         most = max(cost.memory.client for cost in costs.phases.values())
         if most > _LARGE_MEMORY:
             said.append(f"{name}: a client needs {most / 1e9:.1f} GB of memory")
-    if ProtocolName.SECAGG_PLUS.value in protocols:
-        said.append(_about_graph(N, T, D, protocols[ProtocolName.SECAGG_PLUS.value].settings))
+    said += [
+        _about_graph(costs.settings) for costs in protocols.values() if costs.settings.traits.ring
+    ]
     return said
 
 
-def _about_graph(N: int, T: int, D: int, settings: Settings) -> str:
-    k, t = settings.neighbours, settings.sharing_threshold
-    leak = leak_bound(N, T, D, k, t)
+def _about_graph(settings: Settings) -> str:
+    parameters, k, t = settings.parameters, settings.neighbours, settings.sharing_threshold
+    N, T, D = parameters.clients, parameters.privacy, parameters.dropouts
+    leak = settings.traits.leak(settings, N)
     if k == N - 1:
         return (
             f"secagg+: no sparse graph is safe for N = {N}, T = {T}, D = {D}; it is SecAgg's "

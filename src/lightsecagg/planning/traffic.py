@@ -14,16 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AGREEMENT_KEY_LENGTH
 from lightsecagg.crypto.identity import SIGNATURE_LENGTH
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import ParameterError
-from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import (
     Advertise,
-    AggregatedShare,
     Certificate,
     MaskedUpload,
     Member,
@@ -34,10 +32,9 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
-    UnmaskingShares,
 )
-from lightsecagg.protocol.schemes.traits import SECRET_SHARE_BYTES, SHAMIR_SHARE_BYTES
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import Shares
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
 PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.DONE)
@@ -97,21 +94,15 @@ class ShareCounts:
 
 def share_counts(settings: Settings) -> ShareCounts:
     """The shares that every client of a full roster sends and receives."""
-    N, U = settings.parameters.clients, settings.parameters.survivors
+    shares = dict(settings.traits.shares(settings))
+    explicit = shares.pop(ShareKind.EXPLICIT, Shares(0, 0))
+    short = next(iter(shares.values()), Shares(0, 0))
     header = _header(settings)
-    if settings.protocol is ProtocolName.PLAIN:
-        return ShareCounts(0, 0, 0, 0)
-    if settings.protocol is not ProtocolName.LIGHTSECAGG:
-        return ShareCounts(settings.degree(N), 0, 0, header + sealed_length(SHAMIR_SHARE_BYTES))
-    # In seeded mode the U clients after the owner get seeds; for U = N the owner is one of them.
-    explicit = N - 1
-    if settings.parameters.share_mode is ShareMode.SEEDED:
-        explicit = max(N - 1 - U, 0)
     return ShareCounts(
-        peers=N - 1,
-        explicit=explicit,
-        explicit_bytes=header + sealed_length(4 * settings.share_length),
-        short_bytes=header + sealed_length(prg.SEED_LENGTH),
+        peers=explicit.count + short.count,
+        explicit=explicit.count,
+        explicit_bytes=header + sealed_length(explicit.length),
+        short_bytes=header + sealed_length(short.length),
     )
 
 
@@ -154,7 +145,7 @@ class _Forecast:
         self.codec = Codec(self.settings.field)
         self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
         self.phases = {phase: PhaseTraffic() for phase in PHASES}
-        if self.settings.protocol is ProtocolName.PLAIN:
+        if Phase.SHARE not in self.settings.traits.phases:
             self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))
         else:
             self._offline()
@@ -168,8 +159,8 @@ class _Forecast:
         self._down(Phase.ADVERTISE, Opening(self.settings.to_bytes()), everybody)
         self._up(Phase.ADVERTISE, self._size(Advertise(self.keys, signature)), everybody)
         members = tuple(Member(client, self.keys, signature) for client in self.clients)
-        sparse = self.settings.protocol is ProtocolName.SECAGG_PLUS
-        self._down(Phase.SHARE, Roster(members, tuple(self.clients) if sparse else ()), everybody)
+        ring = tuple(self.clients) if self.settings.traits.ring else ()
+        self._down(Phase.SHARE, Roster(members, ring), everybody)
         shares = share_counts(self.settings).bytes
         phase = self.phases[Phase.SHARE]
         phase.client_shares_sent = phase.client_shares_received = shares
@@ -185,29 +176,14 @@ class _Forecast:
             quorum = self.survivors[: self.settings.parameters.quorum]
             certificate = Certificate(tuple((client, signature) for client in quorum))
             self._down(Phase.RECOVER, certificate, count)
-        self._up(Phase.RECOVER, self._answer_bytes())
+        answer = self.settings.traits.answer_bytes(self.settings, len(self.dropped))
+        self._up(Phase.RECOVER, answer)
 
     def _upload_bytes(self) -> int:
-        plain = self.settings.protocol is ProtocolName.PLAIN
-        held = b"" if plain else bytes(-(-len(self.clients) // 8))
-        return self._vector(MaskedUpload(held, _ELEMENT), self.settings.length)
-
-    def _answer_bytes(self) -> int:
-        if self.settings.protocol is ProtocolName.LIGHTSECAGG:
-            return self._vector(AggregatedShare(_ELEMENT), self.settings.share_length)
-        N, D = len(self.clients), len(self.dropped)
-        # A survivor holds the shares of its neighbours and its own; some neighbours dropped.
-        held = self.settings.degree(N) + 1
-        least, most = max(0, held - (N - D)), min(D, held - 1)
-        return max(
-            self._size(
-                UnmaskingShares(
-                    of_seeds=bytes((held - dead) * SECRET_SHARE_BYTES),
-                    of_keys=bytes(dead * SECRET_SHARE_BYTES),
-                )
-            )
-            for dead in range(least, most + 1)
-        )
+        shared = Phase.SHARE in self.settings.traits.phases
+        held = bytes(-(-len(self.clients) // 8)) if shared else b""
+        element = np.zeros(1, dtype=np.uint32)
+        return self._size(MaskedUpload(held, element)) + 4 * (self.settings.length - 1)
 
     def _down(self, phase: Phase, message: Message, recipients: int) -> None:
         size = self._size(message)
@@ -222,9 +198,3 @@ class _Forecast:
 
     def _size(self, message: Message) -> int:
         return len(self.codec.encode(message))
-
-    def _vector(self, message: Message, length: int) -> int:
-        return self._size(message) + 4 * (length - 1)
-
-
-_ELEMENT = np.zeros(1, dtype=np.uint32)

@@ -20,7 +20,8 @@ from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.planning.traffic import PHASES, ShareCounts, share_counts
 from lightsecagg.planning.unit_costs import UnitCosts
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import CodedMaskTraits, PairwiseMaskTraits, Traits
+from lightsecagg.protocol.settings import Settings
 
 
 @dataclass(slots=True)
@@ -35,30 +36,45 @@ class PhaseWork:
 
 def forecast_work(settings: Settings, dropped: int, costs: UnitCosts) -> dict[Phase, PhaseWork]:
     """The work of a round in which everybody shares and all but `dropped` upload and answer."""
-    return _Work(settings, dropped, costs).phases
+    kind = next((work for kind, work in _KINDS.items() if isinstance(settings.traits, kind)), _Work)
+    return kind(settings, dropped, costs).phases
 
 
 class _Work:
+    """What parties do whatever the scheme; of masks, what follows from the sizes of shares."""
+
     def __init__(self, settings: Settings, dropped: int, costs: UnitCosts) -> None:
         self.settings, self.costs = settings, costs
         self.N = settings.parameters.clients
         self.alive = self.N - dropped
         self.dropped = dropped
-        self.d = settings.length
+        self.d, self.L = settings.length, settings.share_length
         self.shares = share_counts(settings)
         self.phases = {phase: PhaseWork() for phase in PHASES}
         self._upload()
-        if settings.protocol is ProtocolName.PLAIN:
-            return
-        self._advertise()
-        self._agree()
-        if settings.protocol is ProtocolName.LIGHTSECAGG:
-            self.L = settings.share_length
-            self._share_codeword()
-            self._recover_at_once()
-        else:
-            self._share_secrets()
-            self._recover_masks()
+        if Phase.SHARE in settings.traits.phases:
+            self._advertise()
+            self._agree()
+            self._relay(self.shares)
+            self._share()
+            self._recover()
+
+    def _share(self) -> None:
+        """Every share is drawn, sealed and opened as a vector of its length."""
+        costs, shares = self.costs, self.shares
+        long = shares.explicit * shares.explicit_bytes
+        drawn = max(self.d, shares.peers * shares.short_bytes // 4)
+        self.phases[Phase.SHARE].client = (
+            shares.peers * costs.peer + drawn * costs.element + 2 * long * costs.sealed_byte
+        )
+
+    def _recover(self) -> None:
+        """Every answer sums a share of each survivor, and the server looks at all answers."""
+        costs, phase = self.costs, self.phases[Phase.RECOVER]
+        elements = self.settings.traits.answer_bytes(self.settings, self.dropped) // 4
+        phase.client += self.alive * elements * costs.summed_element
+        phase.server += self.alive * (elements * costs.summed_element + costs.survivor)
+        phase.server += self.d * costs.summed_element
 
     def _advertise(self) -> None:
         phase = self.phases[Phase.ADVERTISE]
@@ -84,12 +100,13 @@ class _Work:
         quorum = self.settings.parameters.quorum
         self.phases[Phase.RECOVER].client += quorum * self.costs.verify
 
-    # -- LightSecAgg -------------------------------------------------------------------------
 
-    def _share_codeword(self) -> None:
+class _CodedWork(_Work):
+    """LightSecAgg."""
+
+    def _share(self) -> None:
         costs, U = self.costs, self.settings.parameters.survivors
         phase, shares = self.phases[Phase.SHARE], self.shares
-        self._relay(shares)
         elements = U * self.L * costs.element
         peers = shares.peers * costs.peer
         if self.settings.parameters.share_mode is ShareMode.SEEDED:
@@ -100,7 +117,7 @@ class _Work:
         bytes_ = 2 * shares.explicit * shares.explicit_bytes * costs.sealed_byte
         phase.client = peers + elements + encoding + bytes_
 
-    def _recover_at_once(self) -> None:
+    def _recover(self) -> None:
         costs, phase = self.costs, self.phases[Phase.RECOVER]
         seeded = 0.0
         if self.settings.parameters.share_mode is ShareMode.SEEDED:
@@ -134,17 +151,18 @@ class _Work:
         size = ntt.transform_size(self.N)
         return self.L * 0.5 * size * log2(max(size, 2)) * self.costs.butterfly
 
-    # -- SecAgg and SecAgg+ ------------------------------------------------------------------
 
-    def _share_secrets(self) -> None:
+class _PairwiseWork(_Work):
+    """SecAgg and SecAgg+."""
+
+    def _share(self) -> None:
         costs, k = self.costs, self.shares.peers
-        self._relay(self.shares)
         exchanged = k * (costs.secagg_peer - costs.verify)
         self.phases[Phase.SHARE].client = (self.N - 1) * costs.verify + exchanged
         masks = (k + 1) * self.d * costs.masked_element
         self.phases[Phase.UPLOAD].client += k * costs.agreement + masks
 
-    def _recover_masks(self) -> None:
+    def _recover(self) -> None:
         costs = self.costs
         neighbours = self.shares.peers * self.alive / max(self.N - 1, 1)
         orphans = self.dropped * neighbours
@@ -152,7 +170,7 @@ class _Work:
         rebuilding = self.N * (self.shares.peers + 1) * 16 * self.settings.sharing_threshold
         phase = self.phases[Phase.RECOVER]
         phase.client += costs.advertise
-        if self.settings.protocol is ProtocolName.SECAGG_PLUS:  # every secret in other hands
+        if self.settings.traits.ring:  # every secret in other hands
             phase.server += self.N * costs.rebuild
         phase.server += (
             masks
@@ -160,3 +178,9 @@ class _Work:
             + rebuilding * costs.product
             + self.alive * costs.survivor
         )
+
+
+_KINDS: dict[type[Traits], type[_Work]] = {
+    CodedMaskTraits: _CodedWork,
+    PairwiseMaskTraits: _PairwiseWork,
+}

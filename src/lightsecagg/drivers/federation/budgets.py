@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightsecagg.crypto.prg import SEED_LENGTH
-from lightsecagg.crypto.sealing import TAG_LENGTH, sealed_length
+from lightsecagg.crypto.sealing import sealed_length
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 _CONTROL = 16 * 1024
 """Room for a hello, keys, a signature, a refusal that names everybody."""
 _HEADER = 64
 """Envelope and message header."""
-_SHAMIR_SHARE = 128
-"""SecAgg: two shares of 32-byte secrets, as field elements."""
 _ATTEMPTS = 4
 """How often a client whose connection breaks may send an upload or an answer."""
 
@@ -27,8 +24,7 @@ def phase_budget(settings: Settings, phase: Phase) -> int:
     if phase is Phase.UPLOAD:
         return control + _ATTEMPTS * (4 * settings.length + _HEADER)
     if phase is Phase.RECOVER:
-        secrets = (peers + 1) * (_SHAMIR_SHARE + 16)
-        answer = secrets if _is_secagg(settings) else 4 * settings.share_length
+        answer = settings.traits.answer_bytes(settings, parameters.dropouts)
         return control + _ATTEMPTS * (answer + _HEADER)
     return control
 
@@ -45,10 +41,6 @@ def backlog_limit(settings: Settings, model: int) -> int:
 
 
 def _sealed_share(settings: Settings) -> int:
-    if _is_secagg(settings):
-        return _SHAMIR_SHARE + TAG_LENGTH + _HEADER
-    return sealed_length(max(4 * settings.share_length, SEED_LENGTH)) + _HEADER
-
-
-def _is_secagg(settings: Settings) -> bool:
-    return settings.protocol in (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
+    """The longest of them, on the wire."""
+    shares = settings.traits.shares(settings).values()
+    return sealed_length(max((share.length for share in shares), default=0)) + _HEADER

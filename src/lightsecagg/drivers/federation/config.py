@@ -15,17 +15,26 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lightsecagg.errors import ConfigurationError, DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
 ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
 _TASK_PATHS = {"data_dir", "writer_ids"}
+
+
+def _registered(protocol: str) -> str:
+    if protocol not in TRAITS:
+        raise ValueError(f"Input should be one of {', '.join(map(repr, map(str, TRAITS)))}")
+    return protocol
+
+
+RegisteredProtocol = Annotated[str, AfterValidator(_registered)]
 
 
 class Table(BaseModel):
@@ -58,7 +67,7 @@ class TlsTable(Table):
 class AggregationTable(Table):
     """[aggregation] the protocol and its parameters; the server's choice, within client policy."""
 
-    protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+    protocol: RegisteredProtocol = ProtocolName.LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     clients: int = Field(ge=2)
     """N: how many clients are invited to a round, at most."""
@@ -154,7 +163,7 @@ class ClientTable(Table):
     """The least T that this client accepts."""
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     """The weakest server that this client accepts to trust."""
-    protocols: tuple[ProtocolName, ...] = (ProtocolName.LIGHTSECAGG,)
+    protocols: tuple[RegisteredProtocol, ...] = (ProtocolName.LIGHTSECAGG,)
     minimum: int = Field(default=0, ge=0)
     """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
     share_mode: ShareMode | None = None

@@ -59,7 +59,8 @@ from lightsecagg.errors import (
 )
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import ThreatModel, check_integer
-from lightsecagg.protocol.settings import AllowList, ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.settings import AllowList
 from lightsecagg.training.config import LocalConfig, TaskConfig
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
@@ -90,7 +91,7 @@ class DemoConfig:
     privacy: int = 3
     dropouts: int = 2
     survivors: int = 0
-    protocol: ProtocolName = ProtocolName.LIGHTSECAGG
+    protocol: str = ProtocolName.LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     rounds: int = 4
     dropout: int = 2
@@ -140,8 +141,7 @@ def plan_deaths(config: DemoConfig) -> dict[int, dict[int, str]]:
     phases = ["share", "upload", "recover"]
     if config.threat_model is ThreatModel.MALICIOUS_SERVER:
         phases.append("agree")
-    if config.protocol is ProtocolName.PLAIN:
-        phases = ["upload"]
+    phases = [phase for phase in phases if phase in traits_of(config.protocol).phases]
     deaths: dict[int, dict[int, str]] = {}
     for number in range(1, config.rounds + 1):
         for client in rng.sample(range(config.clients), rng.randint(0, config.dropout)):

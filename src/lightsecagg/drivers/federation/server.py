@@ -44,12 +44,12 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
-from lightsecagg.masks.sharing_graph import find_graph_parameters
-from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings, hash_model
+from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.protocol.settings import AllowList, Settings, hash_model
 
 _GOODBYE_TIMEOUT = 5.0
 _SPOILT = "the sum is spoilt: it cannot be used"
@@ -64,24 +64,19 @@ def make_settings(
     SecAgg's U is its threshold t, by default the smallest that its threat model allows; SecAgg+'s
     t and degree k are found from N, T and D.
     """
-    survivors, neighbours, threshold = table.survivors, 0, 0
-    if table.protocol is ProtocolName.SECAGG_PLUS:
-        found = find_graph_parameters(table.clients, table.privacy, table.dropouts)
-        neighbours, threshold = table.neighbours or found.degree, survivors or found.threshold
-        survivors = 0
-    elif table.protocol is ProtocolName.SECAGG and not survivors:
-        survivors = table.privacy + 1
-        if table.threat_model is ThreatModel.MALICIOUS_SERVER:
-            survivors = (table.clients + table.privacy) // 2 + 1
+    traits = traits_of(table.protocol)
     parameters = Parameters(
         clients=table.clients,
         privacy=table.privacy,
         dropouts=table.dropouts,
-        survivors=survivors,
+        survivors=0 if traits.has_threshold else table.survivors,
         threat_model=table.threat_model,
         share_mode=table.share_mode,
         modulus=table.modulus,
     )
+    threshold = table.survivors if traits.has_threshold else 0
+    neighbours = table.neighbours if traits.ring else 0
+    parameters, neighbours, threshold = traits.resolve(parameters, neighbours, threshold)
     quantizer = Quantizer(
         field=PrimeField(table.modulus),
         bound=table.bound,
@@ -90,7 +85,7 @@ def make_settings(
         weighted=job.weighted,
     )
     return Settings(
-        protocol=table.protocol,
+        protocol=traits.name,
         parameters=parameters,
         quantizer=quantizer,
         dimension=job.dimension,

@@ -69,6 +69,7 @@ class AsyncConfig:
     """K"""
     stock: int = 2
     """How many masks each client keeps shared ahead of time."""
+    protocol: str = ProtocolName.LIGHTSECAGG
     departures: float = 0.0
     """How often a client vanishes while a buffer is in flight, and comes back after it."""
 
@@ -104,7 +105,7 @@ class ProtectedFederation(MeteredWire):
         allow_list = AllowList({client: key.public for client, key in enumerate(keys)})
         session = draw(system_entropy, HASH_LENGTH)
         self.settings = Settings(
-            protocol=ProtocolName.LIGHTSECAGG,
+            protocol=config.protocol,
             parameters=parameters,
             quantizer=config.quantizer,
             dimension=config.dimension,
@@ -120,6 +121,7 @@ class ProtectedFederation(MeteredWire):
             session=session,
             privacy=parameters.privacy,
             threat_model=parameters.threat_model,
+            protocols=(config.protocol,),
             dimension=config.dimension,
             buffering=config.buffering,
             scale=config.quantizer.scale,

@@ -28,7 +28,7 @@ from lightsecagg.planning.unit_costs import UnitCosts
 from lightsecagg.protocol.interface import Phase, Send, Update
 from lightsecagg.protocol.messages import Advertise, SealedShare
 from lightsecagg.protocol.roster import sign_keys
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.protocol.wire import Codec
 
 _BLOCK = 2**18
@@ -113,16 +113,16 @@ def _cohort(
     dimension: int = 64,
 ) -> Cohort:
     privacy = clients // 2 - 1
-    survivors = privacy + 1 if protocol is ProtocolName.SECAGG else 0
-    sparse = protocol is ProtocolName.SECAGG_PLUS
-    parameters = Parameters(clients, privacy, 1, survivors, share_mode=mode)
+    traits, parameters = traits_of(protocol), Parameters(clients, privacy, 1, share_mode=mode)
+    graph = (clients // 2, clients // 4) if traits.ring else ()
+    parameters, neighbours, threshold = traits.resolve(parameters, *graph)
     return Cohort(
         protocol,
         parameters,
         Quantizer(PrimeField(parameters.modulus), 1.0, clients),
         dimension,
-        neighbours=clients // 2 if sparse else 0,
-        threshold=clients // 4 if sparse else 0,
+        neighbours,
+        threshold,
         graph_security=0,
     )
 

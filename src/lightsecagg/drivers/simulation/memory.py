@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 _PROGRAM = 200 * 10**6
 _PER_MESSAGE = 1000
@@ -57,14 +57,12 @@ def forecast(settings: Settings, sample: int | None = None, masks: int = 1) -> F
     """
     parameters = settings.parameters
     N, U = parameters.clients, parameters.survivors
-    vector, share = 4 * settings.length, 4 * settings.share_length
-    degree = settings.degree(N)
-    explicit = N - U if parameters.share_mode is ShareMode.SEEDED else N
-    if settings.protocol is not ProtocolName.LIGHTSECAGG:
-        explicit, share = 0, 0
+    vector, degree = 4 * settings.length, settings.degree(N)
+    explicit = settings.traits.shares(settings).get(ShareKind.EXPLICIT)
+    held, share = (0, 0) if explicit is None else (explicit.count + 1, explicit.length)
     return Forecast(
         vectors=masks * N * vector,
-        shares=masks * (N if sample is None else sample) * explicit * share,
+        shares=masks * (N if sample is None else sample) * held * share,
         messages=masks * N * degree * _PER_MESSAGE,
         working=16 * vector + 2 * (N + U) * 2 * share,
     )

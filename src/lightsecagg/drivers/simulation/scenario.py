@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,21 +18,22 @@ from lightsecagg.errors import ParameterError
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
-from lightsecagg.masks.sharing_graph import SIGMA, find_graph_parameters, leak_bound
+from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters, check_integer
 from lightsecagg.planning.network import Network
 from lightsecagg.planning.timeline import PhaseTimes, round_seconds, timeline
 from lightsecagg.protocol.interface import Phase, Update
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import Resolved, Traits, traits_of
+from lightsecagg.protocol.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that decides a simulation, except the masks."""
 
-    protocol: ProtocolName
+    protocol: str
     parameters: Parameters
-    """As for LightSecAgg; `protocol_parameters` translates them for the other protocols."""
+    """As for LightSecAgg; `resolved` translates them for the other protocols."""
     dimension: int
     bound: float = 1.0
     """The quantiser's; the simulated inputs are uniform in [-1, 1)."""
@@ -59,19 +60,21 @@ class Scenario:
             raise ParameterError(
                 f"training seconds = {self.training_seconds} must be a number, at least 0"
             )
-        sparse = self.protocol is ProtocolName.SECAGG_PLUS
-        if not sparse and self.neighbours:
-            raise ParameterError(f"neighbours are for secagg+, not for {self.protocol}")
-        if not sparse and self.protocol is not ProtocolName.SECAGG and self.threshold:
-            raise ParameterError(f"a threshold is for secagg and secagg+, not for {self.protocol}")
-        if sparse and bool(self.neighbours) != bool(self.threshold):
-            raise ParameterError("secagg+ takes neighbours and a threshold together, or neither")
+        self.traits.check_wishes(self.neighbours, self.threshold)
+        if self.traits.ring and bool(self.neighbours) != bool(self.threshold):
+            raise ParameterError(
+                f"{self.protocol} takes neighbours and a threshold together, or neither"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """What the protocol is."""
+        return traits_of(self.protocol)
 
     def cohort(self) -> Cohort:
         """The clients of this scenario."""
-        parameters = self.protocol_parameters()
+        parameters, neighbours, threshold = self.resolved()
         quantizer = Quantizer(PrimeField(parameters.modulus), self.bound, parameters.clients)
-        neighbours, threshold = self.graph()
         return Cohort(
             self.protocol,
             parameters,
@@ -82,42 +85,13 @@ class Scenario:
             graph_security=0 if self.is_insecure else SIGMA,
         )
 
-    def protocol_parameters(self) -> Parameters:
-        """The parameters with the U that this protocol knows: SecAgg's is its threshold t.
-
-        The smallest t is the best for SecAgg: it tolerates most and rebuilds fastest.
-        """
-        parameters = self.parameters
-        if self.protocol is ProtocolName.SECAGG:
-            smallest = max(parameters.privacy + 1, parameters.quorum)
-            return replace(parameters, survivors=self.threshold or smallest)
-        if self.protocol is ProtocolName.SECAGG_PLUS:
-            return replace(parameters, survivors=0)
-        return parameters
-
-    def graph(self) -> tuple[int, int]:
-        """SecAgg+'s k and t; zeros for the other protocols."""
-        if self.protocol is not ProtocolName.SECAGG_PLUS:
-            return 0, 0
-        if self.neighbours:
-            return self.neighbours, self.threshold
-        found = find_graph_parameters(
-            self.parameters.clients, self.parameters.privacy, self.parameters.dropouts
-        )
-        return found.degree, found.threshold
+    def resolved(self) -> Resolved:
+        """The parameters that this protocol knows: of SecAgg, the threshold t instead of U."""
+        return self.traits.resolve(self.parameters, self.neighbours, self.threshold)
 
     def leak_probability(self) -> float:
         """A bound on the probability that the random graph leaves somebody unprotected."""
-        if self.protocol is not ProtocolName.SECAGG_PLUS:
-            return 0.0
-        neighbours, threshold = self.graph()
-        bound = leak_bound(
-            self.parameters.clients,
-            self.parameters.privacy,
-            self.parameters.dropouts,
-            neighbours,
-            threshold,
-        )
+        bound = self.traits.leak(self.resolved(), self.parameters.clients)
         return min(1.0, float(bound))
 
     @property
@@ -128,10 +102,10 @@ class Scenario:
     def warnings(self) -> list[str]:
         """What must be said beside every figure of this scenario."""
         said = []
-        if self.protocol is ProtocolName.PLAIN:
+        if not self.traits.protected:
             said.append("no protection: the server sees every update")
         if self.is_insecure:
-            neighbours, threshold = self.graph()
+            _, neighbours, threshold = self.resolved()
             probability = self.leak_probability()
             said.append(
                 f"insecure parameters: with k = {neighbours} and t = {threshold} somebody is left "
@@ -169,7 +143,7 @@ class Outcome:
         aggregate = report.aggregate
         spans = timeline(self.times, scenario.training_seconds, scenario.overlap)
         return {
-            "protocol": scenario.protocol.value,
+            "protocol": str(scenario.protocol),
             "parameters": _parameters(scenario, report.settings),
             "round": report.settings.round,
             "exact": report.exact,
@@ -214,10 +188,11 @@ def run(scenario: Scenario, rounds: int = 1, progress: Progress | None = None) -
 def _warm_up(scenario: Scenario) -> None:
     """Load what is loaded at first use, so that the first client is not charged for it."""
     modulus = scenario.parameters.modulus
-    parameters = Parameters(4, 1, 1, 2, modulus=modulus)
-    quantizer = Quantizer(PrimeField(modulus), 1.0, parameters.clients)
-    degree, threshold = (3, 2) if scenario.protocol is ProtocolName.SECAGG_PLUS else (0, 0)
-    cohort = Cohort(scenario.protocol, parameters, quantizer, 64, degree, threshold)
+    small = scenario.traits.resolve(Parameters(4, 1, 1, 2, modulus=modulus))
+    quantizer = Quantizer(PrimeField(modulus), 1.0, small.parameters.clients)
+    cohort = Cohort(
+        scenario.protocol, small.parameters, quantizer, 64, small.neighbours, small.threshold
+    )
     simulate_round(cohort, lambda client: Update(np.full(64, client / 4)))
 
 
@@ -234,26 +209,22 @@ def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
         "clip": scenario.clip,
         "scale": settings.quantizer.scale,
     }
-    if scenario.protocol is ProtocolName.LIGHTSECAGG:
-        document["survivors"] = parameters.survivors
-        document["share_mode"] = parameters.share_mode.value
-        document["share_length"] = settings.share_length
-    elif scenario.protocol is not ProtocolName.PLAIN:
-        document["neighbours"] = settings.degree(parameters.clients)
-        document["threshold"] = settings.sharing_threshold
-        document["leak_probability"] = scenario.leak_probability()
-    return document | {
-        "drop": [str(drop) for drop in scenario.drops],
-        "bandwidth_mbps": network.bandwidth,
-        "server_bandwidth_mbps": network.server_bandwidth,
-        "latency_ms": network.latency,
-        "topology": network.topology.value,
-        "training_seconds": scenario.training_seconds,
-        "overlap": scenario.overlap,
-        "seed": scenario.seed,
-        "sample_clients": scenario.sample_clients,
-        "kernels": kernels.backend(),
-    }
+    return (
+        document
+        | settings.traits.describe(settings)
+        | {
+            "drop": [str(drop) for drop in scenario.drops],
+            "bandwidth_mbps": network.bandwidth,
+            "server_bandwidth_mbps": network.server_bandwidth,
+            "latency_ms": network.latency,
+            "topology": network.topology.value,
+            "training_seconds": scenario.training_seconds,
+            "overlap": scenario.overlap,
+            "seed": scenario.seed,
+            "sample_clients": scenario.sample_clients,
+            "kernels": kernels.backend(),
+        }
+    )
 
 
 def _phase(loads: PhaseLoads, times: PhaseTimes, relayed: bool) -> dict[str, Any]:

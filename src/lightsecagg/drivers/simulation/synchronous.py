@@ -50,7 +50,7 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
 )
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
 Inputs = Callable[[int], Update]
@@ -158,7 +158,8 @@ class _Run(MeteredWire):
         codec = Codec(settings.field)
         super().__init__(server, clients, codec, phases, free=self.stand_ins, clock=clock)
         self._inputs = inputs
-        self._faults = faults if cohort.protocol is not ProtocolName.PLAIN else _plainly(faults)
+        shared = Phase.SHARE in settings.traits.phases
+        self._faults = faults if shared else _plainly(faults)
         self._early_input = early_input
         self._progress = progress
         self._held_back: list[tuple[Phase, Packet]] = []

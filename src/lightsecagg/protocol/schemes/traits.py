@@ -9,17 +9,22 @@ do, which `schemes.registry` finds by the same name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field import shamir
-from lightsecagg.masks.sharing_graph import leak_bound
-from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
+from lightsecagg.protocol.wire import Codec
 
 if TYPE_CHECKING:
     from lightsecagg.protocol.settings import Policy, Settings
@@ -49,6 +54,14 @@ class Shares:
     """Bytes of one of them, before it is sealed."""
 
 
+class Resolved(NamedTuple):
+    """A protocol's own parameters, as `Settings` take them."""
+
+    parameters: Parameters
+    neighbours: int = 0
+    threshold: int = 0
+
+
 @dataclass(frozen=True)
 class Traits:
     """One protocol. The defaults are those of a scheme that shares with everybody."""
@@ -69,6 +82,8 @@ class Traits:
     """Whether anything hides an update from the server."""
     ring: bool = False
     """Whether the roster brings a random ring, whose neighbours mask and share; else all do."""
+    has_threshold: bool = False
+    """Whether secrets are shared with a threshold t of their own instead of U."""
     share_modes: tuple[ShareMode, ...] = ()
     """How masks may be shared; empty where `Parameters.share_mode` means nothing."""
 
@@ -76,6 +91,27 @@ class Traits:
     def threat_models(self) -> tuple[ThreatModel, ...]:
         """The threat models that it has an answer to."""
         return (ThreatModel.HONEST_BUT_CURIOUS,) if self.weakness else tuple(ThreatModel)
+
+    # -- parameters --------------------------------------------------------------------------
+
+    def resolve(self, parameters: Parameters, neighbours: int = 0, threshold: int = 0) -> Resolved:
+        """The parameters of a round, from those that LightSecAgg would have.
+
+        * `neighbours` k and `threshold` t, where there are such; 0 for the best.
+        """
+        self.check_wishes(neighbours, threshold)
+        return Resolved(parameters)
+
+    def check_wishes(self, neighbours: int, threshold: int) -> None:
+        """Raise `ParameterError` for parameters that this protocol does not have."""
+        if neighbours and not self.ring:
+            raise ParameterError(f"neighbours are for secagg+, not for {self.name}")
+        if threshold and not self.has_threshold:
+            raise ParameterError(f"a threshold is for secagg and secagg+, not for {self.name}")
+
+    def describe(self, settings: Settings) -> dict[str, Any]:
+        """Its own parameters, for reports."""
+        return {"survivors": settings.parameters.survivors}
 
     # -- limits ------------------------------------------------------------------------------
 
@@ -92,23 +128,43 @@ class Traits:
     def check_roster(self, policy: Policy, settings: Settings, members: int) -> None:
         """Raise `RemoteProtocolError` if a roster of so many does not protect its members."""
 
+    def leak(self, chosen: Settings | Resolved, members: int) -> Fraction:
+        """Bound on the probability that chance leaves one of so many members unprotected."""
+        return Fraction(0)
+
     def minimum(self, settings: Settings) -> int:
         """The fewest clients that a roster or survivor set may hold."""
         return settings.parameters.minimum
 
-    def degree(self, settings: Settings, members: int) -> int:
+    def degree(self, chosen: Settings | Resolved, members: int) -> int:
         """With how many peers each of so many clients shares and masks."""
         return members - 1
 
     # -- sizes -------------------------------------------------------------------------------
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
-        """What a client sends to its peers, by kind."""
+        """What a client sends to its peers, by kind; the explicit ones grow with the vector."""
         return {}
+
+    def answer_bytes(self, settings: Settings, dropped: int) -> int:
+        """The longest answer on the wire, if so many clients vanish before their upload."""
+        if ShareKind.EXPLICIT not in (shares := self.shares(settings)):
+            return 0
+        one = AggregatedShare(np.zeros(1, dtype=np.uint32))
+        return len(Codec(settings.field).encode(one)) - 4 + shares[ShareKind.EXPLICIT].length
 
 
 class CodedMaskTraits(Traits):
     """LightSecAgg: masks of which any U shares tell the sum, and T shares nothing."""
+
+    def describe(self, settings: Settings) -> dict[str, Any]:
+        """U, the share mode and L."""
+        parameters = settings.parameters
+        return {
+            "survivors": parameters.survivors,
+            "share_mode": parameters.share_mode.value,
+            "share_length": settings.share_length,
+        }
 
     def check_policy(self, policy: Policy, settings: Settings) -> None:
         """The share mode that the client demands, and no more shares than it has room for."""
@@ -143,6 +199,31 @@ class CodedMaskTraits(Traits):
 class PairwiseMaskTraits(Traits):
     """SecAgg, and on a random ring SecAgg+: masks between pairs, and two shared secrets each."""
 
+    def resolve(self, parameters: Parameters, neighbours: int = 0, threshold: int = 0) -> Resolved:
+        """The smallest t: it tolerates most and rebuilds fastest; on a ring, the finder's k and t.
+
+        SecAgg's t stands where others have U.
+        """
+        self.check_wishes(neighbours, threshold)
+        N, T, D = parameters.clients, parameters.privacy, parameters.dropouts
+        if not self.ring:
+            smallest = max(T + 1, parameters.quorum)
+            return Resolved(replace(parameters, survivors=threshold or smallest))
+        parameters = replace(parameters, survivors=0)
+        if neighbours and threshold:
+            return Resolved(parameters, neighbours, threshold)
+        found = find_graph_parameters(N, T, D)
+        return Resolved(parameters, neighbours or found.degree, threshold or found.threshold)
+
+    def describe(self, settings: Settings) -> dict[str, Any]:
+        """k, t, and how likely the ring fails to protect."""
+        N = settings.parameters.clients
+        return {
+            "neighbours": self.degree(settings, N),
+            "threshold": settings.sharing_threshold,
+            "leak_probability": min(1.0, float(self.leak(settings, N))),
+        }
+
     def check(self, settings: Settings) -> None:
         """The threshold must fit the graph, the threat model and the field."""
         super().check(settings)
@@ -176,16 +257,7 @@ class PairwiseMaskTraits(Traits):
 
     def check_roster(self, policy: Policy, settings: Settings, members: int) -> None:
         """Refuse a sparse graph that does not protect so many members."""
-        if not self.ring:
-            return
-        absent = settings.parameters.clients - members
-        bound = leak_bound(
-            clients=members,
-            privacy=settings.parameters.privacy,
-            dropouts=max(0, settings.parameters.dropouts - absent),
-            degree=self.degree(settings, members),
-            threshold=settings.sharing_threshold,
-        )
+        bound = self.leak(settings, members)
         if policy.graph_security and bound * 2**policy.graph_security >= 1:
             raise refused(
                 f"k = {settings.neighbours} neighbours and threshold t = "
@@ -193,6 +265,20 @@ class PairwiseMaskTraits(Traits):
                 f"with a probability of up to {min(1.0, float(bound)):.2g}, this client allows "
                 f"2^-{policy.graph_security}; see find_graph_parameters"
             )
+
+    def leak(self, chosen: Settings | Resolved, members: int) -> Fraction:
+        """Where everybody is everybody's neighbour, nothing is left to chance."""
+        if not self.ring:
+            return Fraction(0)
+        parameters = chosen.parameters
+        absent = parameters.clients - members
+        return leak_bound(
+            clients=members,
+            privacy=parameters.privacy,
+            dropouts=max(0, parameters.dropouts - absent),
+            degree=self.degree(chosen, members),
+            threshold=chosen.threshold or parameters.survivors,
+        )
 
     def minimum(self, settings: Settings) -> int:
         """On a ring all N - D: that it stays connected was computed for D dropouts.
@@ -204,11 +290,11 @@ class PairwiseMaskTraits(Traits):
             return parameters.minimum
         return max(parameters.minimum, parameters.clients - parameters.dropouts)
 
-    def degree(self, settings: Settings, members: int) -> int:
+    def degree(self, chosen: Settings | Resolved, members: int) -> int:
         """On a ring k, and one more if k and the members are odd: no such graph exists."""
         if not self.ring:
             return members - 1
-        degree = min(settings.neighbours, members - 1)
+        degree = min(chosen.neighbours, members - 1)
         return degree + degree * members % 2
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
@@ -216,11 +302,29 @@ class PairwiseMaskTraits(Traits):
         neighbours = self.degree(settings, settings.parameters.clients)
         return {ShareKind.SHAMIR: Shares(neighbours, SHAMIR_SHARE_BYTES)}
 
+    def answer_bytes(self, settings: Settings, dropped: int) -> int:
+        """A survivor holds shares of its neighbours and of itself; some neighbours dropped."""
+        N = settings.parameters.clients
+        held = self.degree(settings, N) + 1
+        least, most = max(0, held - (N - dropped)), min(dropped, held - 1)
+        answers = (
+            UnmaskingShares(
+                of_seeds=bytes((held - dead) * SECRET_SHARE_BYTES),
+                of_keys=bytes(dead * SECRET_SHARE_BYTES),
+            )
+            for dead in range(least, most + 1)
+        )
+        return max(len(Codec(settings.field).encode(answer)) for answer in answers)
+
 
 class NoMaskTraits(Traits):
     """Plain summation: nothing is shared, nobody answers."""
 
-    def degree(self, settings: Settings, members: int) -> int:
+    def describe(self, settings: Settings) -> dict[str, Any]:
+        """It has none."""
+        return {}
+
+    def degree(self, chosen: Settings | Resolved, members: int) -> int:
         """Nobody has anything to share."""
         return 0
 
@@ -244,14 +348,18 @@ TRAITS: Final[dict[str, Traits]] = {
     traits.name: traits
     for traits in (
         CodedMaskTraits(
-            ProtocolName.LIGHTSECAGG, "LightSecAgg", buffered=True, share_modes=tuple(ShareMode)
+            ProtocolName.LIGHTSECAGG,
+            "LightSecAgg",
+            buffered=True,
+            share_modes=(ShareMode.SEEDED, ShareMode.PAPER),
         ),
-        PairwiseMaskTraits(ProtocolName.SECAGG, "SecAgg", key_count=2),
+        PairwiseMaskTraits(ProtocolName.SECAGG, "SecAgg", key_count=2, has_threshold=True),
         PairwiseMaskTraits(
             ProtocolName.SECAGG_PLUS,
             "SecAgg+",
             key_count=2,
             ring=True,
+            has_threshold=True,
             weakness="secagg+ in malicious-server mode is refused: the server picks the graph and "
             "could surround a client with colluders; use lightsecagg or secagg",
         ),
