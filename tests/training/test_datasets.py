@@ -489,6 +489,23 @@ def test_local_means_that_all_data_is_this_clients_own(tmp_path: Path) -> None:
         load_task(TaskConfig("npz", **settings)).client_data(0)
 
 
+@pytest.mark.parametrize("name", ["csv", "npz"])
+def test_with_local_data_the_server_needs_none_to_train_on(tmp_path: Path, name: str) -> None:
+    if name == "csv":
+        (tmp_path / "test.csv").write_text("a,label,b\n1,0,2\n3,1,4\n")
+    else:
+        np.savez(tmp_path / "data.npz", x_test=np.zeros((2, 2), np.float32), y_test=[0, 1])
+    settings: dict[str, Any] = {"data_dir": tmp_path, "classes": 3}
+    task: Any = load_task(TaskConfig(name, partition="local", **settings))
+    model = task.model()
+    assert (model.layers[0].in_features, model.layers[-1].out_features) == (2, 3)
+    assert len(task.test_data()) == 2
+    with pytest.raises(ConfigurationError, match=r"client 0 has 0 example"):
+        local_update(task, 0, initial_model(task))
+    with pytest.raises(ConfigurationError, match="train"):
+        load_task(TaskConfig(name, **settings)).model()
+
+
 def test_samples_per_client_is_a_limit() -> None:
     task: Any = load_task(TaskConfig("digits", clients=4, samples_per_client=11))
     assert [len(task.client_data(client)) for client in range(4)] == [11] * 4

@@ -21,6 +21,7 @@ COMMANDS = {
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
     "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
+    "model": ("lightsecagg.cli.model", "Take the trained model out of a federation."),
     "plan": ("lightsecagg.cli.plan", "Forecast what a federation will cost, and choose U."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
     "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),

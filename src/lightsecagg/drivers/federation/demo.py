@@ -48,6 +48,7 @@ from lightsecagg.drivers.federation.config import (
     load_config,
 )
 from lightsecagg.drivers.federation.jobs import VectorServer
+from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import make_settings
 from lightsecagg.errors import (
@@ -223,7 +224,7 @@ def run_demo(
         max_abs_difference=difference,
         quantisation_bound=bound,
         matches=matches,
-        model=_final_model(made.server.parent / "state" / "models"),
+        model=read_model(made.server.parent / "state")[1],
         seconds=time.monotonic() - started,
     )
 
@@ -494,13 +495,6 @@ def _compare(records: list[dict[str, Any]], trace: Path) -> tuple[float, float, 
         worst, bound = max(worst, difference), max(bound, allowed)
         matches = matches and difference <= allowed and samples == record["samples"]
     return worst, bound, matches
-
-
-def _final_model(folder: Path) -> NDArray[np.float32]:
-    latest = max(folder.glob("*.npz"), key=lambda path: int(path.stem))
-    with np.load(latest, allow_pickle=False) as stored:
-        model: NDArray[np.float32] = stored["model"]
-    return model
 
 
 def _read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -22,6 +22,7 @@ from lightsecagg.errors import ConfigurationError, JournalError
 from lightsecagg.foreign import reading
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
+from lightsecagg.training.config import LocalConfig, TaskConfig
 
 Reals = NDArray[np.float64]
 
@@ -80,6 +81,9 @@ def make_client_job(
     if (training is None) == (vectors is None):
         raise ConfigurationError("configure exactly one of [training] and [vectors]")
     if training is not None:
+        # Refused here, before a connection is made, and not in every round.
+        task_of(training)
+        _build(LocalConfig, "local", training.local)
         return TrainingClient(training, client, secret)
     assert vectors is not None  # noqa: S101
     return VectorClient(vectors)
@@ -179,8 +183,8 @@ class TrainingServer:
         from lightsecagg import training
 
         self._training = training
-        self._task = training.load_task(_build(training.TaskConfig, "task", table.task))
-        self._local = _build(training.LocalConfig, "local", table.local)
+        self._task = training.load_task(task_of(table))
+        self._local = _build(LocalConfig, "local", table.local)
         self._optimizer = training.ServerOptimizer(
             _build(training.ServerConfig, "server", table.server),
             training.model_layout(self._task),
@@ -238,8 +242,8 @@ class TrainingClient:
         """Local training from the global model; the same model gives the same update (S42)."""
         from lightsecagg import training
 
-        config = _build(training.TaskConfig, "task", self.table.task)
-        local = _build(training.LocalConfig, "local", self.table.local)
+        config = task_of(self.table)
+        local = _build(LocalConfig, "local", self.table.local)
         update = training.local_update(
             config,
             self.client,
@@ -256,6 +260,12 @@ def _check_checkpoint(found: int, expected: int) -> None:
             f"the checkpoint has {found} entries, the configured task {expected}; "
             "use the old configuration or another state folder"
         )
+
+
+def task_of(table: TrainingTable) -> TaskConfig:
+    """What is trained, by the table [training.task]."""
+    config: TaskConfig = _build(TaskConfig, "task", table.task)
+    return config
 
 
 def _build(kind: Any, name: str, values: dict[str, Any]) -> Any:

@@ -42,9 +42,9 @@ def read_dataset(config: TaskConfig) -> Dataset:
         case "folder":
             dataset = read_image_folder(data_dir, config.image_size)
         case "npz":
-            dataset = read_npz(data_dir, config.classes)
+            dataset = read_npz(data_dir, config.classes, server_too=config.partition == "local")
         case "csv":
-            dataset = read_csv(data_dir, config.classes)
+            dataset = read_csv(data_dir, config.classes, server_too=config.partition == "local")
         case unknown:
             raise ParameterError(f"there is no data set {unknown!r}; see {', '.join(DATASETS)}")
     if config.writer_ids is None:

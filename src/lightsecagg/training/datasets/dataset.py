@@ -37,7 +37,7 @@ class Dataset:
     name: str
     """For messages."""
     train_inputs: Inputs = field(repr=False)
-    """Bytes (scaled on use) or finite floats, one row per example."""
+    """Bytes (scaled on use) or finite floats, one row per example; none where nobody trains."""
     train_targets: Labels = field(repr=False)
     """Class numbers from 0."""
     test_inputs: Inputs = field(repr=False)
@@ -54,8 +54,8 @@ class Dataset:
     """Per channel, divides afterwards."""
 
     def __post_init__(self) -> None:
-        if not len(self.train_targets):
-            raise ConfigurationError(f"{self.name}: there is no training example")
+        if not len(self.train_targets) and not len(self.test_targets):
+            raise ConfigurationError(f"{self.name}: there is no example")
         for part, inputs, targets in (
             ("training", self.train_inputs, self.train_targets),
             ("test", self.test_inputs, self.test_targets),

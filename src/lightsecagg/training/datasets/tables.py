@@ -16,16 +16,23 @@ _NPZ = "data.npz with x_train, y_train and, as needed, x_test, y_test, users"
 _CSV = "train.csv and, to evaluate, test.csv: a header, a column label, numbers in all others"
 
 
-def read_npz(data_dir: Path | None, classes: int | None) -> Dataset:
-    """`data_dir` is the npz file or the folder of `data.npz`; bytes are scaled, floats are not."""
+def read_npz(data_dir: Path | None, classes: int | None, *, server_too: bool = False) -> Dataset:
+    """`data_dir` is the npz file or the folder of `data.npz`; bytes are scaled, floats are not.
+
+    `server_too`: it may be a server's, which has no examples to train on.
+    """
     root = data_folder("npz", data_dir, _NPZ)
     path = root if root.is_file() else find_file("npz", [root], ["data.npz"], _NPZ)
     arrays = load_arrays(path)
+    if server_too and "x_train" not in arrays and {"x_test", "y_test"} <= set(arrays):
+        arrays |= {"x_train": arrays["x_test"][:0], "y_train": arrays["y_test"][:0]}
     for required in ("x_train", "y_train"):
         if required not in arrays:
             raise ConfigurationError(f"npz: {path} has no array {required!r}; it must be {_NPZ}")
     inputs = _examples(arrays["x_train"], path)
     targets = as_labels(arrays["y_train"], f"{path}, y_train")
+    if not len(targets) and not server_too:
+        raise ConfigurationError(f"npz: {path} has no training example")
     test_inputs, test_targets = inputs[:0], targets[:0]
     if "x_test" in arrays and "y_test" in arrays:
         test_inputs = _examples(arrays["x_test"], path)
@@ -34,12 +41,16 @@ def read_npz(data_dir: Path | None, classes: int | None) -> Dataset:
     return _dataset("npz", inputs, targets, test_inputs, test_targets, classes, groups)
 
 
-def read_csv(data_dir: Path | None, classes: int | None) -> Dataset:
+def read_csv(data_dir: Path | None, classes: int | None, *, server_too: bool = False) -> Dataset:
     """Columns `label` and, for the natural partition, `user` are whole numbers; the rest features.
 
-    Features are used as they are: scale them alike on every client.
+    Features are used as they are: scale them alike on every client. `server_too`: the folder may be
+    a server's, which has no examples to train on.
     """
     root = data_folder("csv", data_dir, _CSV)
+    if server_too and not (root / "train.csv").is_file() and (root / "test.csv").is_file():
+        _, inputs, targets, _ = _read_table(root / "test.csv")
+        return _dataset("csv", inputs[:0], targets[:0], inputs, targets, classes, None)
     train = find_file("csv", [root], ["train.csv"], _CSV)
     columns, inputs, targets, groups = _read_table(train)
     if not len(targets):

@@ -1,0 +1,63 @@
+"""The models in a server's state folder, read from outside, while it runs or afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightsecagg.drivers.federation.config import ServerConfig
+from lightsecagg.drivers.federation.jobs import task_of
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.foreign import reading
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    rounds: int
+    """Rounds after which the model is this one."""
+    parameters: int
+    """Numbers that were federated."""
+
+
+def export_model(
+    config: ServerConfig, state: Path, out: Path, completed: int | None = None
+) -> Exported:
+    """Write the model after `completed` rounds (the latest, if left out) as a state dict."""
+    from lightsecagg import training
+
+    if config.training is None:
+        raise ConfigurationError(
+            "this federation sums vectors and has no model; [vectors] output names its result"
+        )
+    task = training.load_task(task_of(config.training))
+    rounds, vector = read_model(state, completed)
+    size = training.model_layout(task).size
+    if vector.size != size:
+        raise ConfigurationError(
+            f"the model in {state} has {vector.size:,} numbers, the task {task.config.task} "
+            f"{size:,}: is the configuration the one that it was trained with?"
+        )
+    training.save_state(training.state_dict(task, vector, seed=config.training.seed), out)
+    return Exported(rounds, vector.size)
+
+
+def read_model(state: Path, completed: int | None = None) -> tuple[int, NDArray[np.float32]]:
+    """The rounds done, and the vector of the model after them."""
+    found = {int(path.stem): path for path in (state / "models").glob("*.npz")}
+    if not found:
+        raise ConfigurationError(
+            f"{state} holds no model: has a round been completed, and is it the state folder?"
+        )
+    rounds = max(found) if completed is None else completed
+    if rounds not in found:
+        kept = ", ".join(map(str, sorted(found)))
+        raise ConfigurationError(f"no model after {rounds} rounds is kept; there are: {kept}")
+    path = found[rounds]
+    with reading(path, "a checkpoint"), np.load(path, allow_pickle=False) as stored:
+        model: NDArray[np.float32] = stored["model"]
+    return rounds, model
