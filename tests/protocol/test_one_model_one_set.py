@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from async_driver import AsyncFederation, model_of
 from driver import HONEST, MALICIOUS, Federation, Network
 
+from lightsecagg.drivers.local import Wire
 from lightsecagg.errors import (
     LightSecAggError,
     MaskAlreadyUsed,
@@ -24,9 +26,11 @@ from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
+from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer, BufferAggregate
 from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer, BufferSignature, Opening
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
+from lightsecagg.protocol.wire import Codec
 
 MODEL = hash_model(b"the model of these tests")
 UPDATE = Update(np.linspace(-1.0, 1.0, 9))
@@ -410,3 +414,69 @@ def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old
     assert newer.ledger is fed.clients[5].ledger
     with pytest.raises(LightSecAggError, match="client 0's update"):
         newer.ledger.check_buffer([(0, model_of(9))])
+
+
+class Forgetful(Ledger):
+    """Trusts that the signers of a buffer know of every epoch."""
+
+    def check_epoch(self, model: bytes) -> None:
+        pass
+
+
+class Epoch(Wire):
+    """Six of ten clients, and a server that can do without the signatures of two."""
+
+    server: AsyncLightSecAggServer
+    clients: dict[int, AsyncLightSecAggClient]
+
+    def __init__(self, number: int, ten: AsyncFederation, members: Iterable[int]) -> None:
+        six = AsyncFederation(6, dropouts=2, buffer_size=3, threat_model=MALICIOUS)
+        settings = replace(six.settings, round=number, allow_list=ten.allow_list.digest)
+        server = AsyncLightSecAggServer(settings, ten.allow_list, 3, members)
+        clients = {
+            i: AsyncLightSecAggClient(i, ten.keys[i], ten.policy, ten.clients[i].ledger)
+            for i in members
+        }
+        super().__init__(server, clients, Codec(settings.field))
+        self.quantizer, self.result = settings.quantizer, np.empty(0)
+
+    def output(self, party: int, output: object) -> None:
+        if isinstance(output, BufferAggregate):
+            self.result = self.quantizer.dequantise(output.total, output.weights[0])
+
+    def sum(self, updates: dict[int, Any], silent: Iterable[int]) -> Any:
+        """Of updates from one model, whatever these owners would say about it."""
+        self.server.publish(MODEL)
+        self.call(SERVER, self.server.start)
+        self.settle()
+        for client, party in self.clients.items():
+            self.call(client, party.restock)
+        self.settle()
+        for client in silent:
+            self.call(SERVER, partial(self.server.drop, client))
+        for owner, vector in updates.items():
+            self.call(owner, partial(self.clients[owner].set_input, Update(vector), 0, MODEL))
+        self.settle()
+        return self.result
+
+
+def test_S42_attack_two_epochs_whose_signers_have_never_met() -> None:
+    """Owners are few and signers many: another epoch has others, who know of no earlier sum."""
+    victim, colluder, crowd = 2, 3, (0, 1)
+    for ledger in (Forgetful, Ledger):
+        ten = AsyncFederation(10, buffer_size=3, threat_model=MALICIOUS)
+        for party in ten.clients.values():
+            party.ledger = ledger()
+        vectors = {owner: ten.unique_vector() for owner in (*crowd, victim, colluder)}
+        again = {owner: np.clip(vectors[owner] + 1, -1000, 1000) for owner in crowd}
+        first = Epoch(1, ten, (*crowd, victim, 4, 5, 6)).sum(
+            {owner: vectors[owner] for owner in (*crowd, victim)}, silent=crowd
+        )
+        second = Epoch(2, ten, (*crowd, colluder, 7, 8, 9))
+        attack = partial(second.sum, {**again, colluder: vectors[colluder]}, silent=crowd)
+        if ledger is Ledger:
+            with pytest.raises(MaskAlreadyUsed, match="in an earlier epoch"):
+                attack()
+            continue
+        difference = first - attack() + vectors[colluder]
+        assert np.abs(difference - vectors[victim]).max() <= len(crowd)

@@ -46,6 +46,8 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
     """Hash of the one set that was consented to; empty before."""
     spent: bytes = b""
     """Fingerprint of the update that was consented to; empty before."""
+    epoch: int = -1
+    """The round, or epoch of the asynchronous mode, of the latest upload."""
 
 
 class _Entries(msgspec.Struct, forbid_unknown_fields=True):
@@ -187,6 +189,7 @@ class Ledger:
         """An update trained from `model` leaves this client."""
         entry = self._entries.models.setdefault(model.hex(), _Model())
         entry.uploads += 1
+        entry.epoch = self._entries.last_round
         if model != NO_MODEL:
             entry.commitment = commitment
 
@@ -227,6 +230,21 @@ class Ledger:
         For the client's operator alone: what the lost ledger remembered may be repeated.
         """
         self._entries.last_round = max(self._entries.last_round, number)
+
+    def check_epoch(self, model: bytes) -> None:
+        """Refuse to upload from a model that this client has uploaded from in another epoch (S42).
+
+        Within an epoch two quorums share an honest signer, who sums one update of an owner and a
+        model. Another epoch may have other signers, who know nothing of it.
+        """
+        entry = self._model(model)
+        if entry.uploads and entry.epoch != self._entries.last_round:
+            raise MaskAlreadyUsed(
+                f"this client has uploaded an update from global model {model.hex()[:16]}... in an "
+                f"earlier epoch, {entry.epoch}: its peers in this one cannot know whether it was "
+                f"summed, and two sums over different clients would reveal single updates; train "
+                f"from a newer model; {_WAY_OUT}"
+            )
 
     def check_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
         """Refuse a buffer with an owner's second update from one model; (owner, model) each."""

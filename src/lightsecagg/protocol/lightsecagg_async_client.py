@@ -13,7 +13,8 @@ on four things go on at once:
   the shares: the answer is computed and the shares are forgotten in the same step in which the
   buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
   With the shares it burns (owner, model): of one owner and one model, whatever versions the
-  server gives it, one update is summed and no other (S42).
+  server gives it, one update is summed and no other (S42). Signers know of their own epoch only,
+  so an owner uploads from one model in one epoch.
 
 A failed buffer is never formed again: its masks are burnt. A client that crashed has lost its
 shares and joins the next epoch. An update is spent when it is uploaded, because its buffer may be
@@ -230,6 +231,7 @@ class AsyncLightSecAggClient:
         fingerprint = self.ledger.fingerprint(update)
         self.ledger.check_unspent(fingerprint)
         self.ledger.check_attempts(model, self._policy.max_attempts)
+        self.ledger.check_epoch(model)
         if version < 0 or self._models.get(version, model) != model:
             raise RemoteProtocolError(
                 f"the server gave this client two different models of version {version}, or "
