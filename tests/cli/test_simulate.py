@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightsecagg.cli.main import main
-from lightsecagg.drivers.simulation import memory
+from lightsecagg.drivers import footprint
 from lightsecagg.field import kernels
 
 PHASES = ["advertise", "share", "upload", "agree", "recover"]
@@ -223,7 +223,7 @@ def test_what_a_user_can_get_wrong_is_named(
 def test_a_run_that_would_not_fit_is_refused_with_a_forecast(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 2 * 10**9)
+    monkeypatch.setattr(footprint, "available_memory", lambda: 2 * 10**9)
     large = ["--clients", "200", "--privacy", "100", "--dropouts", "60", "--dim", "1206590"]
     code, _, err = terminal.run(*large)
     assert code == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Drop, Faults
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import simulate_round

@@ -9,10 +9,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.drivers.cohort import Cohort, describe_leak
+from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.drivers.local import run_round
-from lightsecagg.drivers.simulation.cohort import Cohort
-from lightsecagg.drivers.simulation.memory import check_memory
-from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.errors import Aborted, InputRefused, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
@@ -73,9 +72,9 @@ def aggregate(
     if not given:
         raise ParameterError("there is nothing to aggregate: no client has a vector")
     layout = _Layout(next(iter(given.values())))
-    scenario = Scenario(
-        protocol=traits_of(protocol).name,
-        parameters=Parameters(
+    traits = traits_of(protocol)
+    chosen = traits.resolve(
+        Parameters(
             clients=len(vectors),
             privacy=privacy,
             dropouts=dropouts,
@@ -84,13 +83,11 @@ def aggregate(
             share_mode=cast(ShareMode, share_mode),
             modulus=modulus,
         ),
-        dimension=layout.size,
-        bound=bound,
-        neighbours=neighbours,
-        threshold=threshold,
+        neighbours,
+        threshold,
     )
-    if scenario.is_insecure:
-        raise ParameterError(scenario.warnings()[0])
+    if insecurity := describe_leak(traits, chosen):
+        raise ParameterError(insecurity)
     samples = _check_weights(weights, len(vectors))
     quantizer = Quantizer(
         PrimeField(modulus), bound, len(vectors), max(samples), weighted=weights is not None
@@ -99,8 +96,8 @@ def aggregate(
         client: _update(layout, quantizer, client, arrays, samples[client], clip)
         for client, arrays in given.items()
     }
-    parameters, *graph = scenario.resolved()
-    cohort = Cohort(scenario.protocol, parameters, quantizer, layout.size, *graph)
+    parameters, *graph = chosen
+    cohort = Cohort(traits.name, parameters, quantizer, layout.size, *graph)
     settings = cohort.next_round()
     check_memory(settings)
     clients = {client: cohort.client(client, settings) for client in cohort.clients}

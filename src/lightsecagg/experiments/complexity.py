@@ -12,7 +12,7 @@ from math import ceil, comb, log2
 
 import numpy as np
 
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
 from lightsecagg.errors import Aborted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Drop, Faults, Moment, choose_faults
 from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_round
 

@@ -20,9 +20,9 @@ import numpy as np
 from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH
+from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.async_federation import Flush
-from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import PHASE_OF, MeteredWire
 from lightsecagg.drivers.simulation.recording import quantised
 from lightsecagg.drivers.simulation.workload import Vector

@@ -16,7 +16,7 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.simulation.synchronous import simulate_round
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode

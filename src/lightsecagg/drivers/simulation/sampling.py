@@ -25,7 +25,7 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.mask_encoding import seeded_positions

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightsecagg.drivers.simulation.cohort import Cohort
+from lightsecagg.drivers.cohort import Cohort, describe_leak
+from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.drivers.simulation.faults import Drop, choose_faults
-from lightsecagg.drivers.simulation.memory import check_memory
 from lightsecagg.drivers.simulation.metering import PhaseLoads
 from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, simulate_round
 from lightsecagg.errors import ParameterError
@@ -82,36 +82,22 @@ class Scenario:
             self.dimension,
             neighbours,
             threshold,
-            graph_security=0 if self.is_insecure else SIGMA,
+            graph_security=0 if self.insecurity else SIGMA,
         )
 
     def resolved(self) -> Resolved:
         """The parameters that this protocol knows: of SecAgg, the threshold t instead of U."""
         return self.traits.resolve(self.parameters, self.neighbours, self.threshold)
 
-    def leak_probability(self) -> float:
-        """A bound on the probability that the random graph leaves somebody unprotected."""
-        bound = self.traits.leak(self.resolved(), self.parameters.clients)
-        return min(1.0, float(bound))
-
     @property
-    def is_insecure(self) -> bool:
-        """Whether real clients would refuse these parameters."""
-        return self.leak_probability() >= 2.0**-SIGMA
+    def insecurity(self) -> str:
+        """Why real clients would refuse these parameters; empty if they would not."""
+        return describe_leak(self.traits, self.resolved())
 
     def warnings(self) -> list[str]:
         """What must be said beside every figure of this scenario."""
-        said = []
-        if not self.traits.protected:
-            said.append("no protection: the server sees every update")
-        if self.is_insecure:
-            _, neighbours, threshold = self.resolved()
-            probability = self.leak_probability()
-            said.append(
-                f"insecure parameters: with k = {neighbours} and t = {threshold} somebody is left "
-                f"unprotected with a probability of up to {probability:.2g} (allowed: 2^-{SIGMA})"
-            )
-        return said
+        exposed = "" if self.traits.protected else "no protection: the server sees every update"
+        return [said for said in (exposed, self.insecurity) if said]
 
     def input(self, round_: int, client: int) -> Update:
         """A client's update: uniform in [-1, 1), the same whenever it is asked for."""

@@ -20,8 +20,8 @@ from functools import partial
 
 import numpy as np
 
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.local import Packet
-from lightsecagg.drivers.simulation.cohort import Cohort
 from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire
 from lightsecagg.drivers.simulation.recording import quantised

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightsecagg.drivers.simulation import memory
+from lightsecagg.drivers import footprint
 from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
 from lightsecagg.drivers.simulation.scenario import Scenario
 from lightsecagg.errors import ConfigurationError
@@ -27,32 +27,32 @@ def settings(
 
 
 def test_the_main_case_fits_in_8_GB() -> None:
-    seeded = memory.forecast(settings(Parameters(200, 100, 60, 140), 1_206_590))
+    seeded = footprint.forecast(settings(Parameters(200, 100, 60, 140), 1_206_590))
     assert seeded.vectors == 200 * 4 * 1_206_590
     assert seeded.shares == 200 * 60 * 4 * 30_165
     assert 2.4e9 < seeded.total < 8e9
     paper = Parameters(200, 100, 60, 140, share_mode=ShareMode.PAPER)
-    assert memory.forecast(settings(paper, 1_206_590)).shares == 200 * 200 * 4 * 30_165
+    assert footprint.forecast(settings(paper, 1_206_590)).shares == 200 * 200 * 4 * 30_165
 
 
 def test_a_round_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = settings(Parameters(8, 2, 2), 10_000_000)
-    needed = memory.forecast(wanted).total
-    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
+    needed = footprint.forecast(wanted).total
+    monkeypatch.setattr(footprint, "available_memory", lambda: needed - 1)
     with pytest.raises(ConfigurationError, match=r"N = 8 and d = 10000000 would need about"):
-        memory.check_memory(wanted)
-    monkeypatch.setattr(memory, "available_memory", lambda: needed)
-    memory.check_memory(wanted)
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
-    memory.check_memory(wanted)
+        footprint.check_memory(wanted)
+    monkeypatch.setattr(footprint, "available_memory", lambda: needed)
+    footprint.check_memory(wanted)
+    monkeypatch.setattr(footprint, "available_memory", lambda: None)
+    footprint.check_memory(wanted)
 
 
 def test_the_asynchronous_mode_counts_every_mask_and_has_its_own_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parameters = Parameters(8, 2, 2)
-    once = memory.forecast(settings(parameters, 1_000_000))
-    thrice = memory.forecast(settings(parameters, 1_000_000), masks=3)
+    once = footprint.forecast(settings(parameters, 1_000_000))
+    thrice = footprint.forecast(settings(parameters, 1_000_000), masks=3)
     for name in ("vectors", "shares", "messages"):
         assert getattr(thrice, name) == 3 * getattr(once, name)
     config = AsyncConfig(
@@ -62,14 +62,14 @@ def test_the_asynchronous_mode_counts_every_mask_and_has_its_own_advice(
         dimension=1_000_000,
         buffer_size=4,
     )
-    monkeypatch.setattr(memory, "available_memory", lambda: once.total)
+    monkeypatch.setattr(footprint, "available_memory", lambda: once.total)
     with pytest.raises(ConfigurationError, match="--stock"):
         ProtectedFederation(config, np.random.default_rng(0))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="the system does not say")
 def test_the_available_memory_is_known_on_linux() -> None:
-    available = memory.available_memory()
+    available = footprint.available_memory()
     assert available is not None
     assert 10**8 < available < 10**14
 
@@ -80,7 +80,7 @@ def test_the_forecast_is_an_honest_upper_bound(share_mode: ShareMode) -> None:
     """A real run stays below it, and comes near enough for it to mean something."""
     code = (
         "import re\n"
-        "from lightsecagg.drivers.simulation.memory import forecast\n"
+        "from lightsecagg.drivers.footprint import forecast\n"
         "from lightsecagg.drivers.simulation.scenario import Scenario, run\n"
         "from lightsecagg.params import Parameters\n"
         "from lightsecagg.protocol.settings import ProtocolName\n"

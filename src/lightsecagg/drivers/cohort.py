@@ -1,4 +1,4 @@
-"""N simulated clients with their identities and ledgers, which they keep from round to round."""
+"""N clients in one process, with the identities and ledgers that they keep from round to round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import ClientParty, ServerParty
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.registry import client_party, server_party
+from lightsecagg.protocol.schemes.traits import Resolved, Traits
 from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
 
 
+def describe_leak(traits: Traits, chosen: Resolved) -> str:
+    """Why real clients would refuse these parameters for their graph; empty if they would not."""
+    probability = min(1.0, float(traits.leak(chosen, chosen.parameters.clients)))
+    if probability < 2.0**-SIGMA:
+        return ""
+    return (
+        f"insecure parameters: with k = {chosen.neighbours} and t = {chosen.threshold} somebody is "
+        f"left unprotected with a probability of up to {probability:.2g} (allowed: 2^-{SIGMA})"
+    )
+
+
 class Cohort:
-    """The clients of one simulated federation; their ids are 0, ..., N - 1."""
+    """The clients of one federation; their ids are 0, ..., N - 1."""
 
     def __init__(
         self,
