@@ -34,7 +34,6 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import (
     CryptoError,
     DecodeError,
-    InputRefused,
     LocalProtocolError,
     MaskAlreadyUsed,
     ParameterError,
@@ -71,13 +70,14 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate
+from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
-from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Buffering, Policy, Settings
-from lightsecagg.protocol.share_exchange import Share, open_share, seal_share
+from lightsecagg.protocol.share_exchange import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +199,7 @@ class AsyncLightSecAggClient:
             mask = scheme.prepare(serial, private, self._entropy)
             self._stock[serial] = mask.secret
             self._keep(self.client, serial, mask.own)
-            outputs += [
-                Send(
-                    SERVER,
-                    seal_share(scheme.round, keys[0], self.client, share, serial, self._entropy),
-                )
-                for share in mask.outgoing
-            ]
+            outputs += send_shares(scheme, keys[0], mask, serial, self._entropy)
         return outputs
 
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
@@ -220,14 +214,9 @@ class AsyncLightSecAggClient:
         """
         scheme, _ = self._registered()
         settings = scheme.settings
-        if update.vector.shape != (settings.dimension,):
-            raise InputRefused(
-                f"the update has shape {update.vector.shape}, this epoch sums vectors of "
-                f"{settings.dimension} entries"
-            )
+        check_input(settings, update)
         if not self._stock:
             raise LocalProtocolError("no shared mask is ready; call restock first")
-        settings.quantizer.check(update.vector, update.samples)
         fingerprint = self.ledger.fingerprint(update)
         self.ledger.check_unspent(fingerprint)
         self.ledger.check_attempts(model, self._policy.max_attempts)
@@ -239,12 +228,8 @@ class AsyncLightSecAggClient:
             )
         serial = min(self._stock)
         commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
-        masked = settings.quantizer.quantise_and_mask(
-            update.vector,
-            uniform_words(update.vector.size, self.ledger.rounding_seed(model, commitment)),
-            scheme.mask(self._stock.pop(serial), scheme.round.members),
-            update.samples,
-        )
+        mask = scheme.mask(self._stock.pop(serial), scheme.round.members)
+        masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
         self._outstanding.add(serial)
         self._models[version] = model
         self.ledger.count_upload(model)
@@ -354,24 +339,18 @@ class AsyncLightSecAggClient:
         scheme, owner, serial = self._scheme, message.owner, message.serial
         if scheme is None:
             raise RemoteProtocolError("a share arrived before the roster")
-        if message.recipient != self.client or owner not in scheme.peers:
-            raise RemoteProtocolError(
-                f"a share from client {owner} to client {message.recipient} is not for "
-                f"client {self.client}"
-            )
+        check_address(scheme, message)
         if serial <= self._last_serial.get(owner, -1):
             raise RemoteProtocolError(
                 f"share {serial} of client {owner} is refused: serials only increase and "
                 f"{self._last_serial[owner]} was seen; a used share must not come back"
             )
         try:
-            scheme.admit(message.kind, message.length)
-            plaintext = open_share(scheme.round, self._keys[0], self.client, message)
-            scheme.check(message.kind, plaintext)
+            share = open_peer_share(scheme, self._keys[0], message)
         except CryptoError as error:
             self.refused_shares[owner] = f"share {serial}: {error}"
             return []
-        self._keep(owner, serial, (message.kind.value, plaintext))
+        self._keep(owner, serial, share)
         return []
 
     def _on_dropped(self, message: UploadDropped) -> list[Output]:

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
-    CryptoError,
     LocalProtocolError,
     ParameterError,
     RecoveryError,
@@ -65,6 +64,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.roles.registration import Registration
+from lightsecagg.protocol.roles.relay import Relay
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
 from lightsecagg.protocol.settings import AllowList, Buffering, Settings
 
@@ -151,9 +151,8 @@ class AsyncLightSecAggServer:
         self._roster: Roster | None = None
         self._scheme: ServerScheme | None = None
         self._models: dict[int, bytes] = {}  # version -> hash
-        self._bundles: dict[int, tuple[int, dict[int, SealedShare]]] = {}  # owner -> the one begun
+        self._relay: Relay | None = None
         self._shared: dict[int, dict[int, int]] = {}  # owner -> serial -> time; unused masks only
-        self._last_shared: dict[int, int] = {}
         self._last_tag: dict[int, Tag] = {}
         self._accepted: dict[bytes, set[int]] = {}  # model -> owners; clients sum no second one
         self._mailbox: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
@@ -244,10 +243,10 @@ class AsyncLightSecAggServer:
         self._offline.discard(client)
         if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
             return [Send(client, Opening(self.settings.to_bytes()))]
-        if self._roster is None or not self._is_member(client):
+        if self._roster is None or self._relay is None or not self._is_member(client):
             return []
         messages: list[Message] = []
-        if client not in self._bundles:  # it has shared nothing: perhaps it lacks the roster
+        if not self._relay.has_begun(client):  # it has shared nothing: perhaps it lacks the roster
             messages.append(self._roster)
         missed = self._mailbox.pop(client, {})
         if self._buffer is not None:
@@ -328,39 +327,23 @@ class AsyncLightSecAggServer:
             return [*(Send(c, AbortRound(reason)) for c in invited), RoundAborted(reason)]
         self._roster = roster = self._registration.make_roster(self._entropy)
         self._scheme = self._registration.scheme(roster, self._entropy)
+        self._relay = Relay(self._scheme)
         self.phase = Phase.UPLOAD
         return [*self._registration.announce(roster)]
 
     # -- stock -------------------------------------------------------------------------------
 
     def _on_share(self, sender: int, message: SealedShare) -> list[AsyncOutput]:
-        assert self._scheme is not None  # noqa: S101 - a member's message
-        if message.owner != sender or not self._scheme.are_peers(sender, message.recipient):
-            raise RemoteProtocolError(
-                f"client {sender} sent a share from {message.owner} to {message.recipient}"
-            )
-        serial, bundle = self._bundles.get(sender, (-1, {}))
-        if message.serial < serial or message.serial <= self._last_shared.get(sender, -1):
+        assert self._relay is not None  # noqa: S101 - a member's message
+        shares = self._relay.take(sender, message)
+        if shares is None:
             return self._ignore(message)
-        try:
-            self._scheme.admit(message.kind, message.length)
-        except CryptoError as error:
-            raise RemoteProtocolError(f"share of client {sender} refused: {error}") from error
-        if message.serial > serial:
-            # Masks are shared one after the other: one that is incomplete now is lost.
-            bundle = {}
-            self._bundles[sender] = (message.serial, bundle)
-        if message.recipient in bundle:
-            return self._ignore(message)
-        bundle[message.recipient] = message
-        if len(bundle) < self.settings.degree(len(self._members)):
+        if not shares:
             return []
-        self._bundles[sender] = (message.serial, {})
-        self._last_shared[sender] = message.serial
         self._shared.setdefault(sender, {})[message.serial] = self.time
         outputs = self._drop_pushed_out(sender)
-        for recipient, share in bundle.items():
-            outputs += self._deliver(recipient, MaskRef(sender, message.serial), share)
+        for share in shares:
+            outputs += self._deliver(share.recipient, MaskRef(sender, message.serial), share)
         return outputs
 
     def _deliver(

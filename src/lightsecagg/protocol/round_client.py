@@ -37,7 +37,6 @@ from lightsecagg.errors import (
     CryptoError,
     DecodeError,
     FieldError,
-    InputRefused,
     LocalProtocolError,
     MaskAlreadyUsed,
     ParameterError,
@@ -70,13 +69,14 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
+from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
 from lightsecagg.protocol.roster import Round, fix_round
-from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import Policy, Settings
-from lightsecagg.protocol.share_exchange import Share, open_share, seal_share
+from lightsecagg.protocol.share_exchange import Share
 from lightsecagg.protocol.wire import Codec
 
 
@@ -273,13 +273,7 @@ class RoundClient:
             )
         self._check_newest_round()
         settings = self._settings(state.settings)
-        if update.vector.shape != (settings.dimension,):
-            raise InputRefused(
-                f"the update has shape {update.vector.shape}, this round sums vectors of "
-                f"{settings.dimension} entries"
-            )
-        # Refuse NaN and over-range entries now: a failure at upload time would be the server's.
-        settings.quantizer.check(update.vector, update.samples)
+        check_input(settings, update)  # now: a failure at upload time would be the server's
         self.ledger.check_update(settings.model, *self._committed(settings, update))
         vector = np.ascontiguousarray(update.vector)
         pending = (vector.dtype.str, vector.tobytes(), update.samples)
@@ -409,10 +403,7 @@ class RoundClient:
         )
         mask = scheme.prepare(0, state.private_keys, self._entropy)
         key = AgreementKey(state.private_keys[0])
-        outputs: list[Output] = [
-            Send(SERVER, seal_share(scheme.round, key, self.client, share, entropy=self._entropy))
-            for share in mask.outgoing
-        ]
+        outputs = send_shares(scheme, key, mask, 0, self._entropy)
         self._scheme_cache, self._key_cache = scheme, key
         self.state = Sharing(
             settings=state.settings,
@@ -440,24 +431,17 @@ class RoundClient:
         scheme = self._scheme(state)
         if state.owners is not None:
             return self._on_late(message)
-        if message.recipient != self.client or message.owner not in scheme.peers:
-            raise RemoteProtocolError(
-                f"a share from client {message.owner} to client {message.recipient} "
-                f"is not for client {self.client}"
-            )
+        check_address(scheme, message)
         if message.owner in state.held:
             return self._on_late(message)
         try:
             if message.serial != 0:
                 raise CryptoError("a synchronous round has one mask per client, serial 0")
-            scheme.admit(message.kind, message.length)
-            plaintext = open_share(scheme.round, self._sealing_key(state), self.client, message)
-            scheme.check(message.kind, plaintext)
-        except (CryptoError, ParameterError) as error:
+            share = open_peer_share(scheme, self._sealing_key(state), message)
+        except CryptoError as error:
             self.refused_shares[message.owner] = str(error)
             return []
-        held = {**state.held, message.owner: (message.kind.value, plaintext)}
-        self.state = msgspec.structs.replace(state, held=held)
+        self.state = msgspec.structs.replace(state, held={**state.held, message.owner: share})
         return []
 
     def _on_shares_closed(self, message: SharesClosed) -> list[Output]:
@@ -491,11 +475,10 @@ class RoundClient:
         scheme = self._scheme(state)
         settings = scheme.settings
         dtype, data, samples = state.pending
-        vector = np.frombuffer(data, dtype=dtype)
-        fingerprint, commitment = self._committed(settings, Update(vector, samples))
-        words = uniform_words(vector.size, self.ledger.rounding_seed(settings.model, commitment))
-        mask = scheme.mask(state.secret, state.owners)
-        masked = settings.quantizer.quantise_and_mask(vector, words, mask, samples)
+        update = Update(np.frombuffer(data, dtype=dtype), samples)
+        fingerprint, commitment = self._committed(settings, update)
+        seed = self.ledger.rounding_seed(settings.model, commitment)
+        masked = hide(settings, update, seed, scheme.mask(state.secret, state.owners))
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(

@@ -30,7 +30,6 @@ import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
-    CryptoError,
     LocalProtocolError,
     ParameterError,
     RecoveryError,
@@ -58,6 +57,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
 from lightsecagg.protocol.roles.registration import Registration
+from lightsecagg.protocol.roles.relay import Relay
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import AllowList, Settings
@@ -100,7 +100,7 @@ class RoundServer:
         self._roster: Roster | None = None
         self._answer_type = scheme_of(settings.protocol).server.answer_type
         self._scheme_cache: ServerScheme | None = None
-        self._bundles: dict[int, dict[int, SealedShare]] = {}
+        self._relay: Relay | None = None
         self._complete: list[int] = []
         self._uploads = {} if uploads is None else uploads
         self._held: dict[int, frozenset[int]] = {}
@@ -319,40 +319,20 @@ class RoundServer:
             return abort
         self._roster = roster = self._registration.make_roster(self._entropy)
         self._scheme_cache = self._registration.scheme(roster, self._entropy)
-        self._bundles = {client: {} for client in self._members}
+        self._relay = Relay(self._scheme, single=True)
         self.phase = Phase.SHARE
         return [*self._registration.announce(roster)]
 
     def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
-        if sender not in self._bundles:
+        if self._relay is None or sender not in self._scheme.round.positions:
             raise RemoteProtocolError(f"client {sender} is not on the roster")
-        recipient = message.recipient
-        are_peers = self._scheme.are_peers(sender, recipient)
-        if message.owner != sender or not are_peers or message.serial:
-            raise RemoteProtocolError(
-                f"client {sender} sent a share from {message.owner} to {message.recipient}"
-            )
-        bundle = self._bundles[sender]
-        known = bundle.get(message.recipient)
-        if known is not None and known != message:
-            raise RemoteProtocolError(f"client {sender} sent two shares to {message.recipient}")
-        if known is not None or sender in self._complete:
-            return []
-        try:
-            self._scheme.admit(message.kind, message.length)
-        except CryptoError as error:
-            raise RemoteProtocolError(
-                f"client {sender} sent a share that is refused: {error}"
-            ) from error
-        bundle[message.recipient] = message
-        if len(bundle) < self.settings.degree(len(self._members)):
-            return []
-        self._complete.append(sender)
-        self._bundles[sender] = {}
-        return [Send(recipient, share) for recipient, share in bundle.items()]
+        shares = self._relay.take(sender, message)
+        if shares:
+            self._complete.append(sender)
+        return [Send(share.recipient, share) for share in shares or ()]
 
     def _close_share(self) -> list[Output]:
-        self._bundles = {}
+        self._relay = None
         if abort := self._too_few(len(self._complete), "shared their masks"):
             return abort
         self.phase = Phase.UPLOAD
@@ -503,7 +483,7 @@ class RoundServer:
         told = self._members or self._registration.invited
         self.phase = Phase.DONE
         self._masked_sum = None
-        self._bundles = {}
+        self._relay = None
         self._answers = {}
         for client in list(self._uploads):
             del self._uploads[client]

@@ -1,0 +1,39 @@
+"""A contributor: shares a mask ahead of time, and hides one update under it."""
+
+from __future__ import annotations
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import Entropy
+from lightsecagg.errors import InputRefused
+from lightsecagg.field.prime import Elements
+from lightsecagg.protocol.interface import SERVER, Send, Update
+from lightsecagg.protocol.rounding import uniform_words
+from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.share_exchange import seal_share
+
+
+def send_shares(
+    scheme: ClientScheme, key: AgreementKey, mask: PreparedMask, serial: int, entropy: Entropy
+) -> list[Send]:
+    """Seal a mask's shares for the peers, once."""
+    return [
+        Send(SERVER, seal_share(scheme.round, key, scheme.client, share, serial, entropy))
+        for share in mask.outgoing
+    ]
+
+
+def check_input(settings: Settings, update: Update) -> None:
+    """Refuse an update that could not be masked: its shape, NaN and over-range entries (S13)."""
+    if update.vector.shape != (settings.dimension,):
+        raise InputRefused(
+            f"the update has shape {update.vector.shape}, but vectors of {settings.dimension} "
+            "entries are summed"
+        )
+    settings.quantizer.check(update.vector, update.samples)
+
+
+def hide(settings: Settings, update: Update, rounding_seed: bytes, mask: Elements) -> Elements:
+    """The masked update; the seed decides the stochastic rounding (`Ledger.rounding_seed`)."""
+    words = uniform_words(update.vector.size, rounding_seed)
+    return settings.quantizer.quantise_and_mask(update.vector, words, mask, update.samples)
