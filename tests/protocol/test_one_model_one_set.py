@@ -22,7 +22,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
@@ -74,12 +74,12 @@ class FarApart(Rule):
 class Ours(Rule):
     """The ledger itself."""
 
-    def __init__(self) -> None:
-        self.ledger = Ledger()
+    def __init__(self, attempts: int = 2) -> None:
+        self.ledger, self.attempts = Ledger(), attempts
 
     def upload(self) -> bool:
         try:
-            self.ledger.check_attempts(MODEL, 2)
+            self.ledger.check_attempts(MODEL, self.attempts)
         except RemoteProtocolError:
             return False
         self.ledger.count_upload(MODEL, b"the one update")
@@ -201,6 +201,16 @@ def test_S42_control_the_same_search_breaks_the_weaker_rule() -> None:
         and obtained(family, family, honest, lambda: FarApart(privacy=0))
     ]
     assert ((0, 1), (0, 2), (1, 2)) in broken
+
+
+def test_S42_what_remains_two_clients_of_a_crowd_unless_each_uploads_once() -> None:
+    """T = 0: everybody of N = 7 (m = 4), then five of them (N = 5, m = 3), with other signers."""
+    family = ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4))
+    signers = ((3, 4, 5, 6), (0, 1, 2))
+    assert Parameters(7, 0, 3, threat_model=MALICIOUS).quorum == 4
+    assert Parameters(5, 0, 2, threat_model=MALICIOUS).quorum == 3
+    assert obtained(family, signers, range(7), Ours), "and the difference is that of 5 and 6"
+    assert not obtained(family, signers, range(7), lambda: Ours(attempts=1))
 
 
 # -- a round run again without one client, with real parties --------------------------------------

@@ -425,7 +425,8 @@ class Policy:
     epochs of the asynchronous mode."""
     minimum: int = 0
     """The fewest clients whose updates may be summed. T + 2 is always demanded; a client that
-    wants to hide in a larger crowd says so here."""
+    wants to hide in a larger crowd says so here, and takes `max_attempts` = 1: two sums from one
+    model may differ by fewer."""
     share_mode: ShareMode | None = None
     """LightSecAgg: how masks are shared. None takes either: seeded shares rest on AES as a
     pseudorandom generator, the paper's do not but cost more; neither is a stricter form of the
