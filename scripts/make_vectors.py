@@ -30,6 +30,7 @@ from lightsecagg.errors import LightSecAggError
 from lightsecagg.field import ntt
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks.checked_sharing import BLINDS, check_coefficients, commit, report_on_shares
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ThreatModel
 from lightsecagg.protocol import messages as m
@@ -89,6 +90,19 @@ def _share_expand(
 
 def _points(modulus: int, count: int) -> list[int]:
     return _ints(ntt.points(PrimeField(modulus), count))
+
+
+def _commit(secret: str) -> str:
+    return commit(bytes.fromhex(secret)).hex()
+
+
+def _report(secret: str, context: str, share: list[int], modulus: int) -> list[int]:
+    field, length = PrimeField(modulus), len(share) - BLINDS
+    coefficients = check_coefficients(
+        bytes.fromhex(secret), bytes.fromhex(context), length, modulus
+    )
+    elements = field.check(np.array(share, dtype=np.uint32))
+    return _ints(report_on_shares(field, [elements], coefficients)[0])
 
 
 def _ints(elements: Any) -> list[int]:
@@ -192,6 +206,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "prg.expand": _prg_expand,
     "share.expand": _share_expand,
     "code.points": _points,
+    "check.commit": _commit,
+    "check.report": _report,
     "context.hash": _context_hash,
     "context.settings": _settings_context,
     "context.allow_list": _allow_list_digest,
@@ -233,10 +249,13 @@ def examples() -> list[m.Message]:
     return [
         m.Opening(b"settings"),
         m.Advertise((fixed("key"),), fixed("signature", 64)),
-        m.Roster((member, m.Member(300, (fixed("other key"),), fixed("other signature", 64)))),
+        m.Roster(
+            (member, m.Member(300, (fixed("other key"),), fixed("other signature", 64))),
+            checks=(fixed("commitment"),),
+        ),
         m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("salt", 16), fixed("sealed", 48)),
-        m.SharesClosed((7, 300, 70000)),
-        m.MaskedUpload(b"\x05", vector_),
+        m.SharesClosed((7, 300, 70000), fixed("check secret")),
+        m.MaskedUpload(b"\x05", vector_, vector_[::-1].copy()),
         m.SurvivorSet((7, 300)),
         m.SurvivorSignature(fixed("signature", 64)),
         m.Certificate(((7, fixed("signature", 64)), (300, fixed("other signature", 64)))),
@@ -286,17 +305,25 @@ def wire_vectors() -> Iterator[Vector]:
         "the message as array16": "dc00019101",
         "a field is missing": "90",
         "a field too many": "92910101",
-        "a map": "81a66f776e6572739101",
+        "a map": "81a97375727669766f72739101",
         "an extension": "9191d40100",
         "a length of 4 GiB": "91ddffffffff",
     }.items():
-        yield decode(f"SharesClosed, {name}", body(m.SharesClosed, bytes.fromhex(content)))
+        yield decode(f"SurvivorSet, {name}", body(m.SurvivorSet, bytes.fromhex(content)))
+    yield decode("SharesClosed, no secret", body(m.SharesClosed, bytes.fromhex("919101")))
+    yield decode("Roster, no commitments", body(m.Roster, bytes.fromhex("929090")))
+    for name, count in {"more reports than elements": 2, "4 G reports": 2**32 - 1}.items():
+        content = struct.pack("<HI", 5, 1) + bytes(4) + struct.pack("<I", count) + b"\x05"
+        yield decode(f"MaskedUpload, {name}", body(m.MaskedUpload, content))
+    for length in range(4):
+        content = struct.pack("<HI", length, 1) + bytes(4) + bytes(length)
+        yield decode(f"MaskedUpload, a trailer of {length} bytes", body(m.MaskedUpload, content))
     yield decode("Opening, bytes as bin16", body(m.Opening, bytes.fromhex("91c5000178")))
     yield decode("Opening, text for bytes", body(m.Opening, bytes.fromhex("91a178")))
     yield decode("AbortRound, bytes for text", body(m.AbortRound, bytes.fromhex("91c40178")))
     yield decode("AbortRound, no UTF-8", body(m.AbortRound, bytes.fromhex("91a2fffe")))
     for q in MODULI:
-        for kind, trailer in ((m.MaskedUpload, bytes([VERSION])), (m.AggregatedShare, b"")):
+        for kind, trailer in ((m.MaskedUpload, bytes(5)), (m.AggregatedShare, b"")):
             header = struct.pack("<HI", len(trailer), 1)
             for element in (q - 1, q, 2**32 - 1):
                 content = header + struct.pack("<I", element) + trailer
@@ -355,6 +382,36 @@ def expansion_vectors() -> Iterator[Vector]:
     yield vector("more points than F_5 has", "code.points", True, modulus=5, count=5)
     yield vector("no points", "code.points", True, modulus=5, count=0)
     yield vector("points of no field", "code.points", True, modulus=9, count=2)
+    yield from check_vectors()
+
+
+def check_vectors() -> Iterator[Vector]:
+    secret = fixed("check secret").hex()
+    yield vector("a commitment", "check.commit", secret=secret)
+    yield vector("another commitment", "check.commit", secret=fixed("another secret").hex())
+    for length in (0, 31, 33):
+        short = fixed("check secret", length).hex()
+        yield vector(f"a secret of {length} bytes", "check.commit", True, secret=short)
+    report = {
+        "secret": secret,
+        "context": fixed("C1").hex(),
+        "share": [3, 1, 4, 1, 5, 9],
+        "modulus": DEFAULT_MODULUS,
+    }
+    yield vector("a report", "check.report", **report)
+    for name, change in {
+        "another secret": {"secret": fixed("another secret").hex()},
+        "another context": {"context": fixed("another C1").hex()},
+        "another share": {"share": [3, 1, 4, 2, 5, 9]},
+        "another blind": {"share": [3, 1, 4, 1, 5, 8]},
+        "the paper's field": {"modulus": PAPER_MODULUS},
+    }.items():
+        yield vector(f"a report, {name}", "check.report", **(report | change))
+    yield vector(
+        "a report, short secret", "check.report", True, **(report | {"secret": secret[:-2]})
+    )
+    beyond = [3, 1, 4, 1, 5, DEFAULT_MODULUS]
+    yield vector("a report, beyond q", "check.report", True, **(report | {"share": beyond}))
 
 
 # -- contexts ------------------------------------------------------------------------------------
@@ -384,7 +441,7 @@ def roster() -> m.Roster:
     for client, identity in IDENTITIES.items():
         keys = (AgreementKey(fixed(f"ephemeral {client}")).public,)
         members.append(m.Member(client, keys, sign_keys(identity, context, client, keys)))
-    return m.Roster(tuple(members))
+    return m.Roster(tuple(members), checks=(fixed("commitment"),))
 
 
 def context_vectors() -> Iterator[Vector]:
@@ -407,13 +464,14 @@ def context_vectors() -> Iterator[Vector]:
         yield vector(name, "context.allow_list", True, identities=[*ALLOWED, entry])
     yield from settings_vectors()
     codec = Codec(PrimeField(DEFAULT_MODULUS))
-    members = roster().members
+    members, checks = roster().members, roster().checks
     for name, line in {
-        "a roster": members,
-        "a roster in another order": members[::-1],
-        "a smaller roster": members[:3],
+        "a roster": m.Roster(members, (), checks),
+        "a roster in another order": m.Roster(members[::-1], (), checks),
+        "a smaller roster": m.Roster(members[:3], (), checks),
+        "a roster with another commitment": m.Roster(members, (), (fixed("other commitment"),)),
     }.items():
-        encoded = codec.encode(m.Roster(line)).hex()
+        encoded = codec.encode(line).hex()
         yield vector(
             name,
             "context.roster",

@@ -58,7 +58,13 @@ def test_S20_there_are_enough_vectors_and_most_are_negative() -> None:
 
 def test_S20_results_of_one_operation_differ_where_inputs_do() -> None:
     """A changed context, owner or order changes the outcome: equal results would be a collision."""
-    for operation in ("share.expand", "context.settings", "context.roster", "prg.expand"):
+    for operation in (
+        "share.expand",
+        "context.settings",
+        "context.roster",
+        "check.report",
+        "prg.expand",
+    ):
         results = [
             json.dumps(vector["result"])
             for _, vector in VECTORS

@@ -2,7 +2,7 @@
 
     N  clients      how many clients may take part in one round
     T  privacy      how many of them may collude with the server and still learn nothing
-    D  dropouts     how many may vanish, refuse or lie
+    D  dropouts     how many may vanish or refuse; of n uploaders floor((n - U) / 2) may lie
     U  survivors    how many answers the server needs; N - D >= U > T
     m  quorum       malicious-server mode: how many must sign the survivor set, 2m > N + T
     q  modulus      the prime of the field
@@ -92,7 +92,7 @@ class Parameters:
     """N, T, D, U, the field and the threat model of one aggregation; validated on creation.
 
     Leave `survivors` out to get U = N - D: the fewest bytes in seeded mode. A smaller U leaves
-    spare answers, with which wrong ones can be detected (one spare) or named (two per liar).
+    spare uploads and answers, by which lies are noticed (one spare) or located (two per liar).
     """
 
     clients: int

@@ -29,10 +29,10 @@ def settings(
 def test_the_main_case_fits_in_8_GB() -> None:
     seeded = footprint.forecast(settings(Parameters(200, 100, 60, 140), 1_206_590))
     assert seeded.vectors == 200 * 4 * 1_206_590
-    assert seeded.shares == 200 * 60 * 4 * 30_165
+    assert seeded.shares == 200 * 60 * 4 * 30_167
     assert 2.4e9 < seeded.total < 8e9
     paper = Parameters(200, 100, 60, 140, share_mode=ShareMode.PAPER)
-    assert footprint.forecast(settings(paper, 1_206_590)).shares == 200 * 200 * 4 * 30_165
+    assert footprint.forecast(settings(paper, 1_206_590)).shares == 200 * 200 * 4 * 30_167
 
 
 def test_a_round_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

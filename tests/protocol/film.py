@@ -116,9 +116,9 @@ class Film:
         share = self.shares[0]
         messages: dict[type, Message] = {
             Opening: Opening(self.federation.settings(2).to_bytes()),
-            Roster: Roster(members),
+            Roster: Roster(members, (), roster.checks),
             SealedShare: replace(share, recipient=others[-1]),
-            SharesClosed: SharesClosed(others),
+            SharesClosed: self.closed(others),
             SurvivorSet: SurvivorSet(others),
         }
         if Certificate in self.genuine:
@@ -126,6 +126,12 @@ class Film:
             assert isinstance(certificate, Certificate)
             messages[Certificate] = Certificate(certificate.signatures[:-1])
         return messages
+
+    def closed(self, owners: tuple[int, ...]) -> SharesClosed:
+        """The end of sharing with these owners, and the genuine secret of the check."""
+        genuine = self.genuine[SharesClosed]
+        assert isinstance(genuine, SharesClosed)
+        return SharesClosed(owners, genuine.check_secret)
 
     def client(self, step: str) -> RoundClient:
         """The client as it was at this step."""

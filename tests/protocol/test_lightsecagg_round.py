@@ -417,9 +417,13 @@ def test_a_second_different_upload_or_answer_of_one_client_is_refused() -> None:
         if sender == federation.ids[0] and isinstance(message, MaskedUpload | AggregatedShare):
             other = message.vector.copy()
             other[0] ^= 1
-            kind = type(message)
-            wrong = kind(message.held, other) if isinstance(message, MaskedUpload) else kind(other)
-            doubled.append(wrong)
+            if isinstance(message, MaskedUpload):
+                doubled.append(MaskedUpload(message.held, other, message.reports))
+                reports = message.reports.copy()
+                reports[-1] ^= 1
+                doubled.append(MaskedUpload(message.held, message.vector, reports))
+            else:
+                doubled.append(AggregatedShare(other))
         return [message]
 
     network.tamper = tamper

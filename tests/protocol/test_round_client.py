@@ -61,6 +61,7 @@ from lightsecagg.protocol.round_client import (
     Signed,
     Uploaded,
 )
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.settings import (
     MAX_UNANNOUNCED_DIMENSION,
@@ -233,7 +234,7 @@ def proposals() -> dict[str, tuple[Settings, Policy, str]]:
         "a tight bound": (settings, replace(policy, bound=1024.5), "bound 1024.0 .* is 1024.5"),
         "a wide bound": (settings, replace(policy, bound=1023.5), "bound 1024.0 .* is 1023.5"),
         "a coarse scale": (settings, replace(policy, scale=1.5), "c_l = 1, .* demands 1.5"),
-        "long shares": (settings, replace(policy, max_share_bytes=83), "84 bytes.*allows 83"),
+        "long shares": (settings, replace(policy, max_share_bytes=139), "140 bytes.*allows 139"),
     }
 
 
@@ -259,7 +260,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
         share_mode=SEEDED,
         bound=1024.0,
         scale=0.5,
-        max_share_bytes=4 * 7 * 4,
+        max_share_bytes=4 * 7 * (4 + 2),
     )
     client = RoundClient(me, federation.identities[me], lenient, Ledger())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
@@ -364,6 +365,9 @@ def bad_rosters() -> dict[str, str]:
         "a forged signature": "does not verify",
         "a sharing graph": "shares with everybody",
         "an id beyond 32 bits": "not on the allow-list",
+        "no commitment": "brings 0 commitments .* takes 1",
+        "two commitments": "brings 2 commitments .* takes 1",
+        "a short commitment": "brings 1 commitments .* of 32 bytes",
     }
 
 
@@ -379,6 +383,7 @@ def test_S02_bad_rosters_are_refused(name: str, threat_model: ThreatModel) -> No
     own = Member(me, output.message.keys, output.message.signature)
     members = {c: signed_member(federation, c) for c in federation.ids} | {me: own}
     graph: tuple[int, ...] = ()
+    checks: tuple[bytes, ...] = (bytes(32),)
     line = list(members.values())
     match name:
         case "self is missing":
@@ -421,12 +426,18 @@ def test_S02_bad_rosters_are_refused(name: str, threat_model: ThreatModel) -> No
             graph = tuple(range(len(line)))
         case "an id beyond 32 bits":
             line[1] = Member(peer + 2**40, line[1].keys, line[1].signature)
+        case "no commitment":
+            checks = ()
+        case "two commitments":
+            checks *= 2
+        case "a short commitment":
+            checks = (bytes(31),)
     before = client.snapshot()
     with pytest.raises(RemoteProtocolError, match=bad_rosters()[name]):
-        client.receive(SERVER, Roster(tuple(line), graph))
+        client.receive(SERVER, Roster(tuple(line), graph, checks))
     assert client.snapshot() == before
     # The control: nothing else was wrong.
-    outputs = client.receive(SERVER, Roster(tuple(members.values())))
+    outputs = client.receive(SERVER, Roster(tuple(members.values()), (), (bytes(32),)))
     assert isinstance(outputs[-1], NeedInput)
 
 
@@ -463,14 +474,14 @@ def test_S03_bad_lists_of_owners_are_refused() -> None:
         client = scene.client("Sharing, shares held")
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match=match):
-            scene.deliver(client, SharesClosed(owners))
+            scene.deliver(client, scene.closed(owners))
         assert client.snapshot() == before
 
 
 def test_S07_a_client_that_holds_too_few_shares_says_which_and_forgets_its_secrets() -> None:
     scene = film()
     client = scene.client("Sharing")
-    outputs = client.receive(SERVER, SharesClosed(scene.federation.ids))
+    outputs = client.receive(SERVER, scene.closed(scene.federation.ids))
     others = {c for c in scene.federation.ids if c != scene.me}
     refusal, aborted = outputs
     assert isinstance(refusal, Send)
@@ -484,7 +495,7 @@ def test_S03_survivors_that_had_not_shared_are_refused() -> None:
     scene = film()
     ids = scene.federation.ids
     client = scene.client("Sharing, shares held")
-    scene.deliver(client, SharesClosed(ids[:-1]))
+    scene.deliver(client, scene.closed(ids[:-1]))
     client.set_input(scene.federation.update(scene.me))
     assert isinstance(client.state, Uploaded)
     with pytest.raises(RemoteProtocolError, match="had not shared"):
@@ -499,7 +510,7 @@ def test_S03_a_member_whose_share_is_missing_is_named_in_a_refusal() -> None:
     for share in scene.shares[:-1]:
         scene.deliver(client, share)
     missing = scene.shares[-1].owner
-    scene.deliver(client, SharesClosed(ids))
+    scene.deliver(client, scene.closed(ids))
     client.set_input(scene.federation.update(scene.me))
     before = client.snapshot()
     (answer,) = scene.deliver(client, SurvivorSet(ids))
@@ -611,7 +622,7 @@ def test_S19_a_share_that_opens_but_is_malformed_is_not_held(
     client, peer = network.clients[me], network.clients[owner]
     assert isinstance(peer.state, Sharing)
     round_ = fix_round(federation.settings(), federation.allow_list, peer.state.roster)
-    elements = np.full(round_.settings.share_length + extra // 4, word, dtype=np.uint32)
+    elements = np.full(round_.settings.shared_length + extra // 4, word, dtype=np.uint32)
     share = OutgoingShare(me, ShareKind.EXPLICIT, elements.tobytes())
     key = AgreementKey(peer.state.sealing_key)
     client.receive(SERVER, seal_share(round_, key, owner, share, serial))
@@ -876,7 +887,7 @@ def test_S08_clients_that_were_given_different_models_do_not_accept_each_other()
         assert isinstance(output, Send)
         assert isinstance(output.message, Advertise)
         advertised[c] = Member(c, output.message.keys, output.message.signature)
-    roster = Roster(tuple(advertised.values()))
+    roster = Roster(tuple(advertised.values()), (), (bytes(32),))
     for c, client in network.clients.items():
         culprit = federation.ids[1] if c == odd else odd
         with pytest.raises(RemoteProtocolError, match=f"keys of client {culprit} refused"):
@@ -931,6 +942,9 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
     for moving in (False, True):
         federation = Federation(7, 1, 2, 4, threat_model, share_mode)
         network = federation.network()
+        network.server = RoundServer(
+            federation.settings(), federation.allow_list, federation.ids, CountingEntropy("server")
+        )
         sources = {c: CountingEntropy(f"client {c}") for c in federation.ids}
         for c in federation.ids:
             network.clients[c] = RoundClient(

@@ -468,7 +468,7 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     assert crashed.phase is Phase.UPLOAD
     assert crashed.roster is not None
     resumed = RoundServer.resume(
-        federation.settings(), federation.allow_list, crashed.roster, crashed.owners
+        federation.settings(), federation.allow_list, crashed.roster, crashed.closed
     )
     codec = federation.codec
     for sender, _, data in network.wire:

@@ -953,7 +953,7 @@ def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str,
     crashed = federation.server
     acknowledged = [(c, m) for c, _, m in federation.log if isinstance(m, MaskedUpload)]
     federation.server = type(crashed).resume(
-        federation.settings, federation.allow_list, crashed.roster, crashed.owners
+        federation.settings, federation.allow_list, crashed.roster, crashed.closed
     )
     for client, upload in acknowledged:
         assert federation.server.receive(client, upload) == []

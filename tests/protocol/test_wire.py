@@ -58,11 +58,14 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
         m.Opening: st.builds(m.Opening, short),
         m.Advertise: st.builds(m.Advertise, keys, short),
         m.Roster: st.builds(
-            m.Roster, st.lists(st.builds(m.Member, whole, keys, short), max_size=3).map(tuple), ids
+            m.Roster,
+            st.lists(st.builds(m.Member, whole, keys, short), max_size=3).map(tuple),
+            ids,
+            keys,
         ),
         m.SealedShare: sealed_shares(),
-        m.SharesClosed: st.builds(m.SharesClosed, ids),
-        m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field)),
+        m.SharesClosed: st.builds(m.SharesClosed, ids, short),
+        m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field), vectors(field)),
         m.SurvivorSet: st.builds(m.SurvivorSet, ids),
         m.SurvivorSignature: st.builds(m.SurvivorSignature, short),
         m.Certificate: st.builds(m.Certificate, pairs),
@@ -89,10 +92,14 @@ def any_message(field: PrimeField = DEFAULT_FIELD) -> st.SearchStrategy[Any]:
 EXAMPLES: dict[type, Message] = {
     m.Opening: m.Opening(b"settings"),
     m.Advertise: m.Advertise((b"k" * 32,), b"s" * 64),
-    m.Roster: m.Roster((m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0)),
+    m.Roster: m.Roster(
+        (m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0), (b"c" * 32,)
+    ),
     m.SealedShare: m.SealedShare(1, 2, ShareKind.SEED, 4, b"s" * 16, b"x" * 20, 3),
-    m.SharesClosed: m.SharesClosed((1, 2, 300)),
-    m.MaskedUpload: m.MaskedUpload(b"\x03", np.arange(5, dtype=np.uint32)),
+    m.SharesClosed: m.SharesClosed((1, 2, 300), b"r" * 32),
+    m.MaskedUpload: m.MaskedUpload(
+        b"\x03", np.arange(5, dtype=np.uint32), np.arange(4, dtype=np.uint32)
+    ),
     m.SurvivorSet: m.SurvivorSet((1, 2, 70000)),
     m.SurvivorSignature: m.SurvivorSignature(b"s" * 64),
     m.Certificate: m.Certificate(((1, b"s" * 64), (2, b"t" * 64))),
@@ -206,7 +213,7 @@ def test_S12_unknown_tags_are_refused() -> None:
 @pytest.mark.parametrize("kind", [m.MaskedUpload, m.AggregatedShare, m.BufferAnswer])
 def test_S12_elements_that_are_not_below_q_are_refused(kind: type, field: PrimeField) -> None:
     codec = Codec(field)
-    trailer = {m.MaskedUpload: b"\1", m.AggregatedShare: b"", m.BufferAnswer: bytes(8)}[kind]
+    trailer = {m.MaskedUpload: bytes(5), m.AggregatedShare: b"", m.BufferAnswer: bytes(8)}[kind]
 
     def encoded(element: int) -> bytes:
         header = struct.pack("<BBHI", VERSION, TAGS[kind], len(trailer), 3)
@@ -225,25 +232,25 @@ def prefixed(kind: type, body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (m.SharesClosed, b"\x91\x91\xcc\x01"),  # 1 as uint8
-        (m.SharesClosed, b"\x91\x91\xcd\x00\x01"),  # 1 as uint16
-        (m.SharesClosed, b"\x91\x91\xd0\x01"),  # 1 as int8
-        (m.SharesClosed, b"\x91\xdc\x00\x01\x01"),  # array16 of one
-        (m.SharesClosed, b"\xdc\x00\x01\x91\x01"),  # the message itself as array16
+        (m.SurvivorSet, b"\x91\x91\xcc\x01"),  # 1 as uint8
+        (m.SurvivorSet, b"\x91\x91\xcd\x00\x01"),  # 1 as uint16
+        (m.SurvivorSet, b"\x91\x91\xd0\x01"),  # 1 as int8
+        (m.SurvivorSet, b"\x91\xdc\x00\x01\x01"),  # array16 of one
+        (m.SurvivorSet, b"\xdc\x00\x01\x91\x01"),  # the message itself as array16
         (m.Opening, b"\x91\xc5\x00\x01x"),  # bin16 of one byte
         (m.Opening, b"\x91\xa1x"),  # text for bytes
         (m.AbortRound, b"\x91\xd9\x01x"),  # str8 of one character
         (m.AbortRound, b"\x91\xc4\x01x"),  # bytes for text
         (m.AbortRound, b"\x91\xa2\xff\xfe"),  # text that is no text
-        (m.SharesClosed, b"\x91\x91\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"),  # 1.0 for 1
-        (m.SharesClosed, b"\x91\x91\xc3"),  # true for 1
-        (m.SharesClosed, b"\x91\xc0"),  # nil
+        (m.SurvivorSet, b"\x91\x91\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"),  # 1.0 for 1
+        (m.SurvivorSet, b"\x91\x91\xc3"),  # true for 1
+        (m.SurvivorSet, b"\x91\xc0"),  # nil
         (m.SharesClosed, b"\x90"),  # a field is missing
         (m.SharesClosed, b"\x92\x91\x01\x01"),  # a field too many
         (m.SharesClosed, b"\x81\xa6owners\x91\x01"),  # a map
         (m.Roster, b"\x91\x90"),  # the graph is left out
         (m.Opening, b"\x91\xd4\x01x"),  # an extension type
-        (m.SharesClosed, b"\x91\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+        (m.SurvivorSet, b"\x91\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
     ],
 )
 def test_S12_control_messages_have_one_form(kind: type, body: bytes) -> None:

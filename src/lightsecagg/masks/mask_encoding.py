@@ -122,7 +122,8 @@ def expand_share(
 
 def _mask(code: MdsCode, pieces: Elements, dimension: int) -> Elements:
     """The pieces one after the other, without blinds and padding."""
-    return pieces[:, : code.share_length(dimension)].reshape(-1)[:dimension]
+    columns = np.ascontiguousarray(pieces[:, : code.share_length(dimension)])
+    return columns.reshape(-1)[:dimension]
 
 
 def _check_dimension(code: MdsCode, share_length: int, dimension: int) -> None:

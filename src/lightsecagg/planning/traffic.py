@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AGREEMENT_KEY_LENGTH
 from lightsecagg.crypto.identity import SIGNATURE_LENGTH
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Phase
@@ -80,7 +82,7 @@ class ShareCounts:
     peers: int
     """Shares that a client sends, and receives."""
     explicit: int
-    """How many of them are L elements long; the others are short."""
+    """How many of them are L + 2 elements long; the others are short."""
     explicit_bytes: int
     """One sealed explicit share on the wire."""
     short_bytes: int
@@ -144,12 +146,15 @@ class _Forecast:
         self.survivors = tuple(client for client in self.clients if client not in self.dropped)
         self.codec = Codec(self.settings.field)
         self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
+        self.checks = settings.traits.checks(settings)
         self.phases = {phase: PhaseTraffic() for phase in PHASES}
         if Phase.SHARE not in self.settings.traits.phases:
             self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))
         else:
             self._offline()
-            self._down(Phase.UPLOAD, SharesClosed(tuple(self.clients)), len(self.survivors))
+            secret = bytes(prg.SEED_LENGTH if self.checks else 0)
+            closed = SharesClosed(tuple(self.clients), secret)
+            self._down(Phase.UPLOAD, closed, len(self.survivors))
             self._recovery()
         self._up(Phase.UPLOAD, self._upload_bytes())
 
@@ -160,7 +165,8 @@ class _Forecast:
         self._up(Phase.ADVERTISE, self._size(Advertise(self.keys, signature)), everybody)
         members = tuple(Member(client, self.keys, signature) for client in self.clients)
         ring = tuple(self.clients) if self.settings.traits.ring else ()
-        self._down(Phase.SHARE, Roster(members, ring), everybody)
+        commitments = (bytes(HASH_LENGTH),) * self.checks
+        self._down(Phase.SHARE, Roster(members, ring, commitments), everybody)
         shares = share_counts(self.settings).bytes
         phase = self.phases[Phase.SHARE]
         phase.client_shares_sent = phase.client_shares_received = shares
@@ -183,7 +189,9 @@ class _Forecast:
         shared = Phase.SHARE in self.settings.traits.phases
         held = bytes(-(-len(self.clients) // 8)) if shared else b""
         element = np.zeros(1, dtype=np.uint32)
-        return self._size(MaskedUpload(held, element)) + 4 * (self.settings.length - 1)
+        elements = self.settings.length
+        elements += len(self.clients) * self.settings.traits.report_length(self.settings)
+        return self._size(MaskedUpload(held, element)) + 4 * (elements - 1)
 
     def _down(self, phase: Phase, message: Message, recipients: int) -> None:
         size = self._size(message)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import log2
 
 from lightsecagg.field import ntt
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.planning.traffic import PHASES, ShareCounts, share_counts
 from lightsecagg.planning.unit_costs import UnitCosts
@@ -117,12 +118,24 @@ class _CodedWork(_Work):
         bytes_ = 2 * shares.explicit * shares.explicit_bytes * costs.sealed_byte
         phase.client = peers + elements + encoding + bytes_
 
+    def _upload(self) -> None:
+        """Also reports on all N shares, and whether they are codewords."""
+        super()._upload()
+        costs, phase = self.costs, self.phases[Phase.UPLOAD]
+        U, values = self.settings.parameters.survivors, BLINDS * self.N
+        phase.client += self._expanded(self.N) + self.L * values * 4 * costs.product
+        phase.server += max(0, self.alive - U) * U * (U + values) * costs.product
+
+    def _expanded(self, shares: int) -> float:
+        """Expanding those of so many shares that are seeds."""
+        if self.settings.parameters.share_mode is not ShareMode.SEEDED:
+            return 0.0
+        seeded = shares * min(1.0, self.settings.parameters.survivors / self.N)
+        return seeded * (self.costs.seed + self.L * self.costs.element)
+
     def _recover(self) -> None:
         costs, phase = self.costs, self.phases[Phase.RECOVER]
-        seeded = 0.0
-        if self.settings.parameters.share_mode is ShareMode.SEEDED:
-            seeded = self.alive * min(1.0, self.settings.parameters.survivors / self.N)
-        phase.client += seeded * (costs.seed + self.L * costs.element)
+        phase.client += self._expanded(self.alive)
         phase.client += self.alive * self.L * costs.summed_element
         phase.server = (
             self.alive * (self.L * costs.summed_element + costs.survivor)

@@ -83,7 +83,10 @@ class Aggregate:
     responders: tuple[int, ...]
     """The clients whose answers were used or checked."""
     suspects: tuple[int, ...] = ()
-    """Clients whose answers contradicted the others. A suspicion, never proof."""
+    """Clients that contradicted the others, in their answers or in too many reports on shares.
+    A suspicion, never proof."""
+    accused: tuple[tuple[int, int], ...] = ()
+    """Pairs (owner, holder): what the one shared and what the other reported do not agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ class RoundAborted:
     """The round ended without a result."""
 
     reason: str
+    suspects: tuple[int, ...] = ()
+    """At the server: as those of `Aggregate`."""
+    accused: tuple[tuple[int, int], ...] = ()
 
 
 Output = Send | NeedInput | Aggregate | RoundAborted

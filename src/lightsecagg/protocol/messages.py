@@ -4,10 +4,10 @@ Who sends what, in order (C = client, S = server):
 
     Opening          S -> C   the round's settings
     Advertise        C -> S   fresh X25519 keys, signed
-    Roster           S -> C   everybody's keys; fixes the context C1
+    Roster           S -> C   everybody's keys, and what binds the coming check; fixes C1
     SealedShare      C -> S -> C   one share for one peer, which the server cannot read
-    SharesClosed     S -> C   whose shares are complete
-    MaskedUpload     C -> S   the masked update and a bitmap of the shares that are held here
+    SharesClosed     S -> C   whose shares are complete, and the secret of the check
+    MaskedUpload     C -> S   the masked update, which shares are held here, and reports on them
     SurvivorSet      S -> C   U1: whose updates are summed
     SurvivorSignature C -> S  malicious-server mode: a signature on (C1, U1)
     Certificate      S -> C   malicious-server mode: m signatures
@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.field.prime import Elements
@@ -76,12 +77,16 @@ class Roster(Control, frozen=True):
     members: tuple[Member, ...]
     graph: tuple[int, ...] = ()
     """SecAgg+: positions in ring order; empty for the complete graph."""
+    checks: tuple[bytes, ...] = ()
+    """LightSecAgg: the commitment to the secret by which shares will be checked (S46)."""
 
 
 class SharesClosed(Control, frozen=True):
     """Sharing is over; these owners' shares were delivered to every roster member."""
 
     owners: tuple[int, ...]
+    check_secret: bytes = b""
+    """LightSecAgg: opens the roster's commitment; everybody's coefficients follow from it."""
 
 
 class SurvivorSet(Control, frozen=True):
@@ -128,6 +133,10 @@ class UnmaskingShares(Control, frozen=True):
         return f"UnmaskingShares({len(self.of_seeds)} and {len(self.of_keys)} bytes)"
 
 
+def _no_elements() -> Elements:
+    return np.empty(0, dtype=np.uint32)
+
+
 @dataclass(frozen=True, slots=True)
 class SealedShare:
     """One sealed share on its way from `owner` through the server to `recipient`."""
@@ -151,9 +160,15 @@ class MaskedUpload:
     held: bytes
     """Bitmap over roster positions: whose shares are held here (little-endian bits)."""
     vector: Elements = field(repr=False)
+    reports: Elements = field(default_factory=_no_elements, repr=False)
+    """LightSecAgg: two elements on every share that is held, in roster order (S46)."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MaskedUpload) and _same(self, other)
+        return (
+            isinstance(other, MaskedUpload)
+            and _same(self, other)
+            and np.array_equal(self.reports, other.reports)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,8 @@ class Sharing(State, frozen=True):
     """The update, until sharing is closed: dtype, bytes, samples."""
     owners: tuple[int, ...] | None = None
     """Whose shares are complete, once the server has said so."""
+    check_secret: bytes = b""
+    """By which the shares are to be reported on; it came with the owners."""
 
 
 class Uploaded(State, frozen=True):
@@ -452,7 +454,10 @@ class RoundClient:
         _check_ids(message.owners, scheme.round, "owner list")
         if self.client not in message.owners:
             raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
-        self.state = msgspec.structs.replace(state, owners=message.owners)
+        scheme.open_check(message.check_secret)
+        self.state = msgspec.structs.replace(
+            state, owners=message.owners, check_secret=message.check_secret
+        )
         missing = [owner for owner in scheme.peers if owner not in state.held]
         if not scheme.suffices(state.held, message.owners):
             self.abort(f"the shares of {len(missing)} peers are missing; too few are held here")
@@ -466,6 +471,7 @@ class RoundClient:
             raise AssertionError("the transition table names no other state")
         if message.owners != state.owners:
             raise RemoteProtocolError("the server closed sharing twice, with different owners")
+        self._scheme(state).open_check(message.check_secret)
         return self._on_late(message)
 
     def _upload_if_ready(self) -> list[Output]:
@@ -479,6 +485,8 @@ class RoundClient:
         fingerprint, commitment = self._committed(settings, update)
         seed = self.ledger.rounding_seed(settings.model, commitment)
         masked = hide(settings, update, seed, scheme.mask(state.secret, state.owners))
+        held = _in_roster_order(scheme.round, state.held)
+        reports = scheme.report(_by_mask(held), state.check_secret)
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(
@@ -488,7 +496,7 @@ class RoundClient:
             owners=state.owners,
             fingerprint=fingerprint,
         )
-        return [Send(SERVER, MaskedUpload(_bitmap(scheme.round, state.held), masked))]
+        return [Send(SERVER, MaskedUpload(_bitmap(scheme.round, held), masked, reports))]
 
     def _on_survivors(self, message: SurvivorSet) -> list[Output]:
         state = self._in(Uploaded)
@@ -649,6 +657,10 @@ def _bitmap(round_: Round, held: Mapping[int, Share]) -> bytes:
     bits = np.zeros(len(round_.members), dtype=np.uint8)
     bits[[round_.positions[owner] for owner in held]] = 1
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _in_roster_order(round_: Round, held: Mapping[int, Share]) -> dict[int, Share]:
+    return {owner: held[owner] for owner in round_.members if owner in held}
 
 
 def _by_mask(held: Mapping[int, Share]) -> dict[MaskRef, Share]:

@@ -28,7 +28,8 @@ from typing import Self
 
 import numpy as np
 
-from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import (
     LocalProtocolError,
     ParameterError,
@@ -36,6 +37,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import commit
 from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
@@ -58,7 +60,14 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
 from lightsecagg.protocol.roles.registration import Registration
 from lightsecagg.protocol.roles.relay import Relay
-from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme, Term
+from lightsecagg.protocol.schemes.interface import (
+    Answer,
+    Findings,
+    MaskRef,
+    MaskSum,
+    ServerScheme,
+    Term,
+)
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import AllowList, Settings
 
@@ -104,6 +113,9 @@ class RoundServer:
         self._complete: list[int] = []
         self._uploads = {} if uploads is None else uploads
         self._held: dict[int, frozenset[int]] = {}
+        self._check_secret = b""
+        self._reports: dict[int, dict[int, Elements]] = {}
+        self._findings = Findings()
         self._survivors: tuple[int, ...] = ()
         self._in_sum: frozenset[int] = frozenset()
         self._asked = MaskSum(())
@@ -120,13 +132,13 @@ class RoundServer:
         settings: Settings,
         allow_list: AllowList,
         roster: Roster,
-        owners: Iterable[int],
+        closed: SharesClosed,
         entropy: Entropy = system_entropy,
         uploads: MutableMapping[int, Elements] | None = None,
     ) -> Self:
         """A server that crashed after sharing was closed, back in the upload phase (R31).
 
-        * `roster` and `owners` are what it had announced. Then hand it every upload that it had
+        * `roster` and `closed` are what it had announced. Then hand it every upload that it had
           acknowledged (`receive`) and, if it had announced U1, call `proceed`: U1 is a function
           of the uploads, so it comes out the same; check that it does.
         """
@@ -135,7 +147,7 @@ class RoundServer:
         server._started = True
         server._roster = roster
         server._scheme_cache = server._registration.scheme(roster, entropy)
-        server._complete = list(owners)
+        server._complete, server._check_secret = list(closed.owners), closed.check_secret
         server.phase = Phase.UPLOAD
         return server
 
@@ -151,6 +163,11 @@ class RoundServer:
         """Whose shares are complete."""
         return tuple(sorted(self._complete))
 
+    @property
+    def closed(self) -> SharesClosed:
+        """What `resume` needs besides; not to be known to anybody before sharing is closed."""
+        return SharesClosed(self.owners, self._check_secret)
+
     def request_for(self, client: int) -> list[Output]:
         """What the current phase asks of this client, again: for one that has reconnected.
 
@@ -162,7 +179,7 @@ class RoundServer:
         if self.phase is Phase.UPLOAD and self._roster is None:  # it has begun with the upload
             return [Send(client, opening)] if client in self.pending else []
         if self.phase is Phase.UPLOAD and client in self._complete:
-            return [Send(client, SharesClosed(self.owners))]
+            return [Send(client, self.closed)]
         if self.phase is Phase.AGREE and client in self._in_sum:
             return [Send(client, SurvivorSet(self._survivors))]
         if self.phase is Phase.RECOVER and client in self._in_sum:
@@ -317,7 +334,11 @@ class RoundServer:
     def _close_advertise(self) -> list[Output]:
         if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
             return abort
-        self._roster = roster = self._registration.make_roster(self._entropy)
+        checks: tuple[bytes, ...] = ()
+        if self.settings.traits.checks(self.settings):
+            self._check_secret = draw(self._entropy, prg.SEED_LENGTH)
+            checks = (commit(self._check_secret),)
+        self._roster = roster = self._registration.make_roster(self._entropy, checks)
         self._scheme_cache = self._registration.scheme(roster, self._entropy)
         self._relay = Relay(self._scheme, single=True)
         self.phase = Phase.SHARE
@@ -336,7 +357,7 @@ class RoundServer:
         if abort := self._too_few(len(self._complete), "shared their masks"):
             return abort
         self.phase = Phase.UPLOAD
-        closed = SharesClosed(self.owners)
+        closed = self.closed
         late = AbortRound("the shares of this client were not complete in time")
         return [
             Send(client, closed if client in self._complete else late) for client in self._members
@@ -345,10 +366,6 @@ class RoundServer:
     def _on_upload(self, sender: int, message: MaskedUpload) -> list[Output]:
         if sender not in self._complete:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")
-        if sender in self._uploads:
-            if not np.array_equal(self._uploads[sender], message.vector):
-                raise RemoteProtocolError(f"client {sender} uploaded two different vectors")
-            return []
         size = len(self._members)
         if message.vector.shape != (self.settings.length,):
             raise RemoteProtocolError(
@@ -362,15 +379,42 @@ class RoundServer:
         bits = np.unpackbits(np.frombuffer(message.held, np.uint8), bitorder="little")
         if bits[size:].any():
             raise RemoteProtocolError(f"client {sender} sent a bitmap with stray bits")
-        self._held[sender] = frozenset(self._members[k] for k in np.flatnonzero(bits))
+        held = [self._members[k] for k in np.flatnonzero(bits)]
+        length = self.settings.traits.report_length(self.settings)
+        if message.reports.size != length * len(held):
+            raise RemoteProtocolError(
+                f"client {sender} reported {message.reports.size} elements on {len(held)} shares "
+                f"instead of {length} on each"
+            )
+        # A copy: a view would keep the whole message in memory.
+        rows = message.reports.copy().reshape(len(held), length)
+        reports = dict(zip(held, rows, strict=True))
+        if sender in self._uploads:
+            return self._on_repeated_upload(sender, message.vector, reports)
+        self._held[sender] = frozenset(held)
+        self._reports[sender] = reports
         self._uploads[sender] = message.vector
+        return []
+
+    def _on_repeated_upload(
+        self, sender: int, vector: Elements, reports: dict[int, Elements]
+    ) -> list[Output]:
+        before = self._reports[sender]
+        if (
+            not np.array_equal(self._uploads[sender], vector)
+            or before.keys() != reports.keys()
+            or not all(np.array_equal(before[owner], reports[owner]) for owner in before)
+        ):
+            raise RemoteProtocolError(f"client {sender} sent two different uploads")
         return []
 
     def _close_upload(self) -> list[Output]:
         if abort := self._too_few(len(self._uploads), "uploaded their masked updates"):
             return abort
+        self._findings = self._scheme.examine(self._reports)
+        self._reports = {}
         try:
-            survivors = self._scheme.choose(self._complete, self._held)
+            survivors = self._scheme.choose(self._complete, self._held, self._findings.accused)
         except RecoveryError as error:
             return self._abort(str(error))
         self._survivors = survivors
@@ -431,15 +475,19 @@ class RoundServer:
     def _close_recover(self) -> list[Output]:
         if self._masked_sum is None:
             raise AssertionError("recovery follows the upload")
+        # An answer that sums a share in doubt is in doubt: these holders were asked for consent.
+        doubted = {j for owner, j in self._findings.accused if owner in self._in_sum}
+        answers = {c: answer for c, answer in self._answers.items() if c not in doubted}
         try:
-            mask, suspects = self._scheme.recover(self._asked, self._answers)
+            mask, suspects = self._scheme.recover(self._asked, answers)
         except RecoveryError as error:
             return self._abort(str(error))
         aggregate = Aggregate(
             total=unmask(self.settings.field, self._masked_sum, mask),
             included=self._survivors,
-            responders=tuple(sorted(self._answers)),
-            suspects=suspects,
+            responders=tuple(sorted(answers)),
+            suspects=tuple(sorted({*suspects, *self._findings.named})),
+            accused=tuple(sorted(self._findings.accused)),
         )
         self.phase = Phase.DONE
         self._masked_sum = None
@@ -488,4 +536,5 @@ class RoundServer:
         for client in list(self._uploads):
             del self._uploads[client]
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
-        return [*outputs, RoundAborted(reason)]
+        accused = tuple(sorted(self._findings.accused))
+        return [*outputs, RoundAborted(reason, self._findings.named, accused)]

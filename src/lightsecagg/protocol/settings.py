@@ -29,6 +29,7 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
 from lightsecagg.foreign import decode, shown
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.schemes.traits import TRAITS, Traits, refused, traits_of
@@ -268,6 +269,11 @@ class Settings:
     def share_length(self) -> int:
         """L"""
         return self.parameters.share_length(self.length)
+
+    @property
+    def shared_length(self) -> int:
+        """L + 2: elements of a share on its way, with the blinds of the check (S46)."""
+        return self.share_length + BLINDS
 
     @cached_property
     def code(self) -> MdsCode:

@@ -8,9 +8,10 @@ Every message starts with two bytes, version and tag. Then:
     SealedShare      owner u32, recipient u32, serial u64, kind u8, length u32, salt | sealed bytes
     all others       trailer length u16, elements u32 | elements | trailer
 
-where a salt has 16 bytes, and the trailer is MaskedUpload's bitmap, BufferedUpload's tag as
-msgpack, BufferAnswer's time as u64, and nothing for AggregatedShare. (With the prefix, elements
-start at byte 8: they are used where they lie, without a copy.)
+where a salt has 16 bytes, and the trailer is MaskedUpload's number of reports as u32 and bitmap,
+BufferedUpload's tag as msgpack, BufferAnswer's time as u64, and nothing for AggregatedShare. The
+reports are the last of MaskedUpload's elements. (With the prefix, elements start at byte 8: they
+are used where they lie, without a copy.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -23,6 +24,7 @@ import struct
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import DecodeError, FieldError
@@ -79,6 +81,8 @@ _PREFIX = struct.Struct("<BB")
 _SEALED = struct.Struct(f"<IIQBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
+_COUNT = struct.Struct("<I")
+_NOTHING: Final[Elements] = np.empty(0, dtype=np.uint32)
 
 
 class Codec:
@@ -95,8 +99,9 @@ class Codec:
             case SealedShare(owner, recipient, kind, length, salt, sealed, serial):
                 header = _SEALED.pack(owner, recipient, serial, kind.value, length, salt)
                 return b"".join((prefix, header, sealed))
-            case MaskedUpload(held, vector):
-                return self._encode_vector(prefix, vector, held)
+            case MaskedUpload(held, vector, reports):
+                trailer = _COUNT.pack(reports.size) + held
+                return self._encode_vector(prefix, vector, trailer, reports)
             case AggregatedShare(vector):
                 return self._encode_vector(prefix, vector, b"")
             case BufferedUpload(tag, vector):
@@ -128,9 +133,12 @@ class Codec:
         message: Message = self._decode_control(kind, body)
         return message
 
-    def _encode_vector(self, prefix: bytes, vector: Elements, trailer: bytes) -> bytes:
-        header = _VECTOR.pack(len(trailer), vector.size)
-        return b"".join((prefix, header, self._field.to_buffer(vector), trailer))
+    def _encode_vector(
+        self, prefix: bytes, vector: Elements, trailer: bytes, more: Elements = _NOTHING
+    ) -> bytes:
+        header = _VECTOR.pack(len(trailer), vector.size + more.size)
+        elements = (self._field.to_buffer(vector), self._field.to_buffer(more))
+        return b"".join((prefix, header, *elements, trailer))
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
         message = decode(_DECODERS[kind].decode, body, kind.__name__)
@@ -149,7 +157,11 @@ class Codec:
         trailer = body[end:]
         vector = self._elements(body[_VECTOR.size : end], elements)
         if kind is MaskedUpload:
-            return MaskedUpload(bytes(trailer), vector)
+            (reports,) = _unpack(_COUNT, trailer)
+            if reports > elements:
+                raise DecodeError(f"malformed MaskedUpload: {reports} of {elements} are reports")
+            cut = elements - reports
+            return MaskedUpload(bytes(trailer[_COUNT.size :]), vector[:cut], vector[cut:])
         if kind is BufferedUpload:
             return BufferedUpload(self._decode_control(Tag, trailer), vector)
         if length != (_TIME.size if kind is BufferAnswer else 0):

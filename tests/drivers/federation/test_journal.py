@@ -23,11 +23,19 @@ from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.messages import Member, Roster
+from lightsecagg.protocol.messages import MaskedUpload, Member, Roster, SharesClosed
 from lightsecagg.protocol.round_server import RoundServer
 
-UPLOADS = {client: np.arange(5, dtype=np.uint32) + client for client in range(8)}
-ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)))
+UPLOADS = {
+    client: MaskedUpload(
+        b"\xff",
+        np.arange(5, dtype=np.uint32) + np.uint32(client),
+        np.arange(16, dtype=np.uint32) * np.uint32(client),
+    )
+    for client in range(8)
+}
+ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)), (), (b"c" * 32,))
+CLOSED = SharesClosed(tuple(range(8)), b"the secret of the check")
 
 
 @pytest.fixture
@@ -38,9 +46,9 @@ def state(tmp_path: Path) -> Path:
     journal = server._journal
     for number in (1, 2, 3):
         journal.open_round(replace(server._settings, round=number))
-        journal.close_sharing(number, ROSTER, tuple(range(8)))
-        for client, vector in UPLOADS.items():
-            journal.store_upload(number, client, b"\xff", vector)
+        journal.close_sharing(number, ROSTER, CLOSED)
+        for client, upload in UPLOADS.items():
+            journal.store_upload(number, client, upload)
         if number < 3:
             journal.announce(number, tuple(range(8)))
             journal.complete(number, number, b"the model after %d rounds" % number)
@@ -60,10 +68,10 @@ def test_everything_comes_back_as_it_was_stored(state: Path) -> None:
     assert pending is not None
     assert pending.settings.round == 3
     assert pending.roster == ROSTER
-    assert pending.owners == pending.survivors == tuple(range(8))
-    assert pending.held == dict.fromkeys(range(8), b"\xff")
-    for client, vector in UPLOADS.items():
-        np.testing.assert_array_equal(journal.load_upload(3, client), vector)
+    assert pending.closed == CLOSED
+    assert pending.uploaded == pending.survivors == tuple(range(8))
+    for client, upload in UPLOADS.items():
+        assert journal.load_upload(3, client) == upload
     assert journal.load_model() == (2, b"the model after 2 rounds")
     assert journal.next_round() == 4
     journal.close()
@@ -103,7 +111,7 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         journal = Journal(tmp_path / "state", SESSION.hex())
-        journal.store_upload(1, 0, b"", UPLOADS[0])
+        journal.store_upload(1, 0, UPLOADS[0])
         modes = {
             path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777
             for path in (tmp_path / "state", *(tmp_path / "state").rglob("*"))
@@ -164,7 +172,7 @@ def test_R36_a_damaged_checkpoint_is_refused(state: Path, damage: str) -> None:
     journal.close()
 
 
-@pytest.mark.parametrize("column", ["settings", "roster", "owners", "survivors"])
+@pytest.mark.parametrize("column", ["settings", "roster", "closed", "survivors"])
 def test_R36_an_altered_row_is_refused(state: Path, column: str) -> None:
     with sqlite3.connect(state / "journal.sqlite") as database:
         query = f"SELECT {column} FROM rounds WHERE number = 3"  # noqa: S608
@@ -264,8 +272,8 @@ def test_R36_damage_between_upload_and_sum_gives_no_partial_aggregate(
 ) -> None:
     original = Journal.store_upload
 
-    def store(self: Journal, number: int, client: int, held: bytes, vector: Any) -> None:
-        original(self, number, client, held, vector)
+    def store(self: Journal, number: int, client: int, upload: MaskedUpload) -> None:
+        original(self, number, client, upload)
         if (number, client) == (1, 6):
             flip(tmp_path / "uploads" / "1-6.u32", 9)
 
@@ -342,9 +350,9 @@ def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
     """The server died between storing it and finding out."""
     server = Federation(tmp_path).server()
     server._journal.open_round(replace(server._settings, round=3))
-    server._journal.close_sharing(3, ROSTER, tuple(range(8)))
-    for client, vector in UPLOADS.items():
-        server._journal.store_upload(3, client, b"\xff", vector)
+    server._journal.close_sharing(3, ROSTER, CLOSED)
+    for client, upload in UPLOADS.items():
+        server._journal.store_upload(3, client, upload)
 
     def receive(party: RoundServer, client: int, message: object) -> list[object]:
         return [] if client != 5 else [1 // 0]
@@ -359,6 +367,6 @@ def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
     asyncio.run(server._resume_unfinished())
     pending = server._journal.pending(3)
     assert pending is not None
-    assert sorted(pending.held) == [0, 1, 2, 3, 4, 6, 7]
+    assert sorted(pending.uploaded) == [0, 1, 2, 3, 4, 6, 7]
     assert resumed == [3]
     server._journal.close()

@@ -104,7 +104,7 @@ def test_the_client_side_and_the_server_side_agree_on_the_roster() -> None:
     for client, keys in fresh.items():
         assert server.on_advertise(client, keys.advertise)
         assert not server.on_advertise(client, keys.advertise)
-    roster = server.make_roster(system_entropy)
+    roster = server.make_roster(system_entropy, (bytes(32),))
     theirs = server.scheme(roster, system_entropy).round.context
     for client, keys in fresh.items():
         scheme = enter_roster(settings, policy, roster, client, keys.advertise, CodedMasksClient)

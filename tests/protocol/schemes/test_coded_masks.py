@@ -66,10 +66,11 @@ def test_S12_a_share_has_the_length_of_its_kind_and_a_kind_of_the_rounds_mode(
     federation = Federation(share_mode=share_mode, dimension=40)
     settings, round_ = federation.settings(), round_of(federation, 1)
     scheme = CodedMasksClient(round_, federation.ids[0])
-    lengths = {ShareKind.EXPLICIT: 4 * settings.share_length}
+    full = 4 * settings.share_length + 8  # with two blinds
+    lengths = {ShareKind.EXPLICIT: full}
     if share_mode is SEEDED:
         lengths[ShareKind.SEED] = SEED_LENGTH
-    for length in (0, SEED_LENGTH, 4 * settings.share_length, 4 * settings.share_length + 4):
+    for length in (0, SEED_LENGTH, full - 8, full, full + 4):
         if lengths.get(kind) == length:
             scheme.admit(kind, length)
         else:

@@ -7,7 +7,7 @@ nothing but the interface.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from lightsecagg.crypto import prg
@@ -15,6 +15,7 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import NotEnoughAnswers, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.schemes.interface import (
     Answer,
@@ -70,7 +71,12 @@ class PadsClient(ClientScheme):
 class PadsServer(ServerScheme):
     answer_type: ClassVar = AggregatedShare
 
-    def choose(self, owners: Sequence[int], held: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    def choose(
+        self,
+        owners: Sequence[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair] = (),
+    ) -> tuple[int, ...]:
         return tuple(sorted(held))
 
     def check_answer(self, asked: MaskSum, sender: int, answer: Answer) -> None:

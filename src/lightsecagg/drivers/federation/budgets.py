@@ -22,7 +22,8 @@ def phase_budget(settings: Settings, phase: Phase) -> int:
     if phase is Phase.SHARE:
         return control + peers * _sealed_share(settings)
     if phase is Phase.UPLOAD:
-        return control + _ATTEMPTS * (4 * settings.length + _HEADER)
+        reports = (peers + 1) * settings.traits.report_length(settings)
+        return control + _ATTEMPTS * (4 * (settings.length + reports) + _HEADER)
     if phase is Phase.RECOVER:
         answer = settings.traits.answer_bytes(settings, parameters.dropouts)
         return control + _ATTEMPTS * (answer + _HEADER)

@@ -2,8 +2,8 @@
 
 Durable before they are acknowledged or announced, in this order:
 
-* the roster and the owners, when sharing is closed;
-* each masked upload (its file is synced before its row);
+* the roster, the owners and the secret of the check, when sharing is closed;
+* each masked upload (its file is synced before its row) with its reports;
 * U1, before it is announced;
 * the global model, when a round is done.
 
@@ -30,7 +30,7 @@ from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, wr
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode, shown
-from lightsecagg.protocol.messages import Roster
+from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
 from lightsecagg.protocol.settings import Settings
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS rounds (
-    number INTEGER PRIMARY KEY, settings BLOB NOT NULL, roster BLOB, owners BLOB,
+    number INTEGER PRIMARY KEY, settings BLOB NOT NULL, roster BLOB, closed BLOB,
     survivors BLOB, outcome TEXT
 );
 CREATE TABLE IF NOT EXISTS uploads (
@@ -46,19 +46,21 @@ CREATE TABLE IF NOT EXISTS uploads (
     PRIMARY KEY (number, client)
 );
 """
-_VERSION = b"1"
+_VERSION = b"2"
 
 
 class _Upload(msgspec.Struct, frozen=True, array_like=True):
     """A row of `uploads`."""
 
     held: bytes
+    reports: bytes
     checksum: bytes
     """Of the file that holds the vector."""
 
 
 _rosters = msgspec.msgpack.Decoder(Roster)
 _uploads = msgspec.msgpack.Decoder(_Upload)
+_closings = msgspec.msgpack.Decoder(SharesClosed)
 _id_lists = msgspec.msgpack.Decoder(tuple[int, ...])
 _id_maps = msgspec.msgpack.Decoder(dict[int, int])
 
@@ -69,9 +71,9 @@ class PendingRound:
 
     settings: Settings
     roster: Roster
-    owners: tuple[int, ...]
-    held: dict[int, bytes]
-    """Client -> the bitmap of its upload, for every acknowledged upload."""
+    closed: SharesClosed
+    uploaded: tuple[int, ...]
+    """Whose uploads were acknowledged."""
     survivors: tuple[int, ...] | None
     """U1 if it was announced."""
 
@@ -170,20 +172,20 @@ class Journal:
                 "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
             )
 
-    def close_sharing(self, number: int, roster: Roster, owners: tuple[int, ...]) -> None:
-        """Sharing is closed with these owners."""
+    def close_sharing(self, number: int, roster: Roster, closed: SharesClosed) -> None:
+        """Sharing is closed, as everybody is about to hear."""
         sealed_roster = seal(f"{number}/roster", msgspec.msgpack.encode(roster))
-        sealed_owners = seal(f"{number}/owners", msgspec.msgpack.encode(owners))
+        sealed_closed = seal(f"{number}/closed", msgspec.msgpack.encode(closed))
         with self._reporting("write"):
             self._db.execute(
-                "UPDATE rounds SET roster = ?, owners = ? WHERE number = ?",
-                (sealed_roster, sealed_owners, number),
+                "UPDATE rounds SET roster = ?, closed = ? WHERE number = ?",
+                (sealed_roster, sealed_closed, number),
             )
 
-    def store_upload(self, number: int, client: int, held: bytes, vector: Elements) -> None:
+    def store_upload(self, number: int, client: int, upload: MaskedUpload) -> None:
         """A masked upload; on disk when this returns."""
-        data = vector.tobytes()
-        row = _Upload(held, hashlib.sha256(data).digest())
+        data = upload.vector.tobytes()
+        row = _Upload(upload.held, upload.reports.tobytes(), hashlib.sha256(data).digest())
         content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
         with self._reporting("write"):
             write_synced(self._upload_path(number, client), data)
@@ -292,30 +294,28 @@ class Journal:
     def pending(self, number: int) -> PendingRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""
         with self._reporting("read"):
-            settings, roster, owners = self._db.execute(
-                "SELECT settings, roster, owners FROM rounds WHERE number = ?", (number,)
+            settings, roster, closed = self._db.execute(
+                "SELECT settings, roster, closed FROM rounds WHERE number = ?", (number,)
             ).fetchone()
             clients = self._db.execute(
                 "SELECT client FROM uploads WHERE number = ?", (number,)
             ).fetchall()
         if roster is None or not clients:
             return None
-        held = {}
         for (client,) in clients:
             self.load_upload(number, client)  # verified before anything is made of it
-            held[client] = self._upload_row(number, client).held
         try:
             return PendingRound(
                 settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
                 roster=_unpack(_rosters, f"{number}/roster", roster),
-                owners=_unpack(_id_lists, f"{number}/owners", owners),
-                held=held,
+                closed=_unpack(_closings, f"{number}/closed", closed),
+                uploaded=tuple(client for (client,) in clients),
                 survivors=self.announced(number),
             )
         except LightSecAggError as error:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
 
-    def load_upload(self, number: int, client: int) -> Elements:
+    def load_upload(self, number: int, client: int) -> MaskedUpload:
         """A stored upload, exactly as it was stored."""
         row = self._upload_row(number, client)
         try:
@@ -326,7 +326,8 @@ class Journal:
             ) from error
         if hashlib.sha256(data).digest() != row.checksum:
             raise JournalError(f"the stored upload of client {client} in round {number} is damaged")
-        return np.frombuffer(data, dtype=np.uint32)
+        vector, reports = (np.frombuffer(part, dtype=np.uint32) for part in (data, row.reports))
+        return MaskedUpload(row.held, vector, reports)
 
     def uploads(self, number: int) -> DiskUploads:
         """The mapping for `RoundServer`: keys in memory, vectors on disk."""
@@ -380,7 +381,7 @@ class DiskUploads(MutableMapping[int, Elements]):
     def __getitem__(self, client: int) -> Elements:
         if client not in self._clients:
             raise KeyError(client)
-        return self._journal.load_upload(self._number, client)
+        return self._journal.load_upload(self._number, client).vector
 
     def __setitem__(self, client: int, vector: Elements) -> None:
         self._clients[client] = None  # `store_upload` came first

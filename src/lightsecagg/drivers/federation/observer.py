@@ -54,6 +54,8 @@ class RoundRecord:
     included: list[int] = field(default_factory=list)
     responders: list[int] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
+    accused: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs (owner, holder): what the one shared and what the other reported do not agree."""
     dropped: dict[str, list[int]] = field(default_factory=dict)
     """Phase -> clients that were given up in it."""
     refusals: dict[str, int] = field(default_factory=dict)

@@ -46,7 +46,6 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
-from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import AllowList, Settings, hash_model
@@ -192,7 +191,7 @@ class FederationServer:
             log.info(
                 "resuming round %d: %d uploads are stored, U1 %s",
                 number,
-                len(pending.held),
+                len(pending.uploaded),
                 "was announced" if pending.survivors else "is open",
             )
             await self._resume(number, pending)
@@ -298,15 +297,15 @@ class FederationServer:
             pending.settings,
             self._allow_list,
             pending.roster,
-            pending.owners,
+            pending.closed,
             uploads=self._journal.uploads(number),
         )
         self._peers.backlog = backlog_limit(pending.settings, len(self._job.model()))
         outputs: list[Output] = []
-        for client, held in sorted(pending.held.items()):
-            vector = self._journal.load_upload(number, client)
+        for client in sorted(pending.uploaded):
+            upload = self._journal.load_upload(number, client)
             try:
-                outputs += party.receive(client, MaskedUpload(held, vector))
+                outputs += party.receive(client, upload)
             except Exception as error:
                 # The crash came between storing and refusing it; nobody had acknowledged it. What
                 # no one foresaw counts as a refusal too, or every restart would end here (S41).
@@ -320,7 +319,7 @@ class FederationServer:
                     f"round {number}: the stored uploads do not give the survivor set that was "
                     "announced; refusing to announce another"
                 )
-        await self._finish(self._driver(party, members, stored=pending.held), outputs)
+        await self._finish(self._driver(party, members, stored=pending.uploaded), outputs)
 
     async def _finish(self, round_: ServerRound, outputs: list[Output]) -> RoundRecord:
         record = await round_.drive(outputs)

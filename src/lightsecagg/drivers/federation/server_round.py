@@ -163,9 +163,7 @@ class ServerRound:
         new = self.party.phase is Phase.UPLOAD and client in self.party.pending
         if new and message.vector.shape == (self.party.settings.length,):
             try:
-                await asyncio.to_thread(
-                    self._journal.store_upload, self.number, client, message.held, message.vector
-                )
+                await asyncio.to_thread(self._journal.store_upload, self.number, client, message)
             except JournalError as error:
                 self._refusals["JournalError"] += 1
                 log.error("round %d: the upload of client %d: %s", self.number, client, error)
@@ -234,7 +232,7 @@ class ServerRound:
         """Make durable what these outputs announce, then let them go."""
         if not self._sharing_closed and self.party.phase not in (Phase.ADVERTISE, Phase.SHARE):
             if self.party.roster is not None:
-                self._journal.close_sharing(self.number, self.party.roster, self.party.owners)
+                self._journal.close_sharing(self.number, self.party.roster, self.party.closed)
             self._sharing_closed = True
         if self.party.survivors and not self._announced:
             self._journal.announce(self.number, self.party.survivors)
@@ -249,8 +247,11 @@ class ServerRound:
                     self.record.included = list(output.included)
                     self.record.responders = list(output.responders)
                     self.record.suspects = list(output.suspects)
-                case RoundAborted(reason):
+                    self.record.accused = list(output.accused)
+                case RoundAborted(reason, suspects, accused):
                     self.record.aborted = reason
+                    self.record.suspects = list(suspects)
+                    self.record.accused = list(accused)
 
     def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:
         """The same message to many clients is encoded once."""

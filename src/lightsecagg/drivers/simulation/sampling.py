@@ -6,8 +6,9 @@ shares for real clients only, check nobody's keys, upload one and the same vecto
 charged for anything. The server cannot tell the difference and does all of its work: it relays N
 bundles, sums the uploads, and recovers from as many answers.
 
-    coded masks     a stand-in's shares are random, and the answers of all stand-ins complete those
-                    of the real clients to one codeword, so that the server's check finds nothing
+    coded masks     a stand-in's shares are random, and the reports and answers of all stand-ins
+                    complete those of the real clients to one codeword, so that the server's
+                    checks find nothing
     other schemes   a stand-in really shares its secrets, so that the server can recover the masks
 
 The sum that comes out means nothing; `exact` is None.
@@ -16,6 +17,7 @@ The sum that comes out means nothing; `exact` is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -66,7 +68,7 @@ class Sample:
         """They come first, so that their answers are there when stand-ins are asked."""
         self.settings = settings
         self._cohort = cohort
-        self._answers: dict[int, Elements] = {}
+        self._reports, self._answers = _Completed(), _Completed()
         self._round: Round | None = None
 
     def stand_in(self, client: int) -> StandIn:
@@ -86,8 +88,10 @@ class Sample:
 
     def observe(self, client: int, message: Message) -> None:
         """A real client sends this."""
-        if isinstance(message, AggregatedShare):
-            self._answers[client] = message.vector
+        if isinstance(message, MaskedUpload):
+            self._reports.known[client] = message.reports
+        elif isinstance(message, AggregatedShare):
+            self._answers.known[client] = message.vector
 
     @cached_property
     def upload(self) -> Elements:
@@ -97,35 +101,48 @@ class Sample:
     @cached_property
     def explicit_share(self) -> bytes:
         """What stand-ins with coded masks send as explicit shares."""
-        return self.settings.field.to_bytes(self.random_elements(self.settings.share_length))
+        return self.settings.field.to_bytes(self.random_elements(self.settings.shared_length))
 
     def random_elements(self, count: int) -> Elements:
         """Field elements, uniform enough for a measurement."""
         generator = np.random.default_rng()
         return generator.integers(0, self.settings.field.modulus, count, dtype=np.uint32)
 
+    def reports(self, round_: Round, owners: tuple[int, ...], client: int) -> Elements:
+        """Coded masks: what a stand-in reports, on codewords with everybody else."""
+        length = self.settings.traits.report_length(self.settings) * len(owners)
+        return self._complete(self._reports, round_, owners, length)[client]
+
     def answer(self, round_: Round, survivors: tuple[int, ...], client: int) -> Elements:
         """Coded masks: the answer of a stand-in, on one codeword with everybody else's."""
-        return self._completed(round_, survivors)[client]
+        length = self.settings.share_length
+        return self._complete(self._answers, round_, survivors, length)[client]
 
-    def _completed(self, round_: Round, survivors: tuple[int, ...]) -> Mapping[int, Elements]:
-        if self._codeword is None:
-            code, length = self.settings.code, self.settings.share_length
-            known = dict(self._answers)
-            for client in survivors:
+    def _complete(
+        self, parts: _Completed, round_: Round, clients: tuple[int, ...], length: int
+    ) -> Mapping[int, Elements]:
+        if parts.codeword is None:
+            code, known = self.settings.code, dict(parts.known)
+            for client in clients:
                 if len(known) < code.survivors:
                     known.setdefault(client, self.random_elements(length))
             chosen = sorted(known, key=round_.positions.__getitem__)
-            rest = [client for client in survivors if client not in known]
+            rest = [client for client in clients if client not in known]
             _, shares = code.complete(
                 [round_.positions[client] for client in chosen],
                 np.stack([known[client] for client in chosen]),
                 [round_.positions[client] for client in rest],
             )
-            self._codeword = known | dict(zip(rest, shares, strict=True))
-        return self._codeword
+            parts.codeword = known | dict(zip(rest, shares, strict=True))
+        return parts.codeword
 
-    _codeword: Mapping[int, Elements] | None = None
+
+@dataclass(slots=True)
+class _Completed:
+    """What the real clients sent, and the codeword that stand-ins complete it to."""
+
+    known: dict[int, Elements] = field(default_factory=dict)
+    codeword: Mapping[int, Elements] | None = None
 
 
 class StandIn:
@@ -155,7 +172,8 @@ class StandIn:
                 self._take_share(message)
             case SharesClosed():
                 self._owners = message.owners
-                return [Send(SERVER, MaskedUpload(self._bitmap(), self._sample.upload))]
+                reports = self._report()
+                return [Send(SERVER, MaskedUpload(self._bitmap(), self._sample.upload, reports))]
             case SurvivorSet():
                 self._survivors = message.survivors
                 malicious = ThreatModel.MALICIOUS_SERVER
@@ -220,6 +238,10 @@ class StandIn:
         self._held[MaskRef(self.client)] = mask.own
         return mask.outgoing
 
+    def _report(self) -> Elements:
+        """What an upload says of the shares; nothing in a scheme that is not checked."""
+        return self.scheme.report({}, b"")
+
     def _answer(self) -> Message:
         """The answer for the survivors."""
         terms = [Term(MaskRef(client)) for client in self._survivors]
@@ -244,6 +266,9 @@ class CodedStandIn(StandIn):
             for position, recipient in enumerate(round_.members)
             if position != own
         ]
+
+    def _report(self) -> Elements:
+        return self._sample.reports(self.scheme.round, self._owners, self.client)
 
     def _answer(self) -> Message:
         return AggregatedShare(self._sample.answer(self.scheme.round, self._survivors, self.client))

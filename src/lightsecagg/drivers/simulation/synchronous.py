@@ -211,7 +211,8 @@ class _Run(MeteredWire):
 
     def _observe(self, packet: Packet) -> None:
         client = packet.sender
-        if packet.kind is AggregatedShare and self.sample is not None and client in self.parties:
+        observed = packet.kind in (MaskedUpload, AggregatedShare)
+        if observed and self.sample is not None and client in self.parties:
             self.sample.observe(client, self.codec.decode(packet.data))
 
     def _unread(self, client: int) -> bool:

@@ -120,15 +120,19 @@ class Registration:
         self.advertised[sender] = message
         return True
 
-    def make_roster(self, entropy: Entropy) -> Roster:
-        """Everybody whose keys are here, in the order of the invitations."""
+    def make_roster(self, entropy: Entropy, checks: tuple[bytes, ...] = ()) -> Roster:
+        """Everybody whose keys are here, in the order of the invitations.
+
+        * `checks`: commitments to the secrets by which shares will be checked (S46).
+        """
         members = tuple(
             Member(client, self.advertised[client].keys, self.advertised[client].signature)
             for client in self.invited
             if client in self.advertised
         )
         ring = self._settings.traits.ring
-        return Roster(members, random_order(range(len(members)), entropy) if ring else ())
+        graph = random_order(range(len(members)), entropy) if ring else ()
+        return Roster(members, graph, checks)
 
     def scheme(self, roster: Roster, entropy: Entropy) -> ServerScheme:
         """The scheme of the server's own roster."""

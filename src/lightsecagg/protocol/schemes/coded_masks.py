@@ -3,12 +3,15 @@
 A client cuts its mask into U - T pieces, encodes them with T pieces of noise by the T-private MDS
 code and gives every member one share. Encoding is linear: the (weighted) sum of the shares that a
 client holds is its share of the sum of the masks. Any U such answers decode it in one shot.
+
+With its upload a client reports on the shares that it holds, so that whoever lied in sharing is
+found before U1 is fixed (`masks.checked_sharing`, S46).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +22,15 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.crypto.transcript import uint
 from lightsecagg.errors import NotEnoughAnswers, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import (
+    BLINDS,
+    Pair,
+    check_coefficients,
+    commit,
+    find_accused,
+    name_liars,
+    report_on_shares,
+)
 from lightsecagg.masks.mask_encoding import (
     EncodedMask,
     MaskId,
@@ -33,6 +45,7 @@ from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.schemes.interface import (
     Answer,
     ClientScheme,
+    Findings,
     MaskRef,
     MaskSum,
     PreparedMask,
@@ -79,11 +92,11 @@ class CodedMasksClient(ClientScheme):
             for position, seed in seeds.items()
         }
         members, settings = len(self.round.members), self.settings
-        return encode_seeded_mask(settings.code, seeded, members, settings.length)
+        return encode_seeded_mask(settings.code, seeded, members, settings.length, BLINDS)
 
     def _encode_explicitly(self, serial: int, entropy: Entropy) -> EncodedMask:
         settings = self.settings
-        parameters, length = settings.parameters, settings.share_length
+        parameters, length = settings.parameters, settings.shared_length
         rows = prg.draw_bound(
             parameters.survivors * length,
             settings.field.modulus,
@@ -94,17 +107,32 @@ class CodedMasksClient(ClientScheme):
             uint(serial),
         )
         pieces, noise = np.split(rows.reshape(parameters.survivors, length), [parameters.pieces])
-        return encode_mask(settings.code, pieces, noise, settings.length)
+        return encode_mask(settings.code, pieces, noise, settings.length, BLINDS)
 
     def _expand(self, seed: bytes, ref: MaskRef, recipient: int) -> Elements:
         mask_id = MaskId(self.round.context, ref.owner, ref.serial)
-        length, modulus = self.settings.share_length, self.settings.field.modulus
+        length, modulus = self.settings.shared_length, self.settings.field.modulus
         return expand_share(seed, mask_id, recipient, length, modulus)
 
     def check(self, kind: ShareKind, plaintext: bytes) -> None:
         """An explicit share holds field elements; every seed is one."""
         if kind is ShareKind.EXPLICIT:
             self.check_elements(plaintext)
+
+    def open_check(self, check_secret: bytes) -> None:
+        """The roster holds its commitment: everybody checks by the same coefficients."""
+        if (commit(check_secret),) != self.round.checks:
+            raise RemoteProtocolError(
+                "the server reveals another secret than the roster binds it to: reports by "
+                "different coefficients would reveal masks"
+            )
+
+    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
+        """Two combinations of every share, each under a blind of its own."""
+        field, length = self.settings.field, self.settings.share_length
+        coefficients = check_coefficients(check_secret, self.round.context, length, field.modulus)
+        shares = (self.elements(ref, share) for ref, share in held.items())
+        return report_on_shares(field, shares, coefficients).reshape(-1)
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask itself."""
@@ -113,18 +141,19 @@ class CodedMasksClient(ClientScheme):
     def answer(
         self, held: Mapping[MaskRef, Share], terms: Sequence[Term], owners: Sequence[int]
     ) -> AggregatedShare:
-        """The weighted sum of the shares of the masks in the sum."""
-        shares = (self.elements(term.ref, held[term.ref]) for term in terms)
+        """The weighted sum of the shares of the masks in the sum, without their blinds."""
+        length = self.settings.share_length
+        shares = (self.elements(term.ref, held[term.ref])[:length] for term in terms)
         weights = [term.weight for term in terms]
         plain = all(weight == 1 for weight in weights)
         total = aggregate_shares(self.settings.field, shares, None if plain else weights)
         return AggregatedShare(total)
 
     def elements(self, ref: MaskRef, share: Share) -> Elements:
-        """A share that is held here as field elements; a seed is expanded only when needed."""
+        """A share that is held here, with its blinds; a seed is expanded only when needed."""
         kind, data = share
         if kind == ShareKind.EXPLICIT.value:
-            return self.settings.field.from_bytes(data, self.settings.share_length)
+            return self.settings.field.from_bytes(data, self.settings.shared_length)
         return self._expand(data, ref, self.client)
 
 
@@ -133,22 +162,61 @@ class CodedMasksServer(ServerScheme):
 
     answer_type: ClassVar = AggregatedShare
 
-    def choose(self, owners: Sequence[int], held: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-        """As many uploaders as possible such that enough of them hold all shares of them.
+    def examine(self, reports: Mapping[int, Mapping[int, Elements]]) -> Findings:
+        """The pairs whose reports are off the code, and who is in too many of them.
 
-        Normally all uploaders. An owner whose shares did not open at many peers is left out
-        first; ties go to the higher id, so that the choice is a function of the uploads.
+        n reports tell up to floor((n - U) / 2) liars.
+        """
+        by_owner: dict[int, dict[int, Elements]] = {}
+        for holder, said in reports.items():
+            for owner, values in said.items():
+                by_owner.setdefault(owner, {})[self.round.positions[holder]] = values
+        accused = frozenset(
+            (owner, self.round.members[position])
+            for owner, position in find_accused(self.settings.code, by_owner)
+        )
+        return Findings(accused, name_liars(accused, self._liars(len(reports))))
+
+    def _liars(self, uploads: int) -> int:
+        """How many liars so many uploaders can tell."""
+        return max(0, uploads - self.settings.parameters.survivors) // 2
+
+    def choose(
+        self,
+        owners: Sequence[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair] = (),
+    ) -> tuple[int, ...]:
+        """As many uploaders as possible such that enough of them hold good shares of them all.
+
+        Enough are U, and as many more as there may be liars, if they can be had: then no lie in
+        the answers goes unnoticed. Owners are left out one by one, those first without whom
+        most uploaders could answer; ties go to the higher id, so that the choice is a function
+        of the uploads. An accused holder still has its shares, and may sign for them.
         """
         parameters = self.settings.parameters
-        needed = max(parameters.survivors, parameters.quorum)
-        chosen = set(held)
-        while len(chosen) >= self.settings.minimum:
-            holders = [client for client in chosen if chosen <= held[client]]
-            if len(holders) >= needed:
-                return tuple(sorted(chosen))
-            missing = Counter(owner for client in chosen for owner in chosen - held[client])
-            chosen.remove(max(missing, key=lambda owner: (missing[owner], owner)))
-        raise NotEnoughAnswers(f"no survivor set has {needed} members that hold all its shares")
+        good = {client: set(owners) for client, owners in held.items()}
+        for owner, holder in accused:
+            good[holder].discard(owner)
+        wanted = parameters.survivors + self._liars(len(held))
+        best: set[int] = set()
+        most, chosen = parameters.survivors - 1, set(held)
+        while most < wanted and len(chosen) >= self.settings.minimum:
+            lacking = {client: chosen - good[client] for client in chosen}
+            answers = sum(not owners for owners in lacking.values())
+            signers = sum(chosen <= held[client] for client in chosen)
+            if answers > most and signers >= parameters.quorum:
+                best, most = set(chosen), answers
+            if answers == len(chosen):
+                break
+            chosen.remove(_most_missed(lacking))
+        if not best:
+            doubts = " that agree with each other" if accused else ""
+            raise NotEnoughAnswers(
+                f"no survivor set has {max(parameters.survivors, parameters.quorum)} members that "
+                f"hold all its shares{doubts}"
+            )
+        return tuple(sorted(best))
 
     def check_answer(self, asked: MaskSum, sender: int, answer: Answer) -> None:
         """An answer is as long as a share."""
@@ -194,3 +262,10 @@ class CodedMasksServer(ServerScheme):
         length, columns = stacked.shape[1], code.check_columns
         coefficients = prg.draw_uniform(length * columns, code.field.modulus, self.entropy)
         return code.find_inconsistent(positions, stacked, coefficients.reshape(length, columns))
+
+
+def _most_missed(lacking: Mapping[int, Collection[int]]) -> int:
+    """The owner that alone keeps most clients from answering, or that most clients lack."""
+    missing = Counter(owner for owners in lacking.values() for owner in owners)
+    alone = Counter(owner for owners in lacking.values() if len(owners) == 1 for owner in owners)
+    return max(missing, key=lambda owner: (alone[owner], missing[owner], owner))

@@ -6,9 +6,11 @@ the sum of the masks. One object of a scheme serves one party and one roster; it
 so that all that a party must remember or forget is in the party's hands.
 
     client   prepare   draws a mask and the shares of it               (offline phase)
+             report    says of the shares it holds what tells no mask  (upload)
              mask      expands it, when the update is there            (upload)
              answer    sums what is held for the masks of a sum        (recovery)
-    server   choose    whose updates can be summed
+    server   examine   who lied, by the reports
+             choose    whose updates can be summed
              recover   the sum of the masks, from the answers
 
 A mask is named by its owner and a serial, 0 in synchronous rounds. A sum is a list of terms: masks
@@ -23,10 +25,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import CryptoError, FieldError
+from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
@@ -77,6 +82,15 @@ class MaskSum:
     def in_sum(self) -> tuple[int, ...]:
         """The owners of the masks."""
         return tuple(term.ref.owner for term in self.terms)
+
+
+class Findings(NamedTuple):
+    """What a server concludes from the reports on shares (S46)."""
+
+    accused: frozenset[Pair] = frozenset()
+    """Pairs (owner, holder) of which one lied: no sum may rest on such a share."""
+    named: tuple[int, ...] = ()
+    """Who must have lied if as few did as the spare reports can tell. A suspicion, never proof."""
 
 
 class Scheme:
@@ -143,6 +157,20 @@ class ClientScheme(Scheme, ABC):
         """
         return len(held) >= self.settings.minimum
 
+    def open_check(self, check_secret: bytes) -> None:
+        """Raise `RemoteProtocolError` unless this is the secret to which the roster binds (S46)."""
+        if check_secret:
+            raise RemoteProtocolError(
+                f"the server reveals the secret of a check, which {self.settings.protocol} lacks"
+            )
+
+    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
+        """What this client says of these shares, `report_length` elements each.
+
+        Ask once per mask, for all that is held, with a secret that `open_check` accepts.
+        """
+        return np.empty(0, dtype=np.uint32)
+
     @abstractmethod
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask of an upload; `owners` are those whose shares are complete."""
@@ -178,11 +206,22 @@ class ServerScheme(Scheme, ABC):
         """Whether a member sends a share to another client."""
         return owner != recipient and recipient in self.round.positions
 
+    def examine(self, reports: Mapping[int, Mapping[int, Elements]]) -> Findings:
+        """Who lied, by the reports: uploader -> owner -> what it says of that owner's share."""
+        return Findings()
+
     @abstractmethod
-    def choose(self, owners: Sequence[int], held: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    def choose(
+        self,
+        owners: Sequence[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair] = (),
+    ) -> tuple[int, ...]:
         """U1, ascending: whose updates are summed; `RecoveryError` if no sum can be recovered.
 
         * `owners`: whose shares are complete; `held`: uploader -> whose shares have reached it.
+        * `accused`: pairs (owner, holder) whose share must not be relied on; holders that are
+          accused with anybody in U1 are asked, but their answers are not used.
         """
 
     @abstractmethod

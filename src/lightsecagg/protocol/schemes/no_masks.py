@@ -12,7 +12,7 @@ the same rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import NoneType
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.protocol.schemes.interface import (
     Answer,
     ClientScheme,
@@ -63,7 +64,12 @@ class NoMasksServer(ServerScheme):
 
     answer_type: ClassVar = NoneType
 
-    def choose(self, owners: Sequence[int], held: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    def choose(
+        self,
+        owners: Sequence[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair] = (),
+    ) -> tuple[int, ...]:
         """All who uploaded."""
         return tuple(sorted(held))
 

@@ -43,6 +43,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field import ntt, shamir
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.masks.pairwise_masks import Orphan, client_mask, remaining_masks
 from lightsecagg.masks.sharing_graph import SharingGraph
 from lightsecagg.protocol.messages import UnmaskingShares
@@ -224,7 +225,12 @@ class PairwiseMasksServer(PairwiseMasks, ServerScheme):
         """Neighbours share with each other."""
         return recipient in self.neighbours(owner)
 
-    def choose(self, owners: Sequence[int], held: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    def choose(
+        self,
+        owners: Sequence[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair] = (),
+    ) -> tuple[int, ...]:
         """All who uploaded, if that hides everybody and every secret can be rebuilt.
 
         Leaving somebody out would not help: its mask key is in the same hands as its seed.

@@ -20,6 +20,7 @@ from lightsecagg.crypto import prg
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field import shamir
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
@@ -140,6 +141,10 @@ class Traits:
         """With how many peers each of so many clients shares and masks."""
         return members - 1
 
+    def checks(self, settings: Settings) -> int:
+        """How many commitments a roster brings to checks of what was shared (S46)."""
+        return 0
+
     # -- sizes -------------------------------------------------------------------------------
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
@@ -152,6 +157,10 @@ class Traits:
             return 0
         one = AggregatedShare(np.zeros(1, dtype=np.uint32))
         return len(Codec(settings.field).encode(one)) - 4 + shares[ShareKind.EXPLICIT].length
+
+    def report_length(self, settings: Settings) -> int:
+        """Field elements that an upload brings for every share that its sender holds."""
+        return BLINDS * self.checks(settings)
 
 
 class CodedMaskTraits(Traits):
@@ -174,26 +183,34 @@ class CodedMaskTraits(Traits):
                 f"{parameters.share_mode} shares, this client demands {policy.share_mode}"
             )
         masks = 1 if settings.buffering is None else settings.buffering.stock
-        size = 4 * masks * parameters.clients * settings.share_length
+        size = 4 * masks * parameters.clients * settings.shared_length
         if policy.max_share_bytes is not None and size > policy.max_share_bytes:
             raise refused(
-                f"{masks} x N = {parameters.clients} shares of L = {settings.share_length} "
+                f"{masks} x N = {parameters.clients} shares of L + 2 = {settings.shared_length} "
                 f"elements, {size} bytes, this client allows {policy.max_share_bytes}; raise U - T"
             )
 
+    def checks(self, settings: Settings) -> int:
+        """One for the masks of a synchronous round."""
+        return 1 if settings.buffering is None else 0
+
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
-        """L elements each; in seeded mode, seeds to the U clients after the owner.
+        """L + 2 elements each; in seeded mode, seeds to the U clients after the owner.
 
         For U = N the owner is one of them itself.
         """
         peers, U = settings.parameters.clients - 1, settings.parameters.survivors
         if settings.parameters.share_mode is ShareMode.PAPER:
-            return {ShareKind.EXPLICIT: Shares(peers, 4 * settings.share_length)}
+            return {ShareKind.EXPLICIT: Shares(peers, 4 * settings.shared_length)}
         seeds = min(peers, U)
         return {
-            ShareKind.EXPLICIT: Shares(peers - seeds, 4 * settings.share_length),
+            ShareKind.EXPLICIT: Shares(peers - seeds, 4 * settings.shared_length),
             ShareKind.SEED: Shares(seeds, prg.SEED_LENGTH),
         }
+
+    def answer_bytes(self, settings: Settings, dropped: int) -> int:
+        """A sum of shares has no blinds."""
+        return super().answer_bytes(settings, dropped) - 4 * BLINDS
 
 
 class PairwiseMaskTraits(Traits):
