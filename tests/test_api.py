@@ -120,6 +120,52 @@ def test_S47_a_spoilt_sum_is_an_error_and_no_average(
         aggregate(vectors, privacy=1, dropouts=1, bound=1.0, weights=weights)
 
 
+class Tensor:
+    """What `aggregate` asks of a tensor, without torch."""
+
+    def __init__(self, values: list[float]) -> None:
+        self._values: list[float] | None = values
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Any:
+        return np.array(self._values, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        list,
+        tuple,
+        Tensor,
+        lambda row: np.array(row, dtype=np.float16),
+        lambda row: np.array(row).astype(int),
+    ],
+)
+def test_lists_tensors_and_integers_will_do(make: Any) -> None:
+    rows = [[float(c), 2.0] for c in range(5)]
+    result = aggregate([make(row) for row in rows], privacy=1, bound=4.0)
+    np.testing.assert_allclose(result.mean, [2.0, 2.0], atol=1e-2)
+    named = aggregate([{"w": make(row)} for row in rows], privacy=1, bound=4.0)
+    np.testing.assert_allclose(named.sum["w"], [10.0, 10.0], atol=1e-2)
+
+
+def test_a_state_dict_of_torch_can_be_averaged_as_it_is() -> None:
+    torch = pytest.importorskip("torch")
+    models = [torch.nn.Linear(2, 1) for _ in range(4)]
+    result = aggregate([dict(m.named_parameters()) for m in models], privacy=1, bound=4.0)
+    expected = np.mean([m.weight.detach().numpy() for m in models], axis=0)
+    np.testing.assert_allclose(result.mean["weight"], expected, atol=1e-6)
+
+
+def test_every_error_is_a_public_name() -> None:
+    kinds = [k for k in vars(lightsecagg.errors).values() if isinstance(k, type)]
+    ours = [kind for kind in kinds if issubclass(kind, lightsecagg.LightSecAggError)]
+    assert len(ours) > 10
+    assert all(getattr(lightsecagg, kind.__name__) is kind for kind in ours)
+
+
 def test_weights_average_and_dropped_clients_are_left_out() -> None:
     vectors = _vectors(6)
     weights = [1, 20, 3, 7, 5, 2]
@@ -194,8 +240,13 @@ def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity() -> No
     ("vectors", "options", "error", "message"),
     [
         ([None, None], {}, ParameterError, "no client has a vector"),
-        ([np.arange(3)] * 4, {}, InputRefused, "only numpy arrays of floats"),
-        ([[1.0, 2.0]] * 4, {}, InputRefused, "the array is list"),
+        ([["a", "b"]] * 4, {}, InputRefused, "the array is list of <U1; only numbers"),
+        ([[1.0, [2.0]]] * 4, {}, InputRefused, "the array is list, of which numpy makes no array"),
+        ([{"w": np.array([1j])}] * 4, {}, InputRefused, "array 'w' is ndarray of complex128"),
+        ([np.zeros(3)] * 4, {"bound": "1"}, ParameterError, "bound = '1' must be a number"),
+        ([np.zeros(3)] * 4, {"bound": None}, ParameterError, "bound = None must be a number"),
+        ([np.zeros(3)] * 4, {"bound": True}, ParameterError, "bound = True must be a number"),
+        ([np.zeros(3)] * 4, {"privacy": "1"}, ParameterError, "privacy T = '1' must be an integer"),
         ([np.zeros(3)] * 3 + [np.zeros(4)], {}, InputRefused, r"client 3 is .* of shape \(4,\)"),
         ([{"a": np.zeros(2)}] * 3 + [{"b": np.zeros(2)}], {}, InputRefused, "client 3 has other"),
         ([{"a": np.zeros(2)}] * 3 + [np.zeros(2)], {}, InputRefused, "client 3 has other"),

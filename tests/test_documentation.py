@@ -46,6 +46,20 @@ def test_the_paper_map_names_only_what_exists() -> None:
         assert (ROOT / test).is_file(), test
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_and_names_in_documents_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it speaks of the past too
+    for name in re.findall(r"`(lightsecagg(?:\.\w+)+)`", page.read_text(encoding="utf-8")):
+        resolve(name)
+
+
+def test_the_list_of_documents_is_complete() -> None:
+    readme = read("README.md")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme, page.name
+
+
 def resolve(name: str) -> object:
     """Import the longest prefix that is a module, then follow attributes."""
     parts = name.split(".")

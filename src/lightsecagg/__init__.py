@@ -8,6 +8,7 @@ and, to run the protocols over your own transport (docs/own-transport.md):
     client_party, server_party        one party in one round: messages in, outputs out
     Send, NeedInput, Aggregate, RoundAborted     what they return
     Settings, Policy, AllowList, Quantizer       what a round is, and what a client accepts
+    ThreatModel, ShareMode, hash_model, every error of lightsecagg.errors
     IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD, ProtocolName
 
 Names are imported when they are first used, so that `import lightsecagg` costs nothing.
@@ -21,10 +22,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightsecagg.crypto.identity import IdentityKey
     from lightsecagg.drivers.aggregation import AggregationResult, aggregate
-    from lightsecagg.errors import LightSecAggError
+    from lightsecagg.errors import (
+        Aborted,
+        ConfigurationError,
+        CryptoError,
+        DecodeError,
+        FieldError,
+        InconsistentAnswers,
+        InputRefused,
+        JournalError,
+        LightSecAggError,
+        LocalProtocolError,
+        MaskAlreadyUsed,
+        MissingExtra,
+        NotEnoughAnswers,
+        ParameterError,
+        PeerGone,
+        ProtocolError,
+        RecoveryError,
+        Refused,
+        RemoteProtocolError,
+        TransportError,
+    )
     from lightsecagg.field.prime import DEFAULT_FIELD
     from lightsecagg.field.quantization import Quantizer
-    from lightsecagg.params import Parameters
+    from lightsecagg.params import Parameters, ShareMode, ThreatModel
     from lightsecagg.protocol.interface import (
         SERVER,
         Aggregate,
@@ -35,7 +57,7 @@ if TYPE_CHECKING:
     )
     from lightsecagg.protocol.ledger import Ledger
     from lightsecagg.protocol.registry import client_party, server_party
-    from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
+    from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
     from lightsecagg.protocol.wire import Codec
 
 __version__ = "0.1.0.dev0"
@@ -43,35 +65,78 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "DEFAULT_FIELD",
     "SERVER",
+    "Aborted",
     "Aggregate",
     "AggregationResult",
     "AllowList",
     "Codec",
+    "ConfigurationError",
+    "CryptoError",
+    "DecodeError",
+    "FieldError",
     "IdentityKey",
+    "InconsistentAnswers",
+    "InputRefused",
+    "JournalError",
     "Ledger",
     "LightSecAggError",
+    "LocalProtocolError",
+    "MaskAlreadyUsed",
+    "MissingExtra",
     "NeedInput",
+    "NotEnoughAnswers",
+    "ParameterError",
     "Parameters",
+    "PeerGone",
     "Policy",
+    "ProtocolError",
     "ProtocolName",
     "Quantizer",
+    "RecoveryError",
+    "Refused",
+    "RemoteProtocolError",
     "RoundAborted",
     "Send",
     "Settings",
+    "ShareMode",
+    "ThreatModel",
+    "TransportError",
     "Update",
     "__version__",
     "aggregate",
     "client_party",
+    "hash_model",
     "server_party",
 ]
 
 _HOMES = {
     "lightsecagg.crypto.identity": ("IdentityKey",),
     "lightsecagg.drivers.aggregation": ("AggregationResult", "aggregate"),
-    "lightsecagg.errors": ("LightSecAggError",),
+    "lightsecagg.errors": (
+        "Aborted",
+        "ConfigurationError",
+        "CryptoError",
+        "DecodeError",
+        "FieldError",
+        "InconsistentAnswers",
+        "InputRefused",
+        "JournalError",
+        "LightSecAggError",
+        "LocalProtocolError",
+        "MaskAlreadyUsed",
+        "MissingExtra",
+        "NotEnoughAnswers",
+        "ParameterError",
+        "PeerGone",
+        "ProtocolError",
+        "RecoveryError",
+        "Refused",
+        "RemoteProtocolError",
+        "TransportError",
+    ),
     "lightsecagg.field.prime": ("DEFAULT_FIELD",),
     "lightsecagg.field.quantization": ("Quantizer",),
-    "lightsecagg.params": ("Parameters",),
+    "lightsecagg.params": ("Parameters", "ShareMode", "ThreatModel"),
     "lightsecagg.protocol.interface": (
         "SERVER",
         "Aggregate",
@@ -82,7 +147,13 @@ _HOMES = {
     ),
     "lightsecagg.protocol.ledger": ("Ledger",),
     "lightsecagg.protocol.registry": ("client_party", "server_party"),
-    "lightsecagg.protocol.settings": ("AllowList", "Policy", "ProtocolName", "Settings"),
+    "lightsecagg.protocol.settings": (
+        "AllowList",
+        "Policy",
+        "ProtocolName",
+        "Settings",
+        "hash_model",
+    ),
     "lightsecagg.protocol.wire": ("Codec",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

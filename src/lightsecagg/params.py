@@ -178,9 +178,9 @@ def _check_sizes(clients: int, privacy: int, dropouts: int, survivors: int) -> N
     check_integer("clients N", clients, 2)
     check_integer("privacy T", privacy, 0)
     check_integer("dropouts D", dropouts, 0)
-    check_integer("survivors U", survivors, 0)
     if dropouts >= clients:
         raise ParameterError(f"dropouts D = {dropouts} of N = {clients} clients leave nobody")
+    check_integer("survivors U", survivors, 0)
 
 
 def _choice(kind: type[Choice], value: str) -> Choice:

@@ -64,7 +64,25 @@ Protocols = Annotated[
 Clients = Annotated[int, typer.Option(help="N, the clients.")]
 Privacy = Annotated[int, typer.Option(help="T, how many may collude with the server.")]
 Dropouts = Annotated[int, typer.Option(help="D, how many may drop.")]
-Dimension = Annotated[int, typer.Option(help="d, the length of the vectors.")]
+
+
+def whole_number(text: str) -> int:
+    """1206590, 1_206_590 and 1.2e6 alike."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ParameterError(f"{text!r} is not a number") from None
+    if not value.is_integer():
+        raise ParameterError(f"{text} is not a whole number")
+    return int(value)
+
+
+Dimension = Annotated[
+    int,
+    typer.Option(
+        parser=whole_number, metavar="NUMBER", help="d, the length of the vectors, such as 1e6."
+    ),
+]
 DefendAgainst = Annotated[ThreatModel, typer.Option(help="Whom the clients defend against.")]
 FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
 

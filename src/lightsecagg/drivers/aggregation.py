@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lightsecagg.drivers.cohort import Cohort, describe_leak
 from lightsecagg.drivers.footprint import check_memory
@@ -23,15 +23,16 @@ from lightsecagg.protocol.wire import Codec
 Array = NDArray[Any]
 Arrays = Array | Mapping[str, Array]
 """What one client contributes: an array of any shape, or named arrays such as a model's layers."""
+Result = TypeVar("Result", Array, dict[str, Array])
 
 
 @dataclass(frozen=True, slots=True)
-class AggregationResult:
+class AggregationResult(Generic[Result]):
     """What the server learns, and who is in it."""
 
-    mean: Any
+    mean: Result
     """The (weighted) average, shaped like the inputs."""
-    sum: Any
+    sum: Result
     """The (weighted) sum, shaped like the inputs."""
     weight: int
     """The sum of the included clients' weights; their number, if there are no weights."""
@@ -39,8 +40,37 @@ class AggregationResult:
     """Positions of the included clients in `vectors`."""
 
 
+class _Options(TypedDict, total=False):
+    """The keyword arguments of `aggregate`."""
+
+    privacy: Required[int]
+    bound: Required[float]
+    dropouts: int
+    survivors: int
+    weights: Sequence[int] | None
+    protocol: str
+    threat_model: str
+    share_mode: str
+    modulus: int
+    neighbours: int
+    threshold: int
+    clip: bool
+
+
+@overload  # both take a list of None alone, which is refused
+def aggregate(  # type: ignore[overload-overlap]
+    vectors: Sequence[Mapping[str, ArrayLike] | None], **options: Unpack[_Options]
+) -> AggregationResult[dict[str, Array]]: ...
+
+
+@overload
 def aggregate(
-    vectors: Sequence[Arrays | None],
+    vectors: Sequence[ArrayLike | None], **options: Unpack[_Options]
+) -> AggregationResult[Array]: ...
+
+
+def aggregate(
+    vectors: Sequence[Any],
     *,
     privacy: int,
     bound: float,
@@ -54,11 +84,12 @@ def aggregate(
     neighbours: int = 0,
     threshold: int = 0,
     clip: bool = False,
-) -> AggregationResult:
+) -> AggregationResult[Any]:
     """Aggregate the clients' arrays through a protocol, every message included.
 
-    * `vectors`: one float array, or dict of float arrays, per client, all alike; `None` for a
-      client that drops out after it has shared its mask and before it uploads.
+    * `vectors`: one array of numbers, or dict of arrays such as a state dict, per client, all
+      alike; lists and tensors will do, and integers become floats. `None` for a client that drops
+      out after it has shared its mask and before it uploads.
     * `privacy` T, `dropouts` D, `survivors` U: see `Parameters`.
     * `bound`: the largest absolute value of an entry. It is public and fixed beforehand; larger
       entries are refused, or clipped if you say `clip=True`.
@@ -68,7 +99,7 @@ def aggregate(
     Raises `InputRefused` for arrays that must not be masked, `ParameterError` for parameters that
     cannot work, `Aborted` if too few clients are left.
     """
-    given = {client: arrays for client, arrays in enumerate(vectors) if arrays is not None}
+    given = {client: as_arrays(v) for client, v in enumerate(vectors) if v is not None}
     if not given:
         raise ParameterError("there is nothing to aggregate: no client has a vector")
     layout = _Layout(next(iter(given.values())))
@@ -117,18 +148,38 @@ def aggregate(
     )
 
 
+def as_arrays(value: Any) -> Arrays:
+    """What a client gives, as numpy arrays of floats: arrays, tensors, lists, or a dict of them."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_floats(f"array {name!r}", part) for name, part in value.items()}
+    return _as_floats("the array", value)
+
+
+def _as_floats(name: str, value: Any) -> Array:
+    # A tensor that requires a gradient, or lies on a device, does not become an array by itself.
+    tensor = value.detach().cpu() if hasattr(value, "detach") else value
+    try:
+        array = np.asarray(tensor)
+    except (TypeError, ValueError) as error:
+        raise InputRefused(
+            f"{name} is {type(value).__name__}, of which numpy makes no array; "
+            "convert it, for instance with .float()"
+        ) from error
+    if array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if array.dtype.kind != "f":
+        raise InputRefused(
+            f"{name} is {type(value).__name__} of {array.dtype}; only numbers can be aggregated"
+        )
+    return array
+
+
 class _Layout:
     """How arrays are laid out in one vector."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._is_mapping = isinstance(arrays, Mapping)
         parts = self._parts(arrays)
-        for name, array in parts.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
-                kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-                raise InputRefused(
-                    f"{_name(name)} is {kind}; only numpy arrays of floats can be aggregated"
-                )
         self._shapes = {name: array.shape for name, array in parts.items()}
         self._dtypes = {name: array.dtype for name, array in parts.items()}
         self._dtype = np.float64 if np.float64 in self._dtypes.values() else np.float32
@@ -145,11 +196,10 @@ class _Layout:
         if not same_kind or parts.keys() != self._shapes.keys():
             raise InputRefused(f"client {client} has other arrays than the first client")
         for name, array in parts.items():
-            found = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
-            if found != (self._shapes[name], self._dtypes[name]):
+            if (array.shape, array.dtype) != (self._shapes[name], self._dtypes[name]):
                 raise InputRefused(
-                    f"{_name(name)} of client {client} is {found[1]} of shape {found[0]}; the "
-                    f"first client's is {self._dtypes[name]} of shape {self._shapes[name]}"
+                    f"{_name(name)} of client {client} is {array.dtype} of shape {array.shape}; "
+                    f"the first client's is {self._dtypes[name]} of shape {self._shapes[name]}"
                 )
         flat = [np.asarray(parts[name], dtype=self._dtype).reshape(-1) for name in self._shapes]
         return np.concatenate(flat)

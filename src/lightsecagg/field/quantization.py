@@ -65,6 +65,8 @@ class Quantizer:
     """c_l; 0 stands for the largest safe value, which may be below 1."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.bound, int | float) or isinstance(self.bound, bool):
+            raise ParameterError(f"bound = {self.bound!r} must be a number, an int or a float")
         if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
             raise ParameterError(
                 f"bound = {self.bound} must be positive, between {_SMALLEST_BOUND} and "
@@ -250,7 +252,8 @@ class Quantizer:
             raise InputRefused(f"entry {broken[0]} of the vector is NaN or infinite")
         raise InputRefused(
             f"entry {position} of the vector lies beyond the bound {self.bound}; "
-            "raise the bound or ask for clipping"
+            "raise the bound (`bound=`, --bound, aggregation.bound) or ask for clipping "
+            "(`clip=True`, client.clip)"
         )
 
 

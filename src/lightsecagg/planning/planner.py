@@ -75,6 +75,12 @@ class Federation:
             raise ParameterError(
                 f"training seconds = {self.training_seconds} must be a number, at least 0"
             )
+        N, T, D, E = self.clients, self.privacy, self.dropouts, self.liars
+        if E and N - D - 2 * E <= T < N - D:
+            raise ParameterError(
+                f"naming E = {E} liars takes N - D - 2E > T, but N = {N}, T = {T}, D = {D}: "
+                f"{N - D - 2 * E} <= {T}; lower E, T or D"
+            )
         parameters = self.parameters()
         if self.liars and parameters.survivors > self.clients - self.dropouts - 2 * self.liars:
             raise ParameterError(
