@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
-from driver import PAPER, SEEDED, CountingEntropy, Federation
+from driver import MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
@@ -14,6 +16,7 @@ from lightsecagg.crypto.prg import SEED_LENGTH
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, NotEnoughAnswers, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
@@ -149,3 +152,58 @@ def test_owners_whose_shares_did_not_arrive_are_left_out_of_the_sum() -> None:
     nothing = dict.fromkeys(federation.ids, frozenset[int]())
     with pytest.raises(NotEnoughAnswers, match="no survivor set has 4 members"):
         server.choose(federation.ids, nothing)
+
+
+def quarrels(
+    federation: Federation, liars: int
+) -> Iterator[tuple[dict[int, frozenset[int]], set[Pair]]]:
+    """What uploads say after two dropouts, if so many lie in sharing or about what they hold."""
+    coins = random.Random(46)
+    for _ in range(400):
+        uploaders = coins.sample(federation.ids, federation.clients - 2)
+        lying, honest = uploaders[:liars], uploaders[liars:]
+        lacks: dict[int, set[int]] = {client: set() for client in uploaders}
+        accused: set[Pair] = set()
+        cheats, slanders = coins.choice([0.05, 0.1, 0.2]), coins.choice([0.1, 0.4, 0.7])
+        for liar in lying:
+            for client in honest:
+                pairs = [(liar, client)] if coins.random() < cheats else []
+                pairs += [(client, liar)] if coins.random() < slanders else []
+                for owner, holder in pairs:
+                    if coins.random() < 0.5:
+                        lacks[holder].add(owner)
+                    else:
+                        accused.add((owner, holder))
+        yield {c: frozenset(set(uploaders) - lacks[c]) for c in uploaders}, accused
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_S46_liars_who_quarrel_with_many_do_not_stop_a_round(
+    searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three liars and two dropouts, D = 5: leaving out whom most lack drops the honest instead."""
+    if not searches:
+        monkeypatch.setattr(CodedMasksServer, "_at_peace", lambda self, good: set())
+    federation = Federation(14, privacy=2, dropouts=5, survivors=6, threat_model=MALICIOUS)
+    server = CodedMasksServer(round_of(federation, 1), system_entropy)
+    stopped = 0
+    for held, accused in quarrels(federation, 3):
+        try:
+            chosen = set(server.choose(federation.ids, held, accused))
+        except NotEnoughAnswers:
+            stopped += 1
+            continue
+        doubted = {holder for owner, holder in accused if owner in chosen}
+        signers = {client for client in chosen if chosen <= held[client]}
+        assert len(signers) >= 9, "the quorum"
+        assert len(signers - doubted) >= 6, "U answers that rest on no share in doubt"
+    assert (stopped == 0) == searches, stopped
+
+
+def test_S46_the_search_for_peace_ends_whatever_the_quarrels() -> None:
+    federation = Federation(60, privacy=1, dropouts=20, survivors=20)
+    server = CodedMasksServer(round_of(federation, 1), system_entropy)
+    coins, everybody = random.Random(46), frozenset(federation.ids)
+    held = {c: everybody - set(coins.sample(federation.ids, 3)) for c in federation.ids}
+    with pytest.raises(NotEnoughAnswers, match="no survivor set has 20 members"):
+        server.choose(federation.ids, held)

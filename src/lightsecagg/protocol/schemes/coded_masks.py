@@ -11,7 +11,7 @@ found before U1 is fixed (`masks.checked_sharing`, S46).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import ClassVar
 
 import numpy as np
@@ -53,6 +53,9 @@ from lightsecagg.protocol.schemes.interface import (
     Term,
 )
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
+
+_STEPS = 3000
+"""Of the search for those at peace: no liars may keep the server busy for ever."""
 
 
 class CodedMasksClient(ClientScheme):
@@ -192,7 +195,8 @@ class CodedMasksServer(ServerScheme):
         Enough are U, and as many more as there may be liars, if they can be had: then no lie in
         the answers goes unnoticed. Owners are left out one by one, those first without whom
         most uploaders could answer; ties go to the higher id, so that the choice is a function
-        of the uploads. An accused holder still has its shares, and may sign for them.
+        of the uploads. An accused holder still has its shares, and may sign for them. Liars can
+        lead this way astray; then as few as possible are left out that all quarrels end.
         """
         parameters = self.settings.parameters
         good = {client: set(owners) for client, owners in held.items()}
@@ -210,6 +214,7 @@ class CodedMasksServer(ServerScheme):
             if answers == len(chosen):
                 break
             chosen.remove(_most_missed(lacking))
+        best = best or self._at_peace(good)
         if not best:
             doubts = " that agree with each other" if accused else ""
             raise NotEnoughAnswers(
@@ -217,6 +222,23 @@ class CodedMasksServer(ServerScheme):
                 f"hold all its shares{doubts}"
             )
         return tuple(sorted(best))
+
+    def _at_peace(self, good: Mapping[int, Collection[int]]) -> set[int]:
+        """The most uploaders of whom each holds a good share of each; nobody if too few do.
+
+        Of two in a quarrel one has lied, so the honest are at peace: if nobody beyond the
+        possible number of liars lied, there is such a set.
+        """
+        quarrels = {
+            client: {other for other in good if other not in owners or client not in good[other]}
+            for client, owners in good.items()
+        }
+        steps = iter(range(_STEPS))
+        for size in range(self._liars(len(good)) + 1):
+            left_out = _end_quarrels(quarrels, size, steps)
+            if left_out is not None and len(good) - len(left_out) >= self.settings.minimum:
+                return good.keys() - left_out
+        return set()
 
     def check_answer(self, asked: MaskSum, sender: int, answer: Answer) -> None:
         """An answer is as long as a share."""
@@ -262,6 +284,30 @@ class CodedMasksServer(ServerScheme):
         length, columns = stacked.shape[1], code.check_columns
         coefficients = prg.draw_uniform(length * columns, code.field.modulus, self.entropy)
         return code.find_inconsistent(positions, stacked, coefficients.reshape(length, columns))
+
+
+def _end_quarrels(
+    quarrels: Mapping[int, Set[int]], size: int, steps: Iterator[int]
+) -> frozenset[int] | None:
+    """At most `size` clients without whom nobody quarrels; None if there are none, or no steps.
+
+    Either the most quarrelsome one is among them, or all with whom it quarrels are.
+    """
+    hub = max(quarrels, key=lambda client: (len(quarrels[client]), client))
+    others = quarrels[hub]
+    if not others:
+        return frozenset()
+    too_many = sum(map(len, quarrels.values())) > 2 * size * len(others)
+    if too_many or next(steps, None) is None:
+        return None
+    for gone in (frozenset({hub}), frozenset(others)):
+        left = {
+            client: enemies - gone for client, enemies in quarrels.items() if client not in gone
+        }
+        rest = _end_quarrels(left, size - len(gone), steps) if len(gone) <= size else None
+        if rest is not None:
+            return gone | rest
+    return None
 
 
 def _most_missed(lacking: Mapping[int, Collection[int]]) -> int:
