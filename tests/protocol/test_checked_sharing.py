@@ -25,6 +25,7 @@ from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborte
 from lightsecagg.protocol.messages import AggregatedShare, MaskedUpload, Message, SharesClosed
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.round_client import Uploaded
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
@@ -379,3 +380,38 @@ def test_S46_answers_leave_the_blinds_out() -> None:
     answers = network.messages(AggregatedShare, to=SERVER)
     assert {answer.vector.size for answer in answers} == {settings.share_length}
     assert settings.shared_length == settings.share_length + 2
+
+
+# -- a server that crashes -------------------------------------------------------------------------
+
+
+@both_models
+@pytest.mark.parametrize("peers", [2, 9])
+def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
+    threat_model: ThreatModel, peers: int
+) -> None:
+    """Uploads are handed over again, and whoever had not uploaded is asked with the same secret."""
+    federation, network = make(threat_model)
+    liar, *others = federation.ids
+    corrupt(network, liar, cheated=others[:peers])
+    network.train_at_once = False
+    network.start().run()
+    *early, last = federation.ids
+    for client in early:
+        network.train(client)
+    network.run()
+    crashed = network.server
+    assert crashed.roster is not None
+    resumed = RoundServer.resume(
+        federation.settings(), federation.allow_list, crashed.roster, crashed.closed
+    )
+    for sender, _, data in network.wire:
+        if isinstance(message := federation.codec.decode(data), MaskedUpload):
+            resumed.receive(sender, message)
+    network.server = resumed
+    network.send(SERVER, resumed.request_for(last))
+    network.train(last)
+    network.finish().assert_exact(federation.ids if peers == 2 else others)
+    result = aggregate(network)
+    assert {owner for owner, _ in result.accused} == {liar}
+    assert result.suspects == (() if peers == 2 else (liar,))
