@@ -165,14 +165,18 @@ def _explained(
     honest = {owner: np.ascontiguousarray(rows[trusted]) for owner, rows in values.items()}
     positions = [holders[k] for k in trusted]
     contradicted = set(_contradicted(code, positions, honest))
-    first = positions[: code.survivors]
-    explained: dict[int, Collection[int]] = {}
-    for owner in values.keys() - contradicted:
-        known = honest[owner][: code.survivors]
-        _, predicted = code.complete(first, known, [holders[k] for k in doubted])
-        wrong = np.flatnonzero(np.any(predicted != values[owner][doubted], axis=1))
-        explained[owner] = [holders[doubted[k]] for k in wrong]
-    return explained
+    owners = [owner for owner in values if owner not in contradicted]
+    if not owners:
+        return {}
+    known = np.concatenate([honest[owner][: code.survivors] for owner in owners], axis=1)
+    targets = [holders[k] for k in doubted]
+    _, predicted = code.complete(positions[: code.survivors], known, targets)
+    said = np.concatenate([values[owner][doubted] for owner in owners], axis=1)
+    wrong = np.any((predicted != said).reshape(len(targets), len(owners), -1), axis=2)
+    return {
+        owner: [targets[k] for k in np.flatnonzero(wrong[:, column])]
+        for column, owner in enumerate(owners)
+    }
 
 
 def _check_secret(secret: bytes) -> None:
