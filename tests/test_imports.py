@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +81,45 @@ sys.argv = ["lightsecagg", {argument!r}]
 main()
 """
     assert "lightsecagg" in run(program)
+
+
+# -- the contracts in pyproject.toml -------------------------------------------------------------
+
+PURE = "no clock, thread, socket or framework from protocol down"
+
+
+def contracts(folder: Path, module: str, statement: str) -> str:
+    """What the guard says of a copy of the package in which a module has one statement more."""
+    shutil.copytree(SOURCE, folder / "lightsecagg", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SOURCE.parent.parent / "pyproject.toml", folder)
+    with (folder / "lightsecagg" / module).open("a", encoding="utf-8") as file:
+        file.write(f"\n{statement}\n")
+    program = "from importlinter.cli import lint_imports; print(lint_imports(no_cache=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "verdict"),
+    [
+        ("protocol/wire.py", "", "KEPT"),
+        ("protocol/wire.py", "import asyncio", "BROKEN"),
+        ("protocol/schemes/coded_masks.py", "from time import monotonic", "BROKEN"),
+        ("masks/mask_encoding.py", "import random", "BROKEN"),
+        ("drivers/local.py", "import asyncio", "KEPT"),
+    ],
+)
+def test_the_guard_finds_clocks_and_loops_from_protocol_down(
+    tmp_path: Path, module: str, statement: str, verdict: str
+) -> None:
+    assert f"{PURE} {verdict}" in contracts(tmp_path, module, statement)
 
 
 # -- S21: nothing that can run code is ever used to read data ------------------------------------
