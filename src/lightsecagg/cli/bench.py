@@ -53,7 +53,8 @@ def bench_federation(
         ratio = f", {run['ratio_to_plain']:.2f} times plain" if "ratio_to_plain" in run else ""
         typer.echo(
             f"{name}: {run['seconds']:.1f} s{ratio}, {run['included']} of {clients} included, "
-            f"server peak {run['server_peak_rss_bytes'] / 1e6:,.0f} MB"
+            f"server peak {run['server_peak_rss_bytes'] / 1e6:,.0f} MB, its loop held for at most "
+            f"{run['longest_hold_ms']:.0f} ms ({run['longest_hold_cpu_ms']:.0f} ms of CPU)"
         )
         for phase, row in run["phases"].items():
             typer.echo(
