@@ -35,6 +35,7 @@ from lightsecagg import (
     Send,
     Settings,
     Update,
+    at_once,
     client_party,
     server_party,
 )
@@ -96,7 +97,7 @@ def run_server(
     outputs = party.start()
     phase, deadline = party.phase, time.monotonic() + patience
     while True:
-        for output in outputs:
+        for output in at_once(party, outputs):
             match output:
                 case Send(to=client, message=message):
                     with contextlib.suppress(OSError):  # its reader will notice that it is gone

@@ -6,7 +6,8 @@
 and, to run the protocols over your own transport (docs/own-transport.md):
 
     client_party, server_party        one party in one round: messages in, outputs out
-    Send, NeedInput, Aggregate, RoundAborted     what they return
+    Send, NeedInput, Compute, Aggregate, RoundAborted     what they return
+    at_once                           runs the jobs that a server asks for
     Settings, Policy, AllowList, Quantizer       what a round is, and what a client accepts
     ThreatModel, ShareMode, hash_model, every error of lightsecagg.errors
     IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD, ProtocolName
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Send,
         Update,
     )
+    from lightsecagg.protocol.jobs import Compute, at_once
     from lightsecagg.protocol.ledger import Ledger
     from lightsecagg.protocol.registry import client_party, server_party
     from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
@@ -70,6 +72,7 @@ __all__ = [
     "AggregationResult",
     "AllowList",
     "Codec",
+    "Compute",
     "ConfigurationError",
     "CryptoError",
     "DecodeError",
@@ -104,6 +107,7 @@ __all__ = [
     "Update",
     "__version__",
     "aggregate",
+    "at_once",
     "client_party",
     "hash_model",
     "server_party",
@@ -145,6 +149,7 @@ _HOMES = {
         "Send",
         "Update",
     ),
+    "lightsecagg.protocol.jobs": ("Compute", "at_once"),
     "lightsecagg.protocol.ledger": ("Ledger",),
     "lightsecagg.protocol.registry": ("client_party", "server_party"),
     "lightsecagg.protocol.settings": (

@@ -119,7 +119,7 @@ def test_every_recovered_buffer_is_exact(
 
 def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a server that adds one to a coordinate is caught."""
-    from lightsecagg.protocol import lightsecagg_async_server as module
+    from lightsecagg.protocol import jobs as module
 
     right = module.unmask
 

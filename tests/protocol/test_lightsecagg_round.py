@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 from driver import HONEST, MALICIOUS, MODULI, PAPER, SEEDED, Federation, Network
 
 from lightsecagg.errors import LocalProtocolError, ParameterError
+from lightsecagg.field.prime import Elements
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send
+from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -25,6 +29,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
 )
 from lightsecagg.protocol.round_client import Closed
+from lightsecagg.protocol.round_server import RoundServer
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED), MODULI))
 
@@ -134,7 +139,7 @@ def finish_noticing(network: Network, noticed: bool) -> None:
                 # What the client had sent before it died is still under way on its link.
                 while any(packet.sender == client for packet in network.queue):
                     network.step()
-                network.send(SERVER, network.server.drop(client))
+                network.call(SERVER, partial(network.server.drop, client))
         elif network.queue:
             network.step()
         else:
@@ -198,7 +203,7 @@ def test_R30_every_client_gone_is_an_abort() -> None:
     federation = Federation()
     network = federation.network().start()
     for client in federation.ids:
-        network.send(SERVER, network.server.drop(client))
+        network.call(SERVER, partial(network.server.drop, client))
     assert "only 0 clients advertised" in network.assert_aborted()
 
 
@@ -206,7 +211,7 @@ def test_R30_clients_that_are_gone_before_the_start_do_not_hang_the_round() -> N
     federation = Federation()
     network = federation.network()
     for client in federation.ids:
-        network.send(SERVER, network.server.drop(client))
+        network.call(SERVER, partial(network.server.drop, client))
     assert not network.results
     network.start()
     network.assert_aborted()
@@ -384,28 +389,26 @@ def test_a_server_checks_whom_it_invites(invited: tuple[int, ...], match: str) -
         type(federation.network().server)(federation.settings(), federation.allow_list, invited)
 
 
-def test_a_server_does_not_take_over_another_rounds_uploads() -> None:
+def test_a_server_keeps_what_it_is_told_to_keep_and_nothing_after_the_sum() -> None:
     federation = Federation()
-    kind = type(federation.network().server)
-    with pytest.raises(ParameterError, match="another round"):
-        kind(
-            federation.settings(),
-            federation.allow_list,
-            uploads={2: np.zeros(8, dtype=np.uint32)},
-        )
+    kept: dict[int, weakref.ref[UploadInMemory]] = {}
 
+    def keep(client: int, vector: Elements) -> Upload:
+        upload = Remembered(vector.copy())
+        kept[client] = weakref.ref(upload)
+        return upload
 
-def test_a_server_keeps_no_uploads_after_the_sum() -> None:
-    federation = Federation()
-    uploads: dict[int, np.ndarray] = {}
     network = federation.network()
-    network.server = type(network.server)(
-        federation.settings(), federation.allow_list, uploads=uploads
-    )
-    network.start().run(until=lambda: bool(uploads))
-    assert uploads
+    network.server = RoundServer(federation.settings(), federation.allow_list, keep=keep)
+    network.start().run(until=lambda: len(kept) == 2)
+    assert all(reference() is not None for reference in kept.values())
     network.finish().assert_exact(federation.ids)
-    assert not uploads
+    assert kept.keys() == set(federation.ids)
+    assert all(reference() is None for reference in kept.values())
+
+
+class Remembered(UploadInMemory):
+    """An upload that can be referred to weakly."""
 
 
 def test_a_second_different_upload_or_answer_of_one_client_is_refused() -> None:

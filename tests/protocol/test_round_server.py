@@ -16,6 +16,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send
+from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -426,7 +427,7 @@ def test_proceed_and_drop_after_the_end_do_nothing() -> None:
 @pytest.mark.parametrize("phase", PHASES[:-1])
 def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> None:
     server = stage().server(phase)
-    outputs = server.proceed()
+    outputs = at_once(server, server.proceed())
     (end,) = (output for output in outputs if isinstance(output, RoundAborted))
     reasons = {
         Phase.ADVERTISE: "0 clients advertised their keys, at least 5 are needed",

@@ -5,6 +5,7 @@ Each attack first meets a server without the check: every honest client then ref
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def open_round(federation: LightSecAgg, hostile: dict[int, Advertise]) -> tuple[
             network.step()
         except RemoteProtocolError:
             if recipient == SERVER:
-                network.send(SERVER, network.server.drop(sender))
+                network.call(SERVER, partial(network.server.drop, sender))
                 network.dead.add(sender)
             elif recipient not in hostile:
                 refused.append(recipient)
@@ -85,7 +86,7 @@ def test_S45_R30_two_clients_with_one_key_do_not_make_the_others_refuse(
     (roster,) = set(network.messages(Roster))
     assert [member.client for member in roster.members] == [first, *honest]
     network.dead.add(first)
-    network.send(SERVER, network.server.drop(first))
+    network.call(SERVER, partial(network.server.drop, first))
     network.finish().assert_exact(honest)
 
 
@@ -157,7 +158,7 @@ def test_S45_two_clients_with_one_key_cannot_stop_an_asynchronous_epoch(
         fed.away.update((0, 1))
         fed.settle()
         if 1 in fed.server.pending:
-            fed.send(SERVER, fed.server.drop(1))
+            fed.call(SERVER, partial(fed.server.drop, 1))
         fed.settle()
         return fed, fed.refusals
 

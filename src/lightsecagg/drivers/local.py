@@ -2,8 +2,9 @@
 
 Theory of operation. A party never sends: it takes a call or a message and returns what is to be
 done. The wire does it. Every `Send` is encoded and queued as bytes, so that the parties share
-nothing but what a network would carry; every other output goes to `output`. A step takes the
-oldest packet from its queue, decodes it, hands it to its recipient and queues what that returns.
+nothing but what a network would carry; jobs are run on the spot, as part of the call that asked for
+them; every other output goes to `output`. A step takes the oldest packet from its queue, decodes
+it, hands it to its recipient and queues what that returns.
 `settle` does so until nothing is on its way.
 
 There are two queues, up to the server and down to the clients, so every link is first in, first
@@ -13,7 +14,7 @@ client makes its own, and at most one client's messages wait in front of the ser
 Nothing happens by itself beyond that. Whoever holds the wire decides when a client trains, when
 one is gone and when a deadline fires, and makes it so with `call`. `run_round` is such a holder,
 for a round in which nothing goes wrong but clients without an input; a simulation, or a test,
-overrides the hooks `work`, `carry`, `refused` and `output` to observe, tamper and drop.
+overrides the hooks `work`, `compute`, `carry`, `refused` and `output` to observe, tamper and drop.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from lightsecagg.protocol.interface import (
     Party,
     RoundAborted,
     Send,
+    Server,
     ServerParty,
     Update,
 )
+from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.wire import Codec
 
@@ -53,7 +56,7 @@ class Packet(NamedTuple):
 class Wire:
     """FIFO links between a server and its clients; see the theory of operation."""
 
-    def __init__(self, server: Party, clients: Mapping[int, Party], codec: Codec) -> None:
+    def __init__(self, server: Server, clients: Mapping[int, Party], codec: Codec) -> None:
         self.server = server
         self.clients = clients
         self.codec = codec
@@ -73,7 +76,7 @@ class Wire:
         * `kind`: the message that this makes, if it is one; for those who observe `work`.
         """
         with self.work(party, kind):
-            outputs = act()
+            outputs = self.compute(party, act())
         self.send(party, outputs)
 
     def send(self, sender: int, outputs: Sequence[object]) -> None:
@@ -96,9 +99,10 @@ class Wire:
         party = self.server if to == SERVER else self.clients[to]
         with self.work(to, packet.kind):
             try:
-                outputs = party.receive(packet.sender, self.codec.decode(packet.data))
+                received = party.receive(packet.sender, self.codec.decode(packet.data))
+                outputs = self.compute(to, received)
             except (DecodeError, RemoteProtocolError) as error:
-                outputs = ()
+                outputs = []
                 self.refused(packet, error)
         self.send(to, outputs)
 
@@ -121,6 +125,10 @@ class Wire:
     def work(self, party: int, kind: type[Message] | None) -> AbstractContextManager[None]:
         """Observe: entered while a party takes, makes or encodes a message of this kind."""
         return nullcontext()
+
+    def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
+        """Run the server's jobs; what is to be done instead of these outputs."""
+        return at_once(self.server, outputs) if party == SERVER else outputs
 
     def carry(self, packet: Packet) -> Iterable[Packet]:
         """Tamper and drop: the packets that travel instead of this one."""

@@ -41,9 +41,16 @@ def recover_mask(code: MdsCode, answers: Mapping[int, Elements], dimension: int)
             raise FieldError(
                 f"the answer at position {position} has shape {answer.shape}, not ({length},)"
             )
+    return recover_pieces(code, answers, 0, length).reshape(-1)[:dimension]
+
+
+def recover_pieces(
+    code: MdsCode, answers: Mapping[int, Elements], start: int, stop: int
+) -> Elements:
+    """Columns of the U - T pieces of the aggregate mask, as rows; decoding mixes no columns."""
     positions = sorted(answers)[: code.survivors]
-    pieces = code.decode(positions, np.stack([answers[position] for position in positions]))
-    return pieces.reshape(-1)[:dimension]
+    known = np.stack([answers[position][start:stop] for position in positions])
+    return code.decode(positions, known)
 
 
 def unmask(field: PrimeField, masked_sum: Elements, aggregate_mask: Elements) -> Elements:

@@ -6,6 +6,8 @@ federation, Flower, your own sockets) does, and owes a party this:
 * Deliver messages in the order in which they were sent, per pair of parties (FIFO links). A
   message out of order is refused, never turned into a wrong sum.
 * Send every returned `Send`, in order.
+* On `Compute`, run the job, in a thread or elsewhere, and call `computed` with its result; messages
+  may be delivered meanwhile. Or run it on the spot (`jobs.at_once`).
 * On `NeedInput`, call `set_input` once, whenever training is done; messages may be delivered
   meanwhile, which is how the offline phase overlaps training.
 * When a client is known to be gone, call the server's `drop`; when the driver's deadline for the
@@ -32,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.field.prime import Elements
+from lightsecagg.protocol.jobs import Compute, Computing, Job, Result
 from lightsecagg.protocol.messages import Message
 
 SERVER = 0xFFFFFFFF
@@ -99,7 +102,7 @@ class RoundAborted:
     accused: tuple[tuple[int, int], ...] = ()
 
 
-Output = Send | NeedInput | Aggregate | RoundAborted
+Output = Send | NeedInput | Compute | Aggregate | RoundAborted
 
 
 class Party(Protocol):
@@ -107,6 +110,10 @@ class Party(Protocol):
 
     def receive(self, sender: int, message: Message) -> Sequence[object]:
         """Take a message from `sender`; send every returned message, in order."""
+
+
+class Server(Party, Computing, Protocol):
+    """The server's end of a wire."""
 
 
 class ClientParty(Protocol):
@@ -155,6 +162,9 @@ class ServerParty(Protocol):
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired: go on with what there is, or abort."""
 
+    def computed(self, job: Job, result: Result) -> list[Output]:
+        """Take the result of a job; one that nobody waits for any more changes nothing."""
+
 
 class BufferedClientParty(Party, Protocol):
     """One client in one epoch of the asynchronous mode."""
@@ -174,7 +184,7 @@ class BufferedClientParty(Party, Protocol):
         """Mask an update that was trained from this version of the model, and upload it."""
 
 
-class BufferedServerParty(Party, Protocol):
+class BufferedServerParty(Server, Protocol):
     """The server in one epoch of the asynchronous mode."""
 
     @property

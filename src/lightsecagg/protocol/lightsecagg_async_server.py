@@ -7,6 +7,10 @@ uploads, and whenever K distinct owners have one waiting it flushes:
     agree      malicious-server mode: m signatures on (C1, t, tags)
     recover    U answers decode the weighted sum of the masks in one shot; `BufferAggregate`
 
+Sums of whole vectors are jobs (`jobs`), which the driver runs: that of the uploads from the moment
+when the buffer is announced, the recovery when enough answers are in. Until its result is there,
+the buffer is in flight, and answers are late.
+
 While a buffer is in flight, uploads go on waiting for the next. A buffer that fails is never
 formed again, because its masks are burnt: its updates are lost, its owners train anew. The time
 goes up with every buffer, failed or not. Only buffers that clients will accept are formed: an
@@ -33,7 +37,6 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
-from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     Rules,
@@ -45,6 +48,14 @@ from lightsecagg.protocol.buffers import (
     hash_upload,
 )
 from lightsecagg.protocol.interface import Phase, RoundAborted, Send
+from lightsecagg.protocol.jobs import (
+    Compute,
+    Job,
+    Result,
+    SumUploads,
+    Unmask,
+    UploadInMemory,
+)
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -111,7 +122,7 @@ class BufferFailed:
     """Owners whose shares some client lacked, or says it lacked. A suspicion, never proof."""
 
 
-AsyncOutput = Send | BufferAggregate | BufferFailed | RoundAborted
+AsyncOutput = Send | Compute | BufferAggregate | BufferFailed | RoundAborted
 
 
 class AsyncLightSecAggServer:
@@ -159,7 +170,10 @@ class AsyncLightSecAggServer:
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
         self._asked = MaskSum(())
+        self._summing: SumUploads | None = None
         self._masked_sum: Elements | None = None
+        self._collected = False  # all that can still become of the buffer is a result
+        self._unmasking: Unmask | None = None
         self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
 
@@ -181,7 +195,7 @@ class AsyncLightSecAggServer:
                 delivered = self._in_flight.signatures
             case Phase.RECOVER:
                 delivered = self._answers
-        for client in expected:
+        for client in () if self._collected else expected:
             if not (client in delivered or client in self.refusals or client in self._offline):
                 yield client
 
@@ -284,10 +298,21 @@ class AsyncLightSecAggServer:
                 return self._close_advertise()
             case Phase.AGREE:
                 return self._close_agree()
-            case Phase.RECOVER:
+            case Phase.RECOVER if not self._collected:
                 return self._close_recover()
             case _:
                 return []
+
+    def computed(self, job: Job, result: Result) -> list[AsyncOutput]:
+        """Take the result of a job; one of a buffer that was lost meanwhile changes nothing."""
+        if job is not self._summing and job is not self._unmasking:
+            return []
+        if isinstance(result, RecoveryError):
+            return self._fail(str(result)) + self._advance()
+        if job is self._summing:
+            self._summing, self._masked_sum = None, result
+            return self._unmask_if_ready()
+        return self._finish(result) + self._advance()
 
     def flush(self) -> list[AsyncOutput]:
         """Form a buffer now, with as many updates as wait, at most K."""
@@ -430,8 +455,8 @@ class AsyncLightSecAggServer:
             return self._close_advertise()
         if self.phase is Phase.AGREE and self._agreed:
             return self._close_agree() + self._advance()
-        if self.phase is Phase.RECOVER and self._enough_answers:
-            return self._close_recover() + self._advance()
+        if self.phase is Phase.RECOVER and not self._collected and self._enough_answers:
+            return self._close_recover()
         if self.phase is Phase.UPLOAD and self.waiting >= self.buffer_size:
             chosen, dropped = self._choose(), self._drop_useless()
             if len(chosen) >= self.buffer_size:
@@ -490,8 +515,11 @@ class AsyncLightSecAggServer:
         assert self._scheme is not None  # noqa: S101 - uploads follow the roster
         weights = buffer_weights(self._scheme.round, self._buffering, self._buffer)
         self._asked = MaskSum(buffer_terms(self._buffer, weights), frozenset(self._members))
-        self._masked_sum = self.settings.field.weighted_sum(
-            weights, [upload.vector for upload in uploads]
+        self._summing = SumUploads(
+            self.settings.field,
+            self.settings.length,
+            [UploadInMemory(upload.vector) for upload in uploads],
+            weights,
         )
         self._agreement = Agreement(
             self.settings.parameters.quorum,
@@ -503,7 +531,7 @@ class AsyncLightSecAggServer:
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
         online = [client for client in self._members if client not in self._offline]
-        return [Send(client, self._buffer) for client in online]
+        return [*(Send(client, self._buffer) for client in online), Compute(self._summing)]
 
     # -- agreement and recovery --------------------------------------------------------------
 
@@ -532,7 +560,8 @@ class AsyncLightSecAggServer:
                 self._in_flight.on_refusal(sender, message.missing)
             case BufferSignature():
                 self._in_flight.on_signature(sender, message.signature)
-                if self.phase is Phase.RECOVER and sender not in self._answers:
+                awaited = not self._collected and sender not in self._answers
+                if self.phase is Phase.RECOVER and awaited:
                     return [Send(sender, self._certificate())]
             case BufferAnswer():
                 if self.phase is not Phase.RECOVER:
@@ -542,6 +571,8 @@ class AsyncLightSecAggServer:
                 if (known := self._answers.get(sender)) is not None:
                     if answer != known:
                         raise RemoteProtocolError(f"client {sender} gave two different answers")
+                    return self._ignore(message)
+                if self._collected:
                     return self._ignore(message)
                 self._answers[sender] = answer
         return []
@@ -558,20 +589,28 @@ class AsyncLightSecAggServer:
         return [Send(client, certificate) for client in sorted(self._in_flight.signatures)]
 
     def _close_recover(self) -> list[AsyncOutput]:
+        self._collected = True
+        return self._unmask_if_ready()
+
+    def _unmask_if_ready(self) -> list[AsyncOutput]:
+        if self._masked_sum is None or not self._collected:
+            return []
         assert self._scheme is not None  # noqa: S101 - in flight
-        assert self._buffer is not None  # noqa: S101
-        assert self._masked_sum is not None  # noqa: S101
-        try:
-            mask, suspects = self._scheme.recover(self._asked, self._answers)
-        except RecoveryError as error:
-            return self._fail(str(error))
+        masks = self._scheme.recovery(self._asked, self._answers)
+        self._unmasking = Unmask(self.settings.field, self._masked_sum, masks)
+        self._masked_sum = None
+        return [Compute(self._unmasking)]
+
+    def _finish(self, total: Elements) -> list[AsyncOutput]:
+        assert self._buffer is not None  # noqa: S101 - in flight
+        assert self._unmasking is not None  # noqa: S101
         aggregate = BufferAggregate(
             time=self._buffer.time,
-            total=unmask(self.settings.field, self._masked_sum, mask),
+            total=total,
             owners=self._asked.in_sum,
             weights=tuple(term.weight for term in self._asked.terms),
             responders=tuple(sorted(self._answers)),
-            suspects=suspects,
+            suspects=self._unmasking.suspects,
         )
         return [aggregate, *self._end_buffer()]
 
@@ -590,7 +629,8 @@ class AsyncLightSecAggServer:
             # An owner that saw no buffer would for ever count its upload as waiting.
             if tag.owner in self._offline or tag.owner in self.refusals:
                 outputs += self._tell_dropped(tag)
-        self._buffer, self._masked_sum, self._asked = None, None, MaskSum(())
+        self._buffer, self._asked, self._collected = None, MaskSum(()), False
+        self._summing, self._masked_sum, self._unmasking = None, None, None
         self._agreement, self._answers = None, {}
         self.time += 1
         self.phase = Phase.UPLOAD

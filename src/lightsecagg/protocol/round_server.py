@@ -15,6 +15,11 @@ ignored and counted. A repeated message changes nothing. Anything else is refuse
 
 U1, once announced, never changes: it is a function of the messages received before.
 
+Sums of whole vectors are jobs (`jobs`), which the driver runs: the uploads are summed from the
+moment when U1 is announced, while clients agree and answer; when the answers are in, the masks are
+recovered and taken away. From then on everything that still arrives is late, nobody is pending, and
+`proceed` has nothing to do; the result ends the round.
+
 What shares and answers look like, who can be summed and how the masks are found is the business of
 the scheme (`schemes.interface`) that the server holds from the roster on. Plain summation has the
 upload phase alone: its roster is empty, and the sum of its masks zero.
@@ -23,7 +28,7 @@ upload phase alone: its roster is empty, and the sum of its masks zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Self
 
 import numpy as np
@@ -32,15 +37,22 @@ from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import (
     LocalProtocolError,
-    ParameterError,
     RecoveryError,
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import commit
-from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.jobs import (
+    Compute,
+    Job,
+    Result,
+    SumUploads,
+    Unmask,
+    Upload,
+    UploadInMemory,
+)
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -73,6 +85,9 @@ from lightsecagg.protocol.settings import AllowList, Settings
 
 _ORDER = tuple(Phase)
 
+Keep = Callable[[int, Elements], Upload]
+"""What to keep of a client's upload until it is summed."""
+
 # Which phase a message belongs to; the scheme says what an answer is.
 _PHASE_OF: dict[type, Phase] = {
     Advertise: Phase.ADVERTISE,
@@ -91,11 +106,9 @@ class RoundServer:
         allow_list: AllowList,
         invited: Iterable[int] | None = None,
         entropy: Entropy = system_entropy,
-        uploads: MutableMapping[int, Elements] | None = None,
+        keep: Keep | None = None,
     ) -> None:
-        """`uploads` holds the masked updates; give a mapping on disk if they exceed memory."""
-        if uploads:
-            raise ParameterError("the mapping for the uploads holds those of another round")
+        """`keep` is asked once per upload; the vector itself is kept unless it says otherwise."""
         self.settings = settings
         self.phase = settings.traits.phases[0]
         self.late_messages: Counter[str] = Counter()
@@ -111,7 +124,8 @@ class RoundServer:
         self._scheme_cache: ServerScheme | None = None
         self._relay: Relay | None = None
         self._complete: list[int] = []
-        self._uploads = {} if uploads is None else uploads
+        self._keep: Keep = keep or (lambda client, vector: UploadInMemory(vector))
+        self._uploads: dict[int, Upload] = {}
         self._held: dict[int, frozenset[int]] = {}
         self._check_secret = b""
         self._reports: dict[int, dict[int, Elements]] = {}
@@ -119,7 +133,10 @@ class RoundServer:
         self._survivors: tuple[int, ...] = ()
         self._in_sum: frozenset[int] = frozenset()
         self._asked = MaskSum(())
+        self._summing: SumUploads | None = None
         self._masked_sum: Elements | None = None
+        self._collected = False  # all that can still happen is a result
+        self._unmasking: Unmask | None = None
         self._agreement: Agreement | None = None
         self._answers: dict[int, Answer] = {}
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
@@ -134,7 +151,7 @@ class RoundServer:
         roster: Roster,
         closed: SharesClosed,
         entropy: Entropy = system_entropy,
-        uploads: MutableMapping[int, Elements] | None = None,
+        keep: Keep | None = None,
     ) -> Self:
         """A server that crashed after sharing was closed, back in the upload phase (R31).
 
@@ -143,7 +160,7 @@ class RoundServer:
           of the uploads, so it comes out the same; check that it does.
         """
         members = [member.client for member in roster.members]
-        server = cls(settings, allow_list, members, entropy, uploads)
+        server = cls(settings, allow_list, members, entropy, keep)
         server._started = True
         server._roster = roster
         server._scheme_cache = server._registration.scheme(roster, entropy)
@@ -174,6 +191,8 @@ class RoundServer:
         Sharing cannot be resumed: shares that were under way may be lost in both directions.
         """
         opening = Opening(self.settings.to_bytes())
+        if self._collected:
+            return []
         if self.phase is Phase.ADVERTISE:
             return [Send(client, opening)]
         if self.phase is Phase.UPLOAD and self._roster is None:  # it has begun with the upload
@@ -192,6 +211,8 @@ class RoundServer:
     @property
     def pending(self) -> frozenset[int]:
         """Clients whose messages the current phase still waits for."""
+        if self._collected:
+            return frozenset()
         return frozenset(self._expected).difference(self._delivered, self.refusals, self._gone)
 
     @property
@@ -248,7 +269,7 @@ class RoundServer:
         if not self._started:
             raise LocalProtocolError("start the round before delivering messages to it")
         self._registration.check_invited(sender)
-        if self.phase is Phase.DONE or self._is_late(message):
+        if self.phase is Phase.DONE or self._collected or self._is_late(message):
             self.late_messages[type(message).__name__] += 1
             return []
         if isinstance(message, Refusal):
@@ -273,7 +294,18 @@ class RoundServer:
         if not self._started:
             raise LocalProtocolError("start the round before its first deadline")
         # Whoever is late now is out of this phase for good, though not of those before it.
-        return self._close_phase()
+        return [] if self._collected else self._close_phase()
+
+    def computed(self, job: Job, result: Result) -> list[Output]:
+        """Take the result of a job; see `ServerParty.computed`."""
+        if job is not self._summing and job is not self._unmasking:
+            return []  # the round was aborted meanwhile
+        if isinstance(result, RecoveryError):
+            return self._abort(str(result))
+        if job is self._summing:
+            self._summing, self._masked_sum = None, result
+            return self._unmask_if_ready()
+        return self._finish(result)
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -294,9 +326,13 @@ class RoundServer:
 
     def _advance_if_complete(self) -> list[Output]:
         outputs: list[Output] = []
-        while self._started and self.phase is not Phase.DONE and not self._is_waiting():
+        while not self._is_settled() and not self._is_waiting():
             outputs += self._close_phase()
         return outputs
+
+    def _is_settled(self) -> bool:
+        """Whether no message can move the round on."""
+        return not self._started or self._collected or self.phase is Phase.DONE
 
     def _is_waiting(self) -> bool:
         """Whether anybody is pending.
@@ -391,9 +427,9 @@ class RoundServer:
         reports = dict(zip(held, rows, strict=True))
         if sender in self._uploads:
             return self._on_repeated_upload(sender, message.vector, reports)
+        self._uploads[sender] = self._keep(sender, message.vector)
         self._held[sender] = frozenset(held)
         self._reports[sender] = reports
-        self._uploads[sender] = message.vector
         return []
 
     def _on_repeated_upload(
@@ -401,7 +437,7 @@ class RoundServer:
     ) -> list[Output]:
         before = self._reports[sender]
         if (
-            not np.array_equal(self._uploads[sender], vector)
+            not self._uploads[sender].equals(vector)
             or before.keys() != reports.keys()
             or not all(np.array_equal(before[owner], reports[owner]) for owner in before)
         ):
@@ -428,18 +464,21 @@ class RoundServer:
             survivors,
             self._complete,
         )
-        self._masked_sum = self.settings.field.sum(self._uploads[c] for c in survivors)
-        for client in list(self._uploads):
-            del self._uploads[client]
+        self._summing = SumUploads(
+            self.settings.field, self.settings.length, [self._uploads[c] for c in survivors]
+        )
+        self._uploads = {}
+        compute = Compute(self._summing)
         if Phase.RECOVER not in self.settings.traits.phases:
-            return self._close_recover()
+            return [compute, *self._close_recover()]
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
         # Who is left out hears of it, and can forget its secrets.
         announced, left_out = SurvivorSet(survivors), AbortRound("the round goes on without it")
-        return [
+        sends = [
             Send(client, announced if client in survivors else left_out) for client in self.owners
         ]
+        return [*sends, compute]
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
@@ -473,24 +512,32 @@ class RoundServer:
         return []
 
     def _close_recover(self) -> list[Output]:
-        if self._masked_sum is None:
-            raise AssertionError("recovery follows the upload")
+        self._collected = True
         # An answer that sums a share in doubt is in doubt: these holders were asked for consent.
         doubted = {j for owner, j in self._findings.accused if owner in self._in_sum}
-        answers = {c: answer for c, answer in self._answers.items() if c not in doubted}
-        try:
-            mask, suspects = self._scheme.recover(self._asked, answers)
-        except RecoveryError as error:
-            return self._abort(str(error))
+        self._answers = {c: answer for c, answer in self._answers.items() if c not in doubted}
+        return self._unmask_if_ready()
+
+    def _unmask_if_ready(self) -> list[Output]:
+        if self._masked_sum is None or not self._collected:
+            return []
+        masks = self._scheme.recovery(self._asked, self._answers)
+        self._unmasking = Unmask(self.settings.field, self._masked_sum, masks)
+        self._masked_sum = None
+        return [Compute(self._unmasking)]
+
+    def _finish(self, total: Elements) -> list[Output]:
+        if self._unmasking is None:
+            raise AssertionError("the result follows the recovery")
         aggregate = Aggregate(
-            total=unmask(self.settings.field, self._masked_sum, mask),
+            total=total,
             included=self._survivors,
-            responders=tuple(sorted(answers)),
-            suspects=tuple(sorted({*suspects, *self._findings.named})),
+            responders=tuple(sorted(self._answers)),
+            suspects=tuple(sorted({*self._unmasking.suspects, *self._findings.named})),
             accused=tuple(sorted(self._findings.accused)),
         )
         self.phase = Phase.DONE
-        self._masked_sum = None
+        self._unmasking = None
         self._answers = {}
         return [aggregate]
 
@@ -530,11 +577,10 @@ class RoundServer:
     def _abort(self, reason: str) -> list[Output]:
         told = self._members or self._registration.invited
         self.phase = Phase.DONE
-        self._masked_sum = None
+        self._summing, self._masked_sum, self._unmasking = None, None, None
         self._relay = None
         self._answers = {}
-        for client in list(self._uploads):
-            del self._uploads[client]
+        self._uploads = {}
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
         accused = tuple(sorted(self._findings.accused))
         return [*outputs, RoundAborted(reason, self._findings.named, accused)]

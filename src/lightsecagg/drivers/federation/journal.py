@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ CREATE TABLE IF NOT EXISTS uploads (
 );
 """
 _VERSION = b"2"
+_BLOCK = 2**18
+"""Elements of an upload that are read and verified together."""
 
 
 class _Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -54,8 +56,10 @@ class _Upload(msgspec.Struct, frozen=True, array_like=True):
 
     held: bytes
     reports: bytes
-    checksum: bytes
-    """Of the file that holds the vector."""
+    length: int
+    """Elements of the vector, which is in a file."""
+    checksums: tuple[bytes, ...]
+    """Of the blocks of that file."""
 
 
 _rosters = msgspec.msgpack.Decoder(Roster)
@@ -185,7 +189,7 @@ class Journal:
     def store_upload(self, number: int, client: int, upload: MaskedUpload) -> None:
         """A masked upload; on disk when this returns."""
         data = upload.vector.tobytes()
-        row = _Upload(upload.held, upload.reports.tobytes(), hashlib.sha256(data).digest())
+        row = _Upload(upload.held, upload.reports.tobytes(), upload.vector.size, _checksums(data))
         content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
         with self._reporting("write"):
             write_synced(self._upload_path(number, client), data)
@@ -317,21 +321,19 @@ class Journal:
 
     def load_upload(self, number: int, client: int) -> MaskedUpload:
         """A stored upload, exactly as it was stored."""
-        row = self._upload_row(number, client)
-        try:
-            data = self._upload_path(number, client).read_bytes()
-        except OSError as error:
-            raise JournalError(
-                f"the stored upload of client {client} in round {number} is gone: {error}"
-            ) from error
-        if hashlib.sha256(data).digest() != row.checksum:
-            raise JournalError(f"the stored upload of client {client} in round {number} is damaged")
-        vector, reports = (np.frombuffer(part, dtype=np.uint32) for part in (data, row.reports))
-        return MaskedUpload(row.held, vector, reports)
+        row, upload = self._upload_row(number, client), self.upload(number, client)
+        reports = np.frombuffer(row.reports, dtype=np.uint32)
+        return MaskedUpload(row.held, upload.read(0, upload.length), reports)
 
-    def uploads(self, number: int) -> DiskUploads:
-        """The mapping for `RoundServer`: keys in memory, vectors on disk."""
-        return DiskUploads(self, number)
+    def upload(self, number: int, client: int) -> StoredUpload:
+        """A stored upload, to be read when it is summed."""
+        row = self._upload_row(number, client)
+        return StoredUpload(
+            f"the stored upload of client {client} in round {number}",
+            self._upload_path(number, client),
+            row.length,
+            row.checksums,
+        )
 
     def _upload_row(self, number: int, client: int) -> _Upload:
         with self._reporting("read"):
@@ -371,29 +373,41 @@ class Journal:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
 
 
-class DiskUploads(MutableMapping[int, Elements]):
-    """Uploads that the journal has stored: read when they are summed, never all at once."""
+@dataclass(frozen=True, slots=True)
+class StoredUpload:
+    """A masked update on disk: read in parts, each of them verified, never kept in memory."""
 
-    def __init__(self, journal: Journal, number: int) -> None:
-        self._journal, self._number = journal, number
-        self._clients: dict[int, None] = {}
+    name: str
+    path: Path
+    length: int
+    checksums: tuple[bytes, ...]
 
-    def __getitem__(self, client: int) -> Elements:
-        if client not in self._clients:
-            raise KeyError(client)
-        return self._journal.load_upload(self._number, client).vector
+    def read(self, start: int, stop: int) -> Elements:
+        """Its columns from `start` up to `stop`, exactly as they were stored."""
+        first, last = start // _BLOCK, -(-stop // _BLOCK)
+        offset = first * _BLOCK
+        size = min(self.length, last * _BLOCK) - offset
+        try:
+            with self.path.open("rb") as file:
+                file.seek(4 * offset)
+                # One byte more shows that the file has grown.
+                data = file.read(4 * size + (offset + size == self.length))
+        except OSError as error:
+            raise JournalError(f"{self.name} is gone: {error}") from error
+        if _checksums(data) != self.checksums[first:last]:
+            raise JournalError(f"{self.name} is damaged")
+        return np.frombuffer(data, dtype=np.uint32)[start - offset : stop - offset]
 
-    def __setitem__(self, client: int, vector: Elements) -> None:
-        self._clients[client] = None  # `store_upload` came first
+    def equals(self, vector: Elements) -> bool:
+        """Whether this is what was stored; the disk is not asked."""
+        return _checksums(vector.tobytes()) == self.checksums
 
-    def __delitem__(self, client: int) -> None:
-        del self._clients[client]  # the file stays until the round is finished
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(dict(self._clients))
-
-    def __len__(self) -> int:
-        return len(self._clients)
+def _checksums(data: bytes) -> tuple[bytes, ...]:
+    """The hash of each block."""
+    view = memoryview(data)
+    starts = range(0, len(data), 4 * _BLOCK)
+    return tuple(hashlib.sha256(view[start : start + 4 * _BLOCK]).digest() for start in starts)
 
 
 def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, sealed: bytes) -> T:

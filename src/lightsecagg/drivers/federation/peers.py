@@ -69,6 +69,10 @@ class Misbehaved:
 PeerEvent = Greeted | Spoke | Misbehaved | Disconnected
 
 
+class _Woken:
+    """Nothing happened; somebody wants `next` to return."""
+
+
 class _Outbox:
     """What waits for one stream, and the task that sends it: a slow client delays nobody else."""
 
@@ -120,7 +124,7 @@ class Peers:
 
     def __init__(self, communicator: ServerCommunicator) -> None:
         self._communicator = communicator
-        self._events: asyncio.Queue[Event] = asyncio.Queue(maxsize=64)
+        self._events: asyncio.Queue[Event | _Woken] = asyncio.Queue(maxsize=64)
         self._peers: dict[int, _Peer] = {}
         self._reader: asyncio.Task[None] | None = None
         self._next_sweep = 0.0
@@ -192,8 +196,13 @@ class Peers:
             peer.refused = True
         self._communicator.disconnect(client, reason)
 
+    def wake(self) -> None:
+        """Let `next` return now; it does anyway if events wait."""
+        with contextlib.suppress(asyncio.QueueFull):
+            self._events.put_nowait(_Woken())
+
     async def next(self, timeout: float) -> PeerEvent | None:
-        """What happens next; None after `timeout`, or when it concerns nobody else."""
+        """What happens next; None after `timeout` or `wake`, or when it concerns nobody else."""
         self._cut_the_silent()
         event = await self._take(timeout)
         match event:
@@ -209,7 +218,7 @@ class Peers:
                 return self._on_message(client, self._peers[client], data)
         return None
 
-    async def _take(self, timeout: float) -> Event | None:
+    async def _take(self, timeout: float) -> Event | _Woken | None:
         with contextlib.suppress(asyncio.QueueEmpty):
             return self._events.get_nowait()
         try:

@@ -46,7 +46,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.round_server import Keep, RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import AllowList, Settings, hash_model
 
@@ -265,9 +265,7 @@ class FederationServer:
             model=hash_model(model or number.to_bytes(8, "big")),
         )
         self._journal.open_round(settings)
-        party = RoundServer(
-            settings, self._allow_list, invited, uploads=self._journal.uploads(number)
-        )
+        party = RoundServer(settings, self._allow_list, invited, keep=self._keep(number))
         self._peers.backlog = backlog_limit(settings, len(model))
         announcement = pack_control(RoundModel(number, model, settings.quantizer.bound))
         uploaders = self._journal.uploaders()
@@ -276,6 +274,10 @@ class FederationServer:
                 self._peers.post(client, pack_control(UploadStored(uploaders[client])))
             self._peers.post(client, announcement)
         return await self._finish(self._driver(party, invited), party.start())
+
+    def _keep(self, number: int) -> Keep:
+        """Of an upload, which is stored before the party hears of it, where it is stored."""
+        return lambda client, vector: self._journal.upload(number, client)
 
     def _driver(
         self, party: RoundServer, members: Iterable[int], stored: Iterable[int] | None = None
@@ -298,7 +300,7 @@ class FederationServer:
             self._allow_list,
             pending.roster,
             pending.closed,
-            uploads=self._journal.uploads(number),
+            keep=self._keep(number),
         )
         self._peers.backlog = backlog_limit(pending.settings, len(self._job.model()))
         outputs: list[Output] = []

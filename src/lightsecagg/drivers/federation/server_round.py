@@ -9,13 +9,15 @@ a message that is refused             the client is cut and out of this round; t
                                       it did here was not foreseen
 a deadline                            the party goes on with what there is, or aborts
 a journal that cannot be written      an upload is not acknowledged; anything else: abort
+a job of the party                    is run in threads, one job after the other; events and
+                                      deadlines go on meanwhile, until only its result is awaited
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from lightsecagg.drivers.federation.budgets import phase_budget
@@ -31,9 +33,10 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import PhaseRecord, RoundRecord, log
 from lightsecagg.drivers.federation.peers import Greeted, Misbehaved, PeerEvent, Peers, Spoke
 from lightsecagg.drivers.transport.communicator import Disconnected, ServerCommunicator
-from lightsecagg.errors import JournalError
+from lightsecagg.errors import JournalError, RecoveryError
 from lightsecagg.foreign import explain, shown
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.jobs import Compute, Job, Result
 from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.wire import Codec
@@ -45,6 +48,8 @@ COMEBACK = 15.0
 """Seconds in which clients find a server that was restarted: they pause for up to 4.5 s between
 attempts, and an attempt that nobody answers takes 10 s."""
 _TICK = 0.05
+_COLUMNS = 2**18
+"""How many columns of a job are computed before it can be given up."""
 
 
 class ServerRound:
@@ -81,6 +86,8 @@ class ServerRound:
         self._announced = False
         self._sharing_closed = party.roster is not None
         self._failed = False
+        self._jobs: deque[Job] = deque()
+        self._computing: asyncio.Task[Result] | None = None
 
     async def drive(self, outputs: list[Output]) -> RoundRecord:
         """Until the party is done; every wait has a deadline (R35)."""
@@ -90,6 +97,9 @@ class ServerRound:
                 await self._advance()
             except Exception as error:  # not by a message: the round ends, the server does not
                 self._fail(explain(error))
+        if self._computing is not None:
+            self._computing.cancel()
+            await asyncio.gather(self._computing, return_exceptions=True)
         self._track_phase()
         self._refusals.update(self._peers.refusals)
         self._peers.refusals.clear()
@@ -99,18 +109,32 @@ class ServerRound:
 
     async def _advance(self) -> None:
         """Until the next event, or the deadline."""
+        self._compute()
         now = time.monotonic()
-        if now >= self._deadline:
+        if now >= self._deadline and self.party.pending:  # else only a job is awaited
             log.info("round %d: the deadline of phase %s fired", self.number, self._phase)
             self._step(self.party.proceed)
             return
-        event = await self._peers.next(min(self._deadline - now, 0.25))
+        remaining = self._deadline - now
+        event = await self._peers.next(min(remaining, 0.25) if remaining > 0 else 0.25)
         if event is not None:
             await self._handle(event)
         self._tick()
 
     def _is_over(self) -> bool:
         return self._failed or self.party.phase is Phase.DONE
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        """Hand over the result that is there, and begin the next job."""
+        if self._computing is not None and self._computing.done():
+            task, self._computing = self._computing, None
+            job, result = self._jobs.popleft(), task.result()
+            self._step(lambda: self.party.computed(job, result))
+        if self._computing is None and self._jobs and not self._is_over():
+            self._computing = asyncio.create_task(compute(self._jobs[0]))
+            self._computing.add_done_callback(lambda _: self._peers.wake())
 
     # -- events ------------------------------------------------------------------------------
 
@@ -252,6 +276,8 @@ class ServerRound:
                     self.record.aborted = reason
                     self.record.suspects = list(suspects)
                     self.record.accused = list(accused)
+                case Compute(job):
+                    self._jobs.append(job)
 
     def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:
         """The same message to many clients is encoded once."""
@@ -279,3 +305,17 @@ class ServerRound:
         budget = phase_budget(self.party.settings, phase)
         for client in self.members:
             self._communicator.set_budget(client, budget)
+
+
+async def compute(job: Job) -> Result:
+    """Run a job in threads, so that the loop stays free for everybody else."""
+    try:
+        await asyncio.to_thread(job.open)
+        starts = range(0, job.columns, _COLUMNS)
+        parts = [
+            await asyncio.to_thread(job.run, start, min(start + _COLUMNS, job.columns))
+            for start in starts
+        ]
+        return await asyncio.to_thread(job.join, parts)
+    except RecoveryError as error:
+        return error

@@ -19,7 +19,7 @@ from lightsecagg.drivers.local import Packet, Wire
 from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic
 from lightsecagg.planning.work import PhaseWork
-from lightsecagg.protocol.interface import SERVER, Party, Phase
+from lightsecagg.protocol.interface import SERVER, Party, Phase, Server
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
@@ -173,7 +173,7 @@ class Meter:
         }
 
 
-class PhasedParty(Party, Protocol):
+class PhasedParty(Server, Protocol):
     """A server, synchronous or not."""
 
     @property

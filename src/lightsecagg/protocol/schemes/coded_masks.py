@@ -39,8 +39,9 @@ from lightsecagg.masks.mask_encoding import (
     expand_share,
     seeded_positions,
 )
-from lightsecagg.masks.one_shot_recovery import aggregate_shares, recover_mask
+from lightsecagg.masks.one_shot_recovery import aggregate_shares, recover_pieces
 from lightsecagg.params import ShareMode
+from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.schemes.interface import (
     Answer,
@@ -253,29 +254,21 @@ class CodedMasksServer(ServerScheme):
     def recover(
         self, asked: MaskSum, answers: Mapping[int, Answer]
     ) -> tuple[Elements, tuple[int, ...]]:
-        """Decode the sum of the masks in one shot, Section 4.1, phase 3.
+        """All of `recovery` at once."""
+        job = self.recovery(asked, answers)
+        job.open()
+        return job.join([job.run(0, job.columns)]), job.suspects
 
-        Spare answers name the wrong ones (S14): the random combinations that catch them are
-        drawn now.
+    def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> RecoverMasks:
+        """Decode the sum of the masks in one shot, Section 4.1, phase 3."""
+        return _Decode(self, answers)
+
+    def find_suspects(self, answers: Mapping[int, Elements]) -> tuple[int, ...]:
+        """The positions whose answers contradict the others (S14).
+
+        The random combinations that catch them are drawn now: call it when nobody can change an
+        answer any more.
         """
-        code, members = self.settings.code, self.round.members
-        if len(answers) < code.survivors:
-            raise NotEnoughAnswers(
-                f"only {len(answers)} clients answered, U = {code.survivors} are needed"
-            )
-        by_position = {
-            self.round.positions[client]: answer.vector
-            for client, answer in answers.items()
-            if isinstance(answer, AggregatedShare)
-        }
-        suspects = self._find_suspects(by_position)
-        trusted = {
-            position: vector for position, vector in by_position.items() if position not in suspects
-        }
-        mask = recover_mask(code, trusted, self.settings.length)
-        return mask, tuple(sorted(members[position] for position in suspects))
-
-    def _find_suspects(self, answers: Mapping[int, Elements]) -> tuple[int, ...]:
         code = self.settings.code
         if len(answers) == code.survivors:
             return ()  # any U answers are consistent
@@ -315,3 +308,32 @@ def _most_missed(lacking: Mapping[int, Collection[int]]) -> int:
     missing = Counter(owner for owners in lacking.values() for owner in owners)
     alone = Counter(owner for owners in lacking.values() if len(owners) == 1 for owner in owners)
     return max(missing, key=lambda owner: (alone[owner], missing[owner], owner))
+
+
+class _Decode(RecoverMasks):
+    """Spare answers name the wrong ones; any U of the others decode, column by column."""
+
+    def __init__(self, scheme: CodedMasksServer, answers: Mapping[int, Answer]) -> None:
+        self.columns = scheme.settings.share_length
+        self._scheme = scheme
+        self._answers = {
+            scheme.round.positions[client]: answer.vector
+            for client, answer in answers.items()
+            if isinstance(answer, AggregatedShare)
+        }
+
+    def open(self) -> None:
+        survivors, members = self._scheme.settings.code.survivors, self._scheme.round.members
+        if len(self._answers) < survivors:
+            raise NotEnoughAnswers(
+                f"only {len(self._answers)} clients answered, U = {survivors} are needed"
+            )
+        wrong = self._scheme.find_suspects(self._answers)
+        self.suspects = tuple(sorted(members[position] for position in wrong))
+        self._trusted = {k: vector for k, vector in self._answers.items() if k not in wrong}
+
+    def run(self, start: int, stop: int) -> Elements:
+        return recover_pieces(self._scheme.settings.code, self._trusted, start, stop)
+
+    def join(self, parts: Sequence[Elements]) -> Elements:
+        return np.concatenate(parts, axis=1).reshape(-1)[: self._scheme.settings.length]

@@ -11,7 +11,7 @@ so that all that a party must remember or forget is in the party's hands.
              answer    sums what is held for the masks of a sum        (recovery)
     server   examine   who lied, by the reports
              choose    whose updates can be summed
-             recover   the sum of the masks, from the answers
+             recovery  the sum of the masks, from the answers, as a job
 
 A mask is named by its owner and a serial, 0 in synchronous rounds. A sum is a list of terms: masks
 with integer weights, all 1 in synchronous rounds.
@@ -32,6 +32,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import Pair
+from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
@@ -236,3 +237,21 @@ class ServerScheme(Scheme, ABC):
 
         `RecoveryError` if it cannot be found. Call when nobody can change an answer any more.
         """
+
+    def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> RecoverMasks:
+        """`recover` as a job, for a scheme that does better than all columns at once."""
+        return _RecoverWhole(self, asked, answers)
+
+
+class _RecoverWhole(RecoverMasks):
+    """A recovery that cannot be cut: all of it is done when it is opened."""
+
+    def __init__(self, scheme: ServerScheme, asked: MaskSum, answers: Mapping[int, Answer]) -> None:
+        self.columns = scheme.settings.length
+        self._scheme, self._asked, self._answers = scheme, asked, answers
+
+    def open(self) -> None:
+        self._mask, self.suspects = self._scheme.recover(self._asked, self._answers)
+
+    def run(self, start: int, stop: int) -> Elements:
+        return self._mask[start:stop]

@@ -1,0 +1,162 @@
+"""Slow work as objects: what a party asks its driver to compute.
+
+Whoever serves a party serves its peers too, so a party does no arithmetic on whole vectors. It
+returns `Compute(job)`, goes on taking messages, and is given the result with `computed`. A job
+knows nothing of the party; the driver owes it
+
+    open()              once and first: what concerns all columns, such as finding liars
+    run(start, stop)    for ranges that make up 0..columns, in any order, on any thread or machine
+    join(parts)         once: the result, from the ranges' in ascending order
+
+and hands over, instead of a result, the `RecoveryError` that any of them raised. `at_once` does
+all of it on the spot, for drivers that serve nobody else meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lightsecagg.errors import RecoveryError
+from lightsecagg.field.prime import Accumulator, Elements, PrimeField
+from lightsecagg.masks.one_shot_recovery import unmask
+
+
+class Job(ABC):
+    """Arithmetic on vectors, cut by columns; see the module."""
+
+    columns: int
+    """How many columns the ranges make up."""
+
+    def open(self) -> None:
+        """Do what concerns all columns."""
+        return
+
+    @abstractmethod
+    def run(self, start: int, stop: int) -> Elements:
+        """The result in the columns from `start` up to `stop`; changes nothing."""
+
+    def join(self, parts: Sequence[Elements]) -> Elements:
+        """The whole result."""
+        return np.concatenate(parts)
+
+
+Result = Elements | RecoveryError
+"""What a job found, or why it cannot be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `job` where it holds up nobody, and give the result to the party's `computed`."""
+
+    job: Job
+
+
+class Computing(Protocol):
+    """A party that asks for jobs."""
+
+    def computed(self, job: Job, result: Result) -> Sequence[object]:
+        """Take the result of a job that it asked for."""
+
+
+def at_once(party: Computing, outputs: Sequence[object]) -> list[object]:
+    """The outputs of a call, each job among them run and replaced by what came of it."""
+    done: list[object] = []
+    for output in outputs:
+        if isinstance(output, Compute):
+            done += at_once(party, party.computed(output.job, complete(output.job)))
+        else:
+            done.append(output)
+    return done
+
+
+def complete(job: Job) -> Result:
+    """The result of a job, in one range."""
+    try:
+        job.open()
+        return job.join([job.run(0, job.columns)])
+    except RecoveryError as error:
+        return error
+
+
+class Upload(Protocol):
+    """A masked update that waits to be summed, wherever it is kept."""
+
+    def read(self, start: int, stop: int) -> Elements:
+        """Its columns from `start` up to `stop`."""
+
+    def equals(self, vector: Elements) -> bool:
+        """Whether this is the same upload again."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class UploadInMemory:
+    """A masked update as it came."""
+
+    vector: Elements
+
+    def read(self, start: int, stop: int) -> Elements:
+        """A view."""
+        return self.vector[start:stop]
+
+    def equals(self, vector: Elements) -> bool:
+        """Element by element."""
+        return np.array_equal(self.vector, vector)
+
+
+class SumUploads(Job):
+    """The sum, or integer-weighted sum, of masked updates."""
+
+    def __init__(
+        self,
+        field: PrimeField,
+        length: int,
+        uploads: Sequence[Upload],
+        weights: Sequence[int] | None = None,
+    ) -> None:
+        self.columns = length
+        self._field, self._uploads = field, uploads
+        self._weights = [1] * len(uploads) if weights is None else weights
+
+    def run(self, start: int, stop: int) -> Elements:
+        """Reads one upload after the other: they need not fit into memory together."""
+        total = Accumulator(self._field, (stop - start,))
+        for upload, weight in zip(self._uploads, self._weights, strict=True):
+            total.add(upload.read(start, stop), weight)
+        return total.total()
+
+
+class RecoverMasks(Job):
+    """The sum of the masks, from the answers; schemes say how."""
+
+    suspects: tuple[int, ...] = ()
+    """Clients whose answers contradict the others; known once it is open."""
+
+
+class Unmask(Job):
+    """The sum of the updates: that of the masked ones less the masks."""
+
+    def __init__(self, field: PrimeField, masked_sum: Elements, masks: RecoverMasks) -> None:
+        self.columns = masks.columns
+        self._field, self._masked_sum, self._masks = field, masked_sum, masks
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """See `RecoverMasks.suspects`."""
+        return self._masks.suspects
+
+    def open(self) -> None:
+        """Prepare the recovery of the masks."""
+        self._masks.open()
+
+    def run(self, start: int, stop: int) -> Elements:
+        """These columns of the masks."""
+        return self._masks.run(start, stop)
+
+    def join(self, parts: Sequence[Elements]) -> Elements:
+        """All masks, taken away."""
+        return unmask(self._field, self._masked_sum, self._masks.join(parts))

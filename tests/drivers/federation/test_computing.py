@@ -1,0 +1,241 @@
+"""Jobs of the server's party: run in threads, while everybody else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_federation import Federation
+
+from lightsecagg.drivers.federation import journal as journal_module
+from lightsecagg.drivers.federation import server_round
+from lightsecagg.drivers.federation.journal import StoredUpload
+from lightsecagg.drivers.federation.server_round import ServerRound, compute
+from lightsecagg.errors import JournalError, NotEnoughAnswers
+from lightsecagg.field.prime import DEFAULT_FIELD, Elements
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.jobs import Job, SumUploads, Unmask, UploadInMemory
+from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.protocol.settings import ProtocolName
+
+PROTOCOLS = [
+    (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
+    (ProtocolName.SECAGG, ThreatModel.MALICIOUS_SERVER),
+    (ProtocolName.SECAGG_PLUS, ThreatModel.HONEST_BUT_CURIOUS),
+    (ProtocolName.PLAIN, ThreatModel.HONEST_BUT_CURIOUS),
+]
+
+
+def before(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Job], method: str, act: Callable[[], None]
+) -> None:
+    """Do something more where a job does its work."""
+    original = getattr(kind, method)
+
+    def wrapped(self: Job, *arguments: Any) -> Any:
+        act()
+        return original(self, *arguments)
+
+    monkeypatch.setattr(kind, method, wrapped)
+
+
+@pytest.mark.parametrize(("protocol", "threat_model"), PROTOCOLS)
+def test_the_loop_serves_others_while_the_server_computes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: ProtocolName,
+    threat_model: ThreatModel,
+) -> None:
+    """Each step of each job waits for the loop; on the loop's own thread it would wait for ever."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    served: list[bool] = []
+
+    def wait_for_the_loop() -> None:
+        seen = threading.Event()
+        loops[0].call_soon_threadsafe(seen.set)
+        served.append(seen.wait(30))
+
+    for kind in (SumUploads, Unmask):
+        for method in ("open", "run", "join"):
+            before(monkeypatch, kind, method, wait_for_the_loop)
+    federation = Federation(tmp_path, protocol=protocol, threat_model=threat_model)
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+        (record,) = await federation.run()
+        federation.check(record)
+
+    asyncio.run(scenario())
+    assert served == [True] * 6
+
+
+def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is pending: there is nothing to go on without, and no reason to abort."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    drivers: list[ServerRound] = []
+    turns = threading.Semaphore(0)
+    advance = ServerRound._advance
+
+    async def counted(self: ServerRound) -> None:
+        drivers[:] = [self]
+        turns.release()
+        await advance(self)
+
+    def let_the_deadline_pass() -> None:
+        drivers[0]._deadline = 0.0
+        while turns.acquire(blocking=False):
+            pass
+        for _ in range(3):
+            loops[0].call_soon_threadsafe(drivers[0]._peers.wake)
+            assert turns.acquire(timeout=30)
+
+    monkeypatch.setattr(ServerRound, "_advance", counted)
+    before(monkeypatch, Unmask, "open", let_the_deadline_pass)
+    federation = Federation(tmp_path)
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+        (record,) = await federation.run()
+        federation.check(record)
+        assert record.included == list(range(8))
+        assert record.dropped == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_job_ends_its_round_and_not_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is blamed for it: the client whose answer came last least of all."""
+    failures = iter([RuntimeError("out of memory")])
+
+    def fail_once() -> None:
+        for failure in failures:
+            raise failure
+
+    before(monkeypatch, Unmask, "run", fail_once)
+    federation = Federation(tmp_path)
+    first, second = asyncio.run(federation.run(retries=1))
+    assert first.aborted is not None
+    assert "unforeseen RuntimeError" in first.aborted
+    assert first.dropped == {}
+    assert first.refusals == {}
+    federation.check(second)
+
+
+def test_a_round_that_ends_otherwise_gives_its_job_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges that were not begun are never run."""
+    monkeypatch.setattr(server_round, "_COLUMNS", 1)
+    began, go_on, ranges = threading.Event(), threading.Event(), []
+
+    class Slow(SumUploads):
+        def run(self, start: int, stop: int) -> Elements:
+            ranges.append(start)
+            began.set()
+            assert go_on.wait(30)
+            return super().run(start, stop)
+
+    async def scenario() -> None:
+        uploads = [UploadInMemory(np.ones(5, dtype=np.uint32))]
+        task = asyncio.create_task(compute(Slow(DEFAULT_FIELD, 5, uploads)))
+        await asyncio.to_thread(began.wait, 30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        go_on.set()
+
+    asyncio.run(scenario())
+    assert ranges == [0]
+
+
+def test_a_job_is_cut_into_ranges_and_its_recovery_error_is_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_round, "_COLUMNS", 2)
+    ranges = []
+
+    class Watched(SumUploads):
+        def run(self, start: int, stop: int) -> Elements:
+            ranges.append((start, stop))
+            return super().run(start, stop)
+
+    vector = np.arange(5, dtype=np.uint32)
+    result = asyncio.run(compute(Watched(DEFAULT_FIELD, 5, [UploadInMemory(vector)] * 3)))
+    assert isinstance(result, np.ndarray)
+    assert result.tolist() == [0, 3, 6, 9, 12]
+    assert ranges == [(0, 2), (2, 4), (4, 5)]
+
+    class Failing(SumUploads):
+        def open(self) -> None:
+            raise NotEnoughAnswers("too few")
+
+    result = asyncio.run(compute(Failing(DEFAULT_FIELD, 5, [])))
+    assert isinstance(result, NotEnoughAnswers)
+
+
+# -- uploads on disk -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Eleven elements on disk, in blocks of four; and the vector."""
+    monkeypatch.setattr(journal_module, "_BLOCK", 4)
+    journal = journal_module.Journal(tmp_path, bytes(32).hex())
+    vector = np.arange(100, 111, dtype=np.uint32)
+    journal.store_upload(1, 0, MaskedUpload(b"", vector))
+    upload = journal.upload(1, 0)
+    journal.close()
+    return upload, vector
+
+
+def test_a_stored_upload_is_read_by_any_range(stored: tuple[StoredUpload, Elements]) -> None:
+    upload, vector = stored
+    for start in range(11):
+        for stop in range(start + 1, 12):
+            np.testing.assert_array_equal(upload.read(start, stop), vector[start:stop])
+
+
+@pytest.mark.parametrize("position", [0, 15, 16, 31, 32, 43])
+def test_R36_a_flipped_bit_is_seen_by_every_range_that_reads_it(
+    stored: tuple[StoredUpload, Elements], position: int
+) -> None:
+    upload, vector = stored
+    data = bytearray(upload.path.read_bytes())
+    data[position] ^= 1
+    upload.path.write_bytes(data)
+    for block in range(3):
+        start, stop = 4 * block, min(11, 4 * block + 4)
+        if block == position // 16:
+            with pytest.raises(JournalError, match="is damaged"):
+                upload.read(start, stop)
+        else:
+            np.testing.assert_array_equal(upload.read(start, stop), vector[start:stop])
+
+
+@pytest.mark.parametrize("change", [-4, -1, 1, 4, 16])
+def test_R36_another_length_is_seen(stored: tuple[StoredUpload, Elements], change: int) -> None:
+    upload, _ = stored
+    data = upload.path.read_bytes()
+    upload.path.write_bytes(data[:change] if change < 0 else data + bytes(change))
+    with pytest.raises(JournalError, match="is damaged"):
+        upload.read(0, 11)
+
+
+def test_a_repeated_upload_is_recognised_without_the_disk(
+    stored: tuple[StoredUpload, Elements],
+) -> None:
+    upload, vector = stored
+    upload.path.unlink()
+    assert upload.equals(vector.copy())
+    other = vector.copy()
+    other[7] ^= 1
+    assert not upload.equals(other)
+    assert not upload.equals(vector[:-1])
