@@ -208,6 +208,9 @@ def test_clipping_must_be_asked_for(terminal: Terminal) -> None:
         (["--rounds", "0"], "rounds = 0 must be at least 1"),
         (["--seed", "-1"], "seed = -1 must be at least 0"),
         (["--bound", "0"], "bound = 0.0 must be positive"),
+        (["--buffer", "4"], "--buffer belongs to the asynchronous mode; add --mode async"),
+        (["--tau-max=4"], "--tau-max belongs to the asynchronous mode"),
+        (["--privacy", "7"], "protects nobody from T colluders; lower T or D"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_named(

@@ -24,6 +24,7 @@ from lightsecagg.drivers.federation.provisioning import (
 from lightsecagg.drivers.transport.tls import Credentials, client_of
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.protocol.settings import AllowList
+from lightsecagg.training.config import LocalConfig, TaskConfig
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +253,38 @@ def test_command_prints_json_without_secrets_and_refuses_a_second_time(tmp_path:
     assert isinstance(again.exception, ConfigurationError)
     shown = CliRunner().invoke(app, ["provision", "--clients", "3", "--out", f"{out}2"])
     assert "keep offline" in shown.output
+
+
+@pytest.mark.parametrize("job", [{}, {"vectors": 3, "weighted": True}])
+def test_the_keys_behind_a_mark_are_the_defaults_and_can_be_uncommented(
+    tmp_path: Path, job: dict[str, Any]
+) -> None:
+    made = provision(tmp_path / "federation", 4, **job)
+    kinds: list[tuple[type[Any], Path]] = [
+        (ServerConfig, made.server),
+        (ClientConfig, made.clients[0]),
+    ]
+    for kind, path in kinds:
+        commented = path.read_text()
+        before = load_config(kind, path)
+        first, *lines = commented.splitlines()
+        path.write_text("\n".join([first, *(line.removeprefix("# ") for line in lines)]))
+        after = load_config(kind, path)
+        table = before.training
+        if table is not None:
+            assert after.training.task == {**table.task, "partition": TaskConfig().partition}
+            local = LocalConfig()
+            assert after.training.local == {
+                key: getattr(local, key)
+                for key in ("epochs", "batch_size", "learning_rate", "optimizer")
+            }
+        assert after.model_copy(update={"training": None}) == before.model_copy(
+            update={"training": None}
+        )
+    assert "# [rounds]" in commented or "[rounds]" in made.server.read_text()
+
+
+def test_a_built_in_task_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="no task 'nosuch'; choose one of digits"):
+        provision(tmp_path / "federation", 4, task="nosuch")
+    provision(tmp_path / "federation", 4, task="somewhere_else:Task")

@@ -41,6 +41,7 @@ from lightsecagg.experiments.setups import (
     TASKS,
     Profile,
     dropouts,
+    method,
     planned_survivors,
     privacy,
 )
@@ -161,6 +162,17 @@ def test_reports_are_written_whole(name: str, tiny_results: Results, tmp_path: P
         assert (tmp_path / f"{plot.name}.png").stat().st_size > 5000
         assert "data:image/png;base64," in page
     assert "http" not in page  # self-contained
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table4"])
+def test_a_report_of_another_n_says_which_n_the_papers_figures_are_of(
+    name: str, tiny_results: Results
+) -> None:
+    report = experiment(name).report(TINY, tiny_results)
+    for table in report.tables:
+        assert "N = 200" in table.caption
+    assert any("N = 12 clients, the paper's are of N = 200" in text for text in report.paragraphs)
+    assert not any("must not be compared" in text for text in method(FULL))
 
 
 def test_table2_states_the_papers_gains(tiny_results: Results) -> None:

@@ -20,9 +20,9 @@ app = typer.Typer(
 @app.command("federation")
 def bench_federation(
     clients: Annotated[int, typer.Option(help="N: logical clients.")] = 50,
-    privacy: Annotated[int, typer.Option(help="T")] = 12,
-    dropouts: Annotated[int, typer.Option(help="D")] = 15,
-    survivors: Annotated[int, typer.Option(help="U; 0 for N - D.")] = 0,
+    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")] = 12,
+    dropouts: Annotated[int, typer.Option(help="D, how many may drop.")] = 15,
+    survivors: Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")] = 0,
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.")] = 1_206_590,
     lost: Annotated[int, typer.Option(help="Clients lost after sharing, before upload.")] = 15,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
@@ -66,7 +66,7 @@ def bench_federation(
 
 @app.command("soak")
 def bench_soak(
-    clients: Annotated[int, typer.Option(help="N.", min=5)] = 5,
+    clients: Annotated[int, typer.Option(help="N, the clients.", min=5)] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds, one after the other.", min=1)] = 1000,
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.", min=1)] = 1000,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.", min=1)] = 2,
@@ -118,9 +118,9 @@ def _print_findings(findings: dict[str, Any]) -> None:
 
 @app.command("kernels")
 def bench_kernels(
-    clients: Annotated[int, typer.Option(help="N")] = 200,
-    survivors: Annotated[int, typer.Option(help="U")] = 140,
-    privacy: Annotated[int, typer.Option(help="T")] = 100,
+    clients: Annotated[int, typer.Option(help="N, the clients.")] = 200,
+    survivors: Annotated[int, typer.Option(help="U, the answers needed.")] = 140,
+    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")] = 100,
     dim: Annotated[int, typer.Option(help="d, the length of the model")] = 1_206_590,
     as_json: AsJson = False,
 ) -> None:
@@ -141,6 +141,7 @@ def bench_kernels(
 
 
 def _print_table(document: dict[str, Any]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -148,12 +149,14 @@ def _print_table(document: dict[str, Any]) -> None:
     table = Table(
         title=f"{document['backend']} kernels on {machine['processor']}, one thread; "
         f"N = {case['clients']}, U = {case['survivors']}, T = {case['privacy']}, "
-        f"d = {case['dimension']:,}"
+        f"d = {case['dimension']:,}",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("kernel", no_wrap=True)
     table.add_column("field", no_wrap=True)
     for heading in ("ms", "NumPy ms", "ratio", "GB/s", "of a copy", "GMAC/s"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in document["rows"]:
         speed = row.get("multiply_adds_per_second")
         table.add_row(

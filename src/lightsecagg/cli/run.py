@@ -37,9 +37,14 @@ class Overlap(StrEnum):
 @app.command()
 def run(
     clients: Annotated[int, typer.Option(help="N: client processes.")] = 8,
-    privacy: Annotated[int | None, typer.Option(help="T. [default: 3, or N/4]")] = None,
-    dropouts: Annotated[int | None, typer.Option(help="D. [default: 2, or N/4]")] = None,
-    survivors: Annotated[int, typer.Option(help="U; 0 for N - D.")] = 0,
+    privacy: Annotated[
+        int | None,
+        typer.Option(help="T, how many may collude with the server.", show_default="3, or N/4"),
+    ] = None,
+    dropouts: Annotated[
+        int | None, typer.Option(help="D, how many may vanish.", show_default="2, or N/4")
+    ] = None,
+    survivors: Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")] = 0,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 4,
     protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: Annotated[

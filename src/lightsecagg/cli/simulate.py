@@ -17,6 +17,7 @@ from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import Progress
+from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import Network, Topology
 from lightsecagg.planning.traffic import in_units
@@ -39,12 +40,21 @@ class _ByMode(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **kw: Any
     ) -> Any:
-        if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
-            return super().make_context(info_name, args, parent, **kw)
         from lightsecagg.cli import simulate_async
 
         command = typer.main.get_command(simulate_async.app)
+        if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
+            for given in {arg.split("=")[0] for arg in args} - _names(self):
+                if given in _names(command):
+                    raise ParameterError(
+                        f"{given} belongs to the asynchronous mode; add --mode async"
+                    )
+            return super().make_context(info_name, args, parent, **kw)
         return command.make_context(info_name, _without_mode(args), parent, **kw)
+
+
+def _names(command: Any) -> set[str]:
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
 
 
 def _without_mode(args: list[str]) -> list[str]:

@@ -128,6 +128,11 @@ def simulate(
     modulus = field.modulus
     function = staleness.function(staleness_alpha, hinge_at)
     table = StalenessTable.from_function(function, staleness_scale, tau_max)
+    if buffer > clients:
+        raise ParameterError(
+            f"--buffer K = {buffer} must be at most N = {clients}: a buffer holds updates of "
+            "different clients"
+        )
     if (task is None) == (dim < 1):
         raise ParameterError("give either --dim, for random vectors, or --task")
     if task is None:
@@ -337,6 +342,13 @@ def _show(document: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if len(document["lost"]) > document["flushes"]:
+        console.print(
+            "[yellow]more buffers were lost than recovered: fewer than U = N - D clients were "
+            "there to answer; raise --dropouts[/yellow]",
+            highlight=False,
+            soft_wrap=True,
+        )
     if "strict" in document:
         strict = "strict" if document["strict"] else "not strict"
         console.print(

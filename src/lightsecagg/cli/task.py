@@ -151,7 +151,7 @@ def check_task(
     report: dict[str, Any] = {
         "task": config.task,
         "parameters": layout.parameters,
-        "batch_norm_statistics": layout.size - layout.parameters,
+        "averaged_buffers": layout.size - layout.parameters,
         "vector_length": layout.size,
         "layout": layout.digest().hex()[:16],
         "client": client,

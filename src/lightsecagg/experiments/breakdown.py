@@ -17,6 +17,7 @@ from lightsecagg.experiments.rounds import (
 )
 from lightsecagg.experiments.setups import (
     LABELS,
+    PAPER_CLIENTS,
     RATES,
     SECURE,
     TASKS,
@@ -57,9 +58,9 @@ def table4_report(profile: Profile, results: Results) -> Report:
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
-                f"Seconds ({topology}); right: the paper's, on other hardware",
+                f"Seconds ({topology}); right: the paper's, N = {PAPER_CLIENTS}, other hardware",
                 ["phase", *(f"p = {rate:.0%}" for rate in RATES)]
-                + [f"paper {rate:.0%}" for rate in RATES],
+                + [f"paper {rate:.0%}, N = {PAPER_CLIENTS}" for rate in RATES],
                 rows,
             )
         )

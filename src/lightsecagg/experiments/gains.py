@@ -17,6 +17,7 @@ from lightsecagg.experiments.rounds import (
 )
 from lightsecagg.experiments.setups import (
     LABELS,
+    PAPER_CLIENTS,
     SECURE,
     SERVER_BANDWIDTH,
     TASKS,
@@ -77,7 +78,8 @@ def table2_report(profile: Profile, results: Results) -> Report:
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
-                f"Gain over SecAgg, SecAgg+ ({topology}; in brackets the paper's)",
+                f"Gain over SecAgg, SecAgg+ ({topology}; in brackets the paper's, "
+                f"N = {PAPER_CLIENTS})",
                 ["task", "d", *(title for title, _, _ in _GAINS.values())],
                 rows,
             )
@@ -134,7 +136,8 @@ def table3_report(profile: Profile, results: Results) -> Report:
     report.figures = figures
     report.tables.append(
         Table(
-            "Gain of LightSecAgg in total round time (in brackets the paper's, overlapped)",
+            "Gain of LightSecAgg in total round time (in brackets the paper's, overlapped, "
+            f"N = {PAPER_CLIENTS})",
             ["over", *(f"{bandwidth:g} Mbit/s" for bandwidth in paper_values.TABLE3)],
             rows,
         )

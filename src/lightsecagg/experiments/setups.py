@@ -14,6 +14,9 @@ from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_survivors
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
 
+PAPER_CLIENTS = 200
+"""N of the paper's tables."""
+
 EPOCHS = 5
 """E, of every task (Appendix D)."""
 
@@ -133,7 +136,17 @@ def method(profile: Profile) -> list[str]:
         if profile.epochs == EPOCHS
         else f"{profile.epochs} of E = {EPOCHS} epochs, times {EPOCHS / profile.epochs:g}"
     )
+    smaller = (
+        [
+            f"**These are rounds of N = {profile.largest} clients, the paper's are of N = "
+            f"{PAPER_CLIENTS}: what a phase costs grows with N, differently for each protocol, so "
+            "the two must not be compared.**"
+        ]
+        if profile.largest != PAPER_CLIENTS
+        else []
+    )
     return [
+        *smaller,
         "Method. Computation is measured on this machine, in CPU seconds of one core per party and "
         f"phase. {profile.sample} clients of each round are real and the slowest of them counts; "
         "the others are stand-ins that send messages of the right form and size and are not "

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -695,3 +698,28 @@ def test_R37_another_version_is_refused_with_a_reason(
                 await lab_client(server, 0).connect()
 
     run(scenario)
+
+
+def test_a_port_in_use_is_said_once_and_by_us() -> None:
+    """In a process of its own: what the library itself prints passes pytest by."""
+    program = """
+import asyncio, socket
+from lightsecagg.drivers.transport.grpc import GrpcServer
+from lightsecagg.errors import TransportError
+
+async def main():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        try:
+            await GrpcServer(address, {0}, None, plaintext=True).start()
+        except TransportError as error:
+            print(error)
+
+asyncio.run(main())
+"""
+    kept = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=kept, check=False
+    )
+    assert "is another server running there?" in done.stdout
+    assert done.stderr == ""

@@ -26,7 +26,7 @@ from lightsecagg.drivers.federation.server import FederationServer, make_setting
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
-from lightsecagg.protocol.settings import AllowList
+from lightsecagg.protocol.settings import AllowList, Settings
 
 
 def build_server(config: ServerConfig, progress: Progress | None = None) -> FederationServer:
@@ -41,6 +41,7 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
         )
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     settings = make_settings(config.aggregation, job, session, allow_list)
+    _mind_the_rounding(settings)
     communicator = GrpcServer(
         config.server.address,
         frozenset(allow_list.clients),
@@ -158,6 +159,18 @@ def run_clients(configs: Sequence[ClientConfig]) -> None:
         # A training that nobody waits for any more must not outlive this program.
         for child in multiprocessing.active_children():
             child.terminate()
+
+
+def _mind_the_rounding(settings: Settings) -> None:
+    """Say so if the updates of clients with few examples would be rounded coarsely."""
+    quantizer = settings.quantizer
+    if quantizer.weighted and 1 / quantizer.scale > quantizer.bound / 100:
+        log.warning(
+            "an update is rounded in steps of %.2g, divided by its client's sample count; if "
+            "counts are small, lower aggregation.max_samples = %d to the largest that occurs",
+            1 / quantizer.scale,
+            quantizer.max_samples,
+        )
 
 
 def _stop_gracefully(server: FederationServer, number: int) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import decode, reading, shown
 from lightsecagg.params import Parameters, ThreatModel, check_integer
 from lightsecagg.protocol.settings import AllowList
+from lightsecagg.training.datasets import DATASETS
 
 DEFAULT_PORT: Final = 7700
 DEFAULT_TASK: Final = "digits"
@@ -41,6 +42,29 @@ _LABEL: Final = "signed allow-list"
 _VERSION: Final = 1
 
 _Table = dict[str, str | int | float]
+
+HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
+    "aggregation": {
+        "max_samples": (100_000, "the largest sample count that counts; smaller rounds finer"),
+    },
+    "rounds": {
+        "number": (10, "rounds in all"),
+        "min_clients": (0, "fewest that start a round; 0: N - D"),
+        "wait_for_clients": (120.0, "seconds"),
+        "upload": (900.0, "seconds for training and upload"),
+        "retries": (2, "after an aborted round"),
+    },
+    "training.task": {
+        "partition": ("iid", 'or "local": all of data_dir is this client\'s own'),
+    },
+    "training.local": {
+        "epochs": (1, "the same at the server and at every client"),
+        "batch_size": (32, "examples per step"),
+        "learning_rate": (0.05, "of the local optimizer"),
+        "optimizer": ("sgd", "or adam, adamw"),
+    },
+}
+"""Table -> key -> its default and what it means: the keys that one looks for first."""
 
 
 class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,7 +218,8 @@ def provision(
                         "server": {"address": listen},
                         "tls": _tls_table("server"),
                         **job.server,
-                    }
+                    },
+                    ("aggregation", "rounds", *job.hints),
                 ),
             },
         )
@@ -222,7 +247,8 @@ def provision(
                             "server": {"address": reach},
                             "tls": _tls_table("client"),
                             **job.client,
-                        }
+                        },
+                        job.hints,
                     ),
                 },
             )
@@ -246,14 +272,18 @@ class _Job:
 
     server: Mapping[str, _Table]
     client: Mapping[str, _Table]
+    hints: tuple[str, ...] = ()
+    """Tables of `HINTS` that matter to both."""
 
 
 def _job(clients: int, task: str | None, vectors: int | None, weighted: bool) -> _Job:
     if vectors is None:
         if weighted:
             raise ParameterError("weighted is for vectors; training always weights by sample count")
+        _check_task(task)
         training: _Table = {"task": task or DEFAULT_TASK, "clients": clients}
-        return _Job({"training.task": training}, {"training.task": training})
+        tables = {"training.task": training}
+        return _Job(tables, tables, ("training.task", "training.local"))
     if task is not None:
         raise ParameterError(f"a federation trains a task ({task}) or sums vectors, not both")
     check_integer("vectors: their length", vectors, 1)
@@ -262,6 +292,17 @@ def _job(clients: int, task: str | None, vectors: int | None, weighted: bool) ->
     server: dict[str, _Table] = {"rounds": {"number": 1}, "vectors": table}
     # Only an .npz has room for a sample count.
     return _Job(server, {"vectors": {"input": "vector.npz" if weighted else "vector.npy"}})
+
+
+def _check_task(task: str | None) -> None:
+    """Refuse a built-in task that does not exist; modules are looked for where they will run."""
+    known = (*DATASETS, "synthetic-<paper task>")
+    if task is None or ":" in task or task in DATASETS or task.startswith("synthetic"):
+        return
+    raise ParameterError(
+        f"there is no task {task!r}; choose one of {', '.join(known)}, or your own as "
+        "package.module:Task"
+    )
 
 
 def _parameters(clients: int, privacy: int | None, dropouts: int | None) -> Parameters:
@@ -303,12 +344,21 @@ def _tls_table(name: str) -> _Table:
     return {"ca": "ca.pem", "certificate": f"{name}.pem", "key": f"{name}.key"}
 
 
-def _toml(tables: Mapping[str, _Table]) -> bytes:
-    """Tables of strings, numbers and truth values, which TOML writes like JSON."""
-    lines = ["# Paths are relative to this file.", ""]
-    for name, table in tables.items():
-        lines.append(f"[{name}]")
+def _toml(tables: Mapping[str, _Table], hints: Iterable[str]) -> bytes:
+    """Tables of strings, numbers and truth values, which TOML writes like JSON.
+
+    `hints` names tables of `HINTS`: their further keys are written as comments, with defaults.
+    """
+    lines = ["# Paths are relative to this file. Keys behind a # have the value that is shown.", ""]
+    absent: dict[str, _Table] = {name: {} for name in hints if name not in tables}
+    for name, table in {**tables, **absent}.items():
+        # A table that would be empty is a comment as well.
+        lines.append(f"[{name}]" if table else f"# [{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        if name in hints:
+            for key, (value, meaning) in HINTS[name].items():
+                if key not in table:
+                    lines.append(f"# {f'{key} = {json.dumps(value)}':28}  # {meaning}")
         lines.append("")
     return "\n".join(lines).encode("ascii")
 

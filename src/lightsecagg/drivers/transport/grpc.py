@@ -8,6 +8,7 @@ another's flow control. Compression is refused, because a small request could un
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Container
 from typing import Any, Final
 
@@ -39,6 +40,9 @@ from lightsecagg.errors import (
     TransportError,
 )
 from lightsecagg.foreign import explain, shown
+
+# Its own complaints, on stderr, would stand above ours, which say the same for people.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 try:
     import grpc
