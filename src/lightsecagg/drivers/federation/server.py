@@ -346,7 +346,9 @@ class FederationServer:
         before = self._job.save()
         completed = self._completed + 1
         try:
-            average, samples = settings.average(aggregate.total, len(aggregate.included))
+            average, samples = await asyncio.to_thread(
+                settings.average, aggregate.total, len(aggregate.included)
+            )
             await asyncio.to_thread(self._job.apply, average, samples, completed)
             after = self._job.save()
         except (ConfigurationError, JournalError):
@@ -361,7 +363,7 @@ class FederationServer:
         record.samples = samples
         if self._trace is not None:
             np.savez(self._trace / f"average-{record.round}.npz", average=average)
-        self._journal.complete(record.round, completed, after)
+        await asyncio.to_thread(self._journal.complete, record.round, completed, after)
         self._completed = completed
 
     async def _evaluate(self, record: RoundRecord) -> None:
