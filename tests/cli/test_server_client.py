@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.error
@@ -144,7 +148,60 @@ def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -
     report = json.loads((programs.made.server.parent / "state" / "rounds.json").read_text())
     assert report == [record]
     # Off a terminal every line of the log is one JSON object.
-    assert all(json.loads(line)["level"] for line in err.splitlines())
+    lines = [json.loads(line) for line in err.splitlines()]
+    said = [line["message"] for line in lines]
+    assert said[0] == f"listening on 127.0.0.1:{programs.port}"
+    assert any(line.startswith("round 1 is done after ") for line in said)
+    assert said.index("goodbye to 5 clients: the federation has finished") > 0
+    assert all(datetime.fromisoformat(line["time"]).utcoffset() is not None for line in lines)
+
+
+def test_quiet_programs_leave_the_log_empty(programs: Programs) -> None:
+    server = programs.server("rounds.settle=20", flags=("--quiet",))
+    poll(lambda: is_listening(programs.port))
+    configs = [
+        option for path in programs.made.clients.values() for option in ("--config", str(path))
+    ]
+    clients = programs.start("client", *configs, "--quiet")
+    assert programs.finish(server) == (0, "", "")
+    assert programs.finish(clients) == (0, "", "")
+    code, _, err = programs.finish(programs.server(flags=("--quiet", "--log-level", "debug")))
+    assert code == 2
+    assert "give either --quiet or --log-level debug" in err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_shows_lines_and_below_them_the_phase_under_way(
+    programs: Programs, quiet: bool
+) -> None:
+    master, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 200))
+    command = [*COMMAND, "server", "--config", str(programs.made.server), *["--quiet"] * quiet]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    try:
+        clients = programs.clients(*range(CLIENTS))
+        shown = bytearray()
+        while True:
+            try:
+                shown += os.read(master, 65536)
+            except OSError:  # EIO: the last process that had the terminal is gone
+                break
+        assert server.communicate()[0] == b""
+    finally:
+        server.kill()
+        server.wait()
+        os.close(master)
+    assert server.returncode == 0
+    assert programs.finish(clients)[0] == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n")
+    if quiet:
+        assert text == ""
+        return
+    assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.+-]+ INFO    listening on 127", text, re.MULTILINE)
+    assert re.search(r"INFO    round 1 is done after .* s: [45] of [45] clients", text)
+    assert re.search(r"connect .*━.* \d/5", text)
+    assert '"message"' not in text
 
 
 def test_S06_clients_that_were_restarted_do_not_sum_a_vector_twice(programs: Programs) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli.extras import require
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli.output import LogLevel, Quiet, level_of, print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -25,7 +25,8 @@ def client(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the effective configuration and exit.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
+    quiet: Quiet = False,
 ) -> None:
     """Train (or contribute a vector) in every round until the server says goodbye.
 
@@ -42,7 +43,7 @@ def client(
         return
     if any(item.training is not None for item in loaded):
         require("a client that trains", "torch")
-    set_up_logging(log_level)
+    set_up_logging(level_of(log_level, quiet=quiet))
     from lightsecagg.drivers.federation.programs import run_clients
 
     run_clients(loaded)

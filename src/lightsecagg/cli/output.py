@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -25,6 +25,10 @@ from lightsecagg.errors import (
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_ABORTED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Warnings and errors only, and no progress bar.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _USAGE = (ParameterError, ConfigurationError, InputRefused)
@@ -40,6 +44,47 @@ def print_json(document: Mapping[str, Any]) -> None:
 def warn(message: str) -> None:
     """Say something to the person at the terminal without touching stdout."""
     typer.secho(message, fg=typer.colors.YELLOW, err=True)
+
+
+def level_of(log_level: str, *, quiet: bool) -> str:
+    """What `--log-level` and `--quiet` mean together; info is the default of the former."""
+    if not quiet:
+        return log_level
+    if log_level != "info":
+        raise ConfigurationError(f"give either --quiet or --log-level {log_level}")
+    return "warning"
+
+
+@contextmanager
+def phase_bar(*, wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """On a terminal, how many have answered in the phase under way: told (phase, done, expected).
+
+    What is written to `sys.stderr` inside appears above the bar.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    last = ""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        disable=not (wanted and sys.stderr.isatty()),
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def watch(phase: str, done: int, expected: int) -> None:
+            nonlocal last
+            if phase != last:  # the time is that of the phase
+                bar.reset(task, description=phase, total=expected)
+                last = phase
+            bar.update(task, completed=done, total=expected)
+
+        yield watch
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli.extras import require
-from lightsecagg.cli.output import print_json
+from lightsecagg.cli.output import LogLevel, Quiet, level_of, phase_bar, print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -28,9 +28,11 @@ def server(
             "--abandon-round", help="Give up the round that a crash left, instead of resuming it."
         ),
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
+    quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report of all rounds as JSON at the end.")
+        bool,
+        typer.Option("--json", help="Print the report of this run's rounds as JSON at the end."),
     ] = False,
 ) -> None:
     """Serve a federation until its rounds are done; resumes where a crash left it.
@@ -48,14 +50,10 @@ def server(
         return
     if loaded.training is not None:
         require("a server that trains", "torch")
-    set_up_logging(log_level)
+    set_up_logging(level_of(log_level, quiet=quiet))
     from lightsecagg.drivers.federation.programs import run_server
 
-    records = run_server(loaded, abandon=abandon_round)
+    with phase_bar(wanted=not quiet) as progress:
+        records = run_server(loaded, progress, abandon=abandon_round)
     if as_json:
         print_json({"rounds": [record.to_json() for record in records]})
-        return
-    for record in records:
-        figures = "".join(f"; {name} {value:.4g}" for name, value in record.figures.items())
-        outcome = record.aborted or f"{len(record.included)} clients included{figures}"
-        typer.echo(f"round {record.round}: {record.seconds:.1f} s, {outcome}")

@@ -16,6 +16,10 @@ BURST: Final = 20
 """Lines about one peer that are written at once."""
 INTERVAL: Final = 10.0
 """Seconds per line after that."""
+DEBUG_BURST: Final = 1000
+"""Messages of one peer that are told of at debug level at once."""
+DEBUG_INTERVAL: Final = 0.01
+"""Seconds per message after that."""
 
 
 @dataclass(slots=True)
@@ -29,8 +33,16 @@ class _Account:
 class PeerLog:
     """Writes to a logger; remembers one account per peer that was ever mentioned."""
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        burst: int = BURST,
+        interval: float = INTERVAL,
+    ) -> None:
         self._logger, self._clock = logger, clock
+        self._burst, self._interval = burst, interval
         self._accounts: dict[str, _Account] = {}
 
     def write(self, level: int, peer: str, message: str, *arguments: object) -> None:
@@ -38,8 +50,9 @@ class PeerLog:
         if not self._logger.isEnabledFor(level):
             return
         now = self._clock()
-        account = self._accounts.setdefault(peer, _Account(BURST, now))
-        account.lines = min(BURST, account.lines + (now - account.since) / INTERVAL)
+        account = self._accounts.setdefault(peer, _Account(self._burst, now))
+        gained = (now - account.since) / self._interval
+        account.lines = min(self._burst, account.lines + gained)
         account.since = now
         if account.lines < 1:
             account.left_out += 1

@@ -85,6 +85,12 @@ _COUNT = struct.Struct("<I")
 _NOTHING: Final[Elements] = np.empty(0, dtype=np.uint32)
 
 
+def kind_of(data: bytes | memoryview) -> str:
+    """The name of the message that this claims to be, from its tag alone."""
+    kind = _TYPES.get(data[1]) if len(data) >= _PREFIX.size else None
+    return "an unknown message" if kind is None else kind.__name__
+
+
 class Codec:
     """Encodes and decodes messages of one field."""
 

@@ -39,13 +39,14 @@ from lightsecagg.drivers.federation.envelope import (
     RoundOver,
     UploadStored,
     Withdraw,
+    describe,
     pack_control,
     pack_protocol,
     unpack,
 )
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.observer import log
-from lightsecagg.drivers.peer_log import PeerLog
+from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
 from lightsecagg.errors import (
     Aborted,
@@ -79,6 +80,8 @@ from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_mode
 from lightsecagg.protocol.wire import Codec
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
+_NEWS_BURST, _NEWS_INTERVAL = 200, 1.0
+"""Lines about what the server does that are written at once, and seconds per line after that."""
 _NO_UPDATE = "it has no update to upload"
 _STEADY = 10.0
 """Seconds after which a stream counts as a success although the server said nothing."""
@@ -160,6 +163,9 @@ class FederationClient:
         self._pause = _FIRST_PAUSE
         self._complaint = ""
         self._log = PeerLog(log)
+        # Its own lines, which the server's messages cause, must not crowd out the warnings.
+        self._news = PeerLog(log, burst=_NEWS_BURST, interval=_NEWS_INTERVAL)
+        self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
         self.rounds = 0
         """Rounds in which this client's update was included."""
 
@@ -190,6 +196,8 @@ class FederationClient:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             await self._communicator.close()
             self._log.close()
+            self._news.close()
+            self._traffic.close()
         if not self._finished.finished:
             raise Aborted(f"the server said goodbye: {shown(self._finished.reason)}")
 
@@ -202,7 +210,8 @@ class FederationClient:
             try:
                 await self._communicator.connect()
                 number = -1 if self._round is None else self._round.number
-                await self._communicator.send(pack_control(Hello(VERSION, number)))
+                await self._post(pack_control(Hello(VERSION, number)))
+                self._tell("connected")
                 return
             except Refused:
                 raise  # trying again would not mend it
@@ -269,6 +278,22 @@ class FederationClient:
             logging.WARNING, "the server", f"client %d: {message}", self._table.id, *arguments
         )
 
+    def _tell(self, message: str, *arguments: object) -> None:
+        """What goes well, for whoever watches."""
+        self._news.write(
+            logging.INFO, "the server", f"client %d: {message}", self._table.id, *arguments
+        )
+
+    async def _post(self, data: bytes) -> None:
+        self._note_message("sends", data)
+        await self._communicator.send(data)
+
+    def _note_message(self, verb: str, data: bytes) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            message = "client %d %s %s"
+            what = describe(data)
+            self._traffic.write(logging.DEBUG, "the server", message, self._table.id, verb, what)
+
     def _awaited_training(self) -> asyncio.Task[Update] | None:
         round_ = self._round
         return round_.training if round_ is not None and round_.needs_input else None
@@ -276,6 +301,7 @@ class FederationClient:
     # -- messages ----------------------------------------------------------------------------
 
     async def _take(self, data: bytes) -> None:
+        self._note_message("receives", data)
         try:
             content = unpack(data)
         except DecodeError as error:
@@ -290,8 +316,11 @@ class FederationClient:
                     self._round.unacknowledged = None
             case RoundOver(number, aborted):
                 self._end(number, aborted)
-            case Goodbye():
+            case Goodbye(reason, finished):
                 self._finished = content
+                if finished:
+                    words, count = shown(reason), self.rounds
+                    self._tell("goodbye: %s; rounds with its update: %d", words, count)
             case (number, body):
                 if self._round is not None and self._round.number == number:
                     await self._on_protocol(self._round, body)
@@ -301,6 +330,8 @@ class FederationClient:
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
         round_ = self._round = _Round(message.round, message.model, message.bound)
+        source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
+        self._tell("round %d begins%s", message.round, source)
         if self._unremembered > self._ledger.last_round:
             self._warn(
                 "the server has stored an upload of this client's in round %d, but its ledger's "
@@ -321,10 +352,11 @@ class FederationClient:
         if self._busy is not None and not self._busy.done():
             # The training of a round that went on without this client cannot be interrupted.
             await asyncio.wait({self._busy})
-        start = time.time()
+        start, began = time.time(), time.monotonic()
         task = (hash_model(message.model), message.bound)
         if message.model and self._trained is not None and self._trained[0] == task:
             # A repeat must bring the same update, and not every processor computes it twice (S42).
+            self._tell("round %d: its update from this model is used again", message.round)
             return self._trained[1]
         loop = asyncio.get_running_loop()
         self._busy = loop.run_in_executor(
@@ -334,6 +366,8 @@ class FederationClient:
         self._busy.add_done_callback(lambda done: done.cancelled() or done.exception())
         update = await asyncio.shield(self._busy)
         self._trained = (task, update)
+        seconds = time.monotonic() - began
+        self._tell("round %d: its update is ready after %.1f s", message.round, seconds)
         round_.spans.append({"phase": "training", "start": start, "end": time.time()})
         return update
 
@@ -367,7 +401,7 @@ class FederationClient:
         await self._release(round_, outputs)
         if unacknowledged is not None and isinstance(message, Opening | SharesClosed):
             # The server asks again: the upload was lost with the connection.
-            await self._communicator.send(unacknowledged)
+            await self._post(unacknowledged)
         if round_.without_update:
             await self._withdraw_when_due(round_)
 
@@ -383,7 +417,7 @@ class FederationClient:
 
     async def _withdraw(self, round_: _Round, reason: str) -> None:
         """Sit this round out, and tell the server, which would wait until its deadline."""
-        await self._communicator.send(pack_control(Withdraw(round_.number, reason[:500])))
+        await self._post(pack_control(Withdraw(round_.number, reason[:500])))
         self._abandon(reason)
 
     def _decode(self, round_: _Round, body: memoryview) -> Message:
@@ -483,8 +517,9 @@ class FederationClient:
         data = pack_protocol(round_.number, round_.codec.encode(message))
         if isinstance(message, MaskedUpload):
             round_.unacknowledged = data
+            self._tell("round %d: uploads its masked update, %d bytes", round_.number, len(data))
         start = time.time()
-        await self._communicator.send(data)
+        await self._post(data)
         kind = "upload" if isinstance(message, MaskedUpload) else None
         if isinstance(message, AggregatedShare | UnmaskingShares):
             kind = "recover"
@@ -497,9 +532,14 @@ class FederationClient:
         round_ = self._round
         if round_ is None or round_.number != number:
             return
-        if aborted is None and round_.party is not None:
-            state = round_.party.state
-            self.rounds += isinstance(state, Uploaded | Signed | Answered)
+        state = None if round_.party is None else round_.party.state
+        if aborted is not None:
+            self._tell("round %d was aborted: %s", number, shown(aborted))
+        elif isinstance(state, Uploaded | Signed | Answered):
+            self.rounds += 1
+            self._tell("round %d is done, with this client's update", number)
+        else:
+            self._tell("round %d is done, without this client", number)
         self._trace_spans(round_)
         self._abandon("the round is over")
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lightsecagg.drivers.federation.selection import Sampling
 from lightsecagg.errors import ConfigurationError, DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
@@ -112,6 +113,10 @@ class RoundsTable(Table):
     """How long a disconnected client may take to come back before it counts as dropped."""
     retries: int = Field(default=2, ge=0)
     """How often an aborted round is tried again, with newly trained updates."""
+    sampling: Sampling = "random"
+    """Who is invited when more than N are ready: by lot, or (`fair`) the least recently invited."""
+    seed: int = 0
+    """Of the lots."""
 
 
 class TrainingTable(Table):

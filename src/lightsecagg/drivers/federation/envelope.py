@@ -9,12 +9,13 @@ The round number lets both sides drop what belongs to a round that is over.
 from __future__ import annotations
 
 import struct
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
+from lightsecagg.protocol.wire import kind_of
 
 VERSION = 2
 """Of control and protocol messages together: both sides must speak the same."""
@@ -83,6 +84,16 @@ AnyControl = FromClient | RoundModel | UploadStored | RoundOver | Goodbye
 _decoder = msgspec.msgpack.Decoder(AnyControl)
 
 
+class _Tagged(msgspec.Struct):
+    """What every control message has in common; the rest is skipped, not copied."""
+
+    type: str
+
+
+_tags = msgspec.msgpack.Decoder(_Tagged)
+_NAMES = frozenset(kind.__name__ for kind in get_args(AnyControl))
+
+
 def pack_control(message: AnyControl) -> bytes:
     """A control message as bytes."""
     return b"\x00" + msgspec.msgpack.encode(message)
@@ -101,3 +112,19 @@ def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
     if data[:1] == b"\x01" and len(data) >= _ROUND.size:
         return _ROUND.unpack_from(data)[1], memoryview(data)[_ROUND.size :]
     raise DecodeError("neither a control nor a protocol message")
+
+
+def describe(data: bytes) -> str:
+    """Of which type a message claims to be and how long it is, never what it says (S22)."""
+    return f"{_name(data)}, {len(data)} bytes"
+
+
+def _name(data: bytes) -> str:
+    view = memoryview(data)
+    if data[:1] == b"\x01":
+        return kind_of(view[_ROUND.size :])
+    try:
+        name = decode(_tags.decode, view[1:], "control message").type
+    except DecodeError:
+        name = ""
+    return name if name in _NAMES else "an unknown message"

@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS uploads (
 _VERSION = b"2"
 _BLOCK = 2**18
 """Elements of an upload that are read and verified together."""
+_DONE = "done"
 
 
 class _Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +87,7 @@ class Journal:
     """The durable memory of one server; one process at a time."""
 
     def __init__(self, folder: Path, session: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._uploads = folder / "uploads"
         self._models = folder / "models"
         try:
@@ -113,13 +114,13 @@ class Journal:
     def _open_database(self) -> None:
         with self._reporting("open"):
             self._db = sqlite3.connect(
-                self._folder / "journal.sqlite", isolation_level=None, check_same_thread=False
+                self.folder / "journal.sqlite", isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise JournalError(f"the journal in {self._folder} is damaged: {shown(verdict)}")
+                raise JournalError(f"the journal in {self.folder} is damaged: {shown(verdict)}")
             self._db.executescript(_SCHEMA)
 
     def _check_owner(self, session: str) -> None:
@@ -156,7 +157,7 @@ class Journal:
             raise
         except Exception as error:  # SQLite's on a damaged page: not all of them are its own
             raise JournalError(
-                f"cannot {action} the journal in {self._folder}: {shown(error)}; nothing was "
+                f"cannot {action} the journal in {self.folder}: {shown(error)}; nothing was "
                 "announced or acknowledged that is not stored"
             ) from error
 
@@ -247,7 +248,7 @@ class Journal:
             with self._transaction():
                 self._set_meta("completed", str(completed).encode())
                 self._set_meta("model", hashlib.sha256(model).digest())
-                self._end(number, "done")
+                self._end(number, _DONE)
             self._delete_uploads(number)
             for path in self._models.glob("*.npz"):
                 if path.stem.isdigit() and int(path.stem) < completed - 1:
@@ -294,6 +295,16 @@ class Journal:
         with self._reporting("read"):
             rows = self._db.execute("SELECT number FROM rounds WHERE outcome IS NULL").fetchall()
             return [int(number) for (number,) in rows]
+
+    def ended(self) -> dict[int, str | None]:
+        """Round that is over -> why it was abandoned; None if it is done."""
+        with self._reporting("read"):
+            rows = self._db.execute(
+                "SELECT number, outcome FROM rounds WHERE outcome IS NOT NULL ORDER BY number"
+            ).fetchall()
+            return {
+                int(number): None if outcome == _DONE else str(outcome) for number, outcome in rows
+            }
 
     def pending(self, number: int) -> PendingRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""

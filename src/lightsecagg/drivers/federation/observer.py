@@ -12,8 +12,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +24,7 @@ from lightsecagg.foreign import escaped
 
 log = logging.getLogger("lightsecagg")
 LEVELS = ("debug", "info", "warning", "error")
+_RANGES = 12
 PAGE_CONNECTIONS = 16
 """Connections to the metrics port at a time; more are closed at once."""
 PAGE_DEADLINE = 10.0
@@ -33,15 +36,15 @@ class PhaseRecord:
     """One phase of one round, as the server saw it."""
 
     start: float
-    """Seconds since the epoch."""
-    end: float = 0.0
+    """Seconds since the epoch: a stamp, which jumps with the clock of the machine."""
+    seconds: float = 0.0
+    """How long it took, by a clock that does not jump."""
     bytes_in: int = 0
     bytes_out: int = 0
 
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return max(0.0, self.end - self.start)
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | {"end": self.start + self.seconds}
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class RoundRecord:
     spoilt: bool = False
     """Aborted because of its sum, which was recovered and cannot be used."""
     resumed: bool = False
+    recalled: bool = False
+    """Made from the journal, after a crash: who was included and the outcome are all it tells."""
     phases: dict[str, PhaseRecord] = field(default_factory=dict)
     samples: int = 0
     figures: dict[str, float] = field(default_factory=dict)
@@ -73,15 +78,31 @@ class RoundRecord:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of the round."""
-        if not self.phases:
-            return 0.0
-        records = self.phases.values()
-        return max(r.end for r in records) - min(r.start for r in records)
+        """How long the round took: its phases follow each other."""
+        return sum(phase.seconds for phase in self.phases.values())
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return asdict(self) | {"seconds": self.seconds}
+        phases = {name: phase.to_json() for name, phase in self.phases.items()}
+        return asdict(self) | {"phases": phases, "seconds": self.seconds}
+
+
+def listed(clients: Iterable[int]) -> str:
+    """Ids for a log line, neighbours as ranges: `0-3, 7`; of many ranges the first few."""
+    ranges: list[list[int]] = []
+    for client in sorted(clients):
+        if ranges and ranges[-1][-1] == client - 1:
+            ranges[-1][1:] = [client]
+        else:
+            ranges.append([client])
+    more = ", ..." if len(ranges) > _RANGES else ""
+    return ", ".join("-".join(map(str, each)) for each in ranges[:_RANGES]) + more
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    """ISO 8601, with the offset from UTC."""
+    moment = datetime.fromtimestamp(record.created).astimezone()
+    return moment.isoformat(timespec="milliseconds")
 
 
 class JsonFormatter(logging.Formatter):
@@ -89,7 +110,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         document = {
-            "time": record.created,
+            "time": _stamp(record),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
@@ -107,16 +128,31 @@ class LineFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
 
+    def formatTime(  # noqa: N802 - logging calls it so
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        return _stamp(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it so
         record.message = escaped(record.message)
         return super().formatMessage(record)
+
+
+class _Stderr:
+    """Standard error as it is when something is written: a progress bar stands in for it."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def set_up_logging(level: str = "INFO") -> None:
     """Human lines on a terminal, JSON lines otherwise; always on stderr."""
     if level.lower() not in LEVELS:
         raise ConfigurationError(f"log level {level!r} must be one of {', '.join(LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_Stderr())
     if sys.stderr.isatty():
         handler.setFormatter(LineFormatter())
     else:
@@ -162,7 +198,7 @@ class Metrics:
     def __init__(self) -> None:
         self._server: _PageServer | None = None
         self._thread: threading.Thread | None = None
-        self.started = time.time()
+        self.started = time.monotonic()
         self.connected = 0
         self.rounds: list[RoundRecord] = []
         self._registry: Any = None
@@ -224,7 +260,7 @@ class Metrics:
         return json.dumps(
             {
                 "status": "ok",
-                "uptime": time.time() - self.started,
+                "uptime": time.monotonic() - self.started,
                 "connected": self.connected,
                 "rounds": len(self.rounds),
             }

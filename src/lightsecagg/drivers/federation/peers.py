@@ -19,11 +19,12 @@ from lightsecagg.drivers.federation.envelope import (
     Goodbye,
     Hello,
     Withdraw,
+    describe,
     pack_control,
     unpack,
 )
 from lightsecagg.drivers.federation.observer import log
-from lightsecagg.drivers.peer_log import PeerLog
+from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import (
     Connected,
     Disconnected,
@@ -122,13 +123,15 @@ class _Peer:
 class Peers:
     """Every client that has connected; one consumer."""
 
-    def __init__(self, communicator: ServerCommunicator) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: ServerCommunicator, admitted: int | None = None) -> None:
+        """`admitted` is how many clients may connect, where that is known."""
+        self._communicator, self._admitted = communicator, admitted
         self._events: asyncio.Queue[Event | _Woken] = asyncio.Queue(maxsize=64)
         self._peers: dict[int, _Peer] = {}
         self._reader: asyncio.Task[None] | None = None
         self._next_sweep = 0.0
         self._log = PeerLog(log)
+        self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
         self.backlog = _SMALL
         """The most bytes that may wait for one client; see `budgets.backlog_limit`."""
         self.refusals: Counter[str] = Counter()
@@ -147,6 +150,7 @@ class Peers:
             peer.outbox.close()
         await self._communicator.close()
         self._log.close()
+        self._traffic.close()
 
     async def drain(self, timeout: float) -> None:
         """Wait, but no longer than this, until nothing waits for those who are connected."""
@@ -182,6 +186,7 @@ class Peers:
         if waiting and waiting + len(data) > self.backlog:
             self._cut(client, f"it takes its data too slowly: {waiting} bytes wait for it")
             return
+        self._trace("to", client, data)
         peer.outbox.put(data)
 
     def cut(self, client: int, error: Exception) -> None:
@@ -238,6 +243,7 @@ class Peers:
     def _on_message(self, client: int, peer: _Peer, data: bytes) -> PeerEvent | None:
         if peer.refused or peer.gone_since is not None:
             return None
+        self._trace("from", client, data)
         try:
             content = unpack(data)
             if isinstance(content, Hello):
@@ -267,7 +273,15 @@ class Peers:
             self.post(client, pack_control(Goodbye(reason, finished=False)))
             peer.greeted, peer.refused = False, True
             return None
+        here = str(len(self.ready())) + (f" of {self._admitted}" if self._admitted else "")
+        name = f"client {client}"
+        self._log.write(logging.INFO, name, "client %d connected (%s)", client, here)
         return Greeted(client, hello.round)
+
+    def _trace(self, direction: str, client: int, data: bytes) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            what, name = describe(data), f"client {client}"
+            self._traffic.write(logging.DEBUG, name, "%s client %d: %s", direction, client, what)
 
     def _warn(self, client: int, message: str, *arguments: object) -> None:
         self._log.write(logging.WARNING, f"client {client}", message, *arguments)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.client import FederationClient
@@ -27,6 +25,8 @@ from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.protocol.settings import AllowList, Settings
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def build_server(config: ServerConfig, progress: Progress | None = None) -> FederationServer:
@@ -93,6 +93,7 @@ def build_client(
         server_name=config.server.name,
         plaintext=config.tls.insecure,
     )
+    log.info("client %d connects to %s", config.client.id, config.server.address)
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
     if ledger.new:
@@ -123,12 +124,9 @@ def run_server(
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, _stop_gracefully, server, number)
-        try:
-            return await server.run(abandon=abandon)
-        finally:
-            _write_report(config.server.state, server.records)
+        return await server.run(abandon=abandon)
 
     return asyncio.run(main())
 
@@ -174,15 +172,11 @@ def _mind_the_rounding(settings: Settings) -> None:
 
 
 def _stop_gracefully(server: FederationServer, number: int) -> None:
-    log.info("%s: finishing the current round", signal.Signals(number).name)
+    name = signal.Signals(number).name
+    log.info("%s: finishing the current round, if there is one; a second signal ends it", name)
     server.stop()
-    # A second signal ends the program at once.
-    asyncio.get_running_loop().remove_signal_handler(number)
-
-
-def _write_report(folder: Path, records: list[RoundRecord]) -> None:
-    path = folder / "rounds.json"
-    path.write_text(json.dumps([record.to_json() for record in records]), encoding="utf-8")
+    for each in _SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(each)
 
 
 def _trust(table: FederationTable) -> tuple[AllowList, bytes]:

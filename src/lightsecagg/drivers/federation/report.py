@@ -28,7 +28,7 @@ def phase_table(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         if entries:
             count = len(entries)
             table[phase] = {
-                "seconds": sum(entry["end"] - entry["start"] for entry in entries) / count,
+                "seconds": sum(entry["seconds"] for entry in entries) / count,
                 "client_upload_bytes": sum(e["bytes_in"] for e in entries) / count,
                 "client_download_bytes": sum(e["bytes_out"] for e in entries) / count,
             }

@@ -29,10 +29,12 @@ from lightsecagg.drivers.federation.envelope import (
     UploadStored,
     pack_control,
 )
+from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal, PendingRound
-from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
+from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, listed, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
+from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
 from lightsecagg.drivers.transport.communicator import ServerCommunicator
 from lightsecagg.errors import (
@@ -118,7 +120,8 @@ class FederationServer:
         self._metrics = metrics or Metrics()
         self._progress = progress or (lambda phase, done, expected: None)
         self._trace = trace
-        self._peers = Peers(communicator)
+        self._history = History(journal.folder / "rounds.json")
+        self._peers = Peers(communicator, len(allow_list))
         self._stopping = asyncio.Event()
         self._completed = 0
         self.records: list[RoundRecord] = []
@@ -142,10 +145,13 @@ class FederationServer:
                     self._journal.abandon(number, "abandoned by the operator")
             await self._peers.start()
             await self._resume_unfinished()
+            self._recall()
             while self._completed < self._rounds.number and not self._stopping.is_set():
                 await self._one_round()
             if self._completed >= self._rounds.number:
                 await self._say_goodbye("the federation has finished", True, comeback)
+            else:
+                log.info("stopped with %s; clients wait for this server to come back", self._score)
         except Aborted as error:
             await self._say_goodbye(str(error), False)
             raise
@@ -196,6 +202,24 @@ class FederationServer:
             )
             await self._resume(number, pending)
 
+    def _recall(self) -> None:
+        """Rounds that are over in the journal alone: a crash or a full disk came in between."""
+        missing = []
+        for number, aborted in self._journal.ended().items():
+            if number in self._history:
+                continue
+            record = RoundRecord(number, str(self._settings.protocol), [], recalled=True)
+            record.aborted = aborted
+            if aborted is None:
+                record.included = list(self._journal.announced(number) or ())
+            missing.append(record)
+        if missing:
+            self._history.put(*missing)
+
+    @property
+    def _score(self) -> str:
+        return f"{self._completed} of {self._rounds.number} rounds done"
+
     async def _one_round(self) -> None:
         """Try until a round completes, or the server was told to stop."""
         reason = ""
@@ -207,9 +231,10 @@ class FederationServer:
             if record.aborted is None:
                 return
             reason = record.aborted
-            log.warning("round %d was aborted: %s (attempt %d)", record.round, reason, attempt + 1)
             if self._stopping.is_set():
                 return
+            if attempt < self._rounds.retries:
+                log.info("trying again: attempt %d of %d", attempt + 2, self._rounds.retries + 1)
         attempts, number = self._rounds.retries + 1, self._completed + 1
         raise Aborted(f"{attempts} attempts at round {number}: {reason}")
 
@@ -222,24 +247,28 @@ class FederationServer:
         return sorted(self._journal.announced_for(hash_model(model)) or ()) if model else []
 
     async def _wait_for_clients(self) -> list[int]:
-        """Enough connected clients, at most N, lowest ids first; a rerun wants the same again."""
+        """Enough connected clients, at most N; a rerun wants the same again."""
         parameters, wanted = self._settings.parameters, self._bound_to()
+        # Before the first round all that are admitted get `settle` seconds to come, or those with
+        # the fastest start would be chosen for it.
+        most = parameters.clients if self.records else len(self._allow_list)
         least = self._rounds.min_clients or (parameters.clients - parameters.dropouts)
         least = max(least, self._settings.minimum)
         now = time.monotonic()
         deadline, settled = now + self._rounds.wait_for_clients, now + self._rounds.settle
+        self._say_who_is_awaited(wanted, least)
         while not self._stopping.is_set():
             ready, now = self._peers.ready(), time.monotonic()
             self._metrics.connected = len(ready)
             if wanted and set(wanted) <= set(ready):
                 return wanted
-            enough = len(ready) >= parameters.clients or (len(ready) >= least and now >= settled)
+            enough = len(ready) >= most or (len(ready) >= least and now >= settled)
             if wanted and enough and now >= deadline:
                 absent = sorted(set(wanted) - set(ready))
                 log.warning("clients %s of the failed round are away, others will refuse", absent)
-                return ready[: parameters.clients]
+                return self._choose(ready, wanted)
             if enough and not wanted:
-                return ready[: parameters.clients]
+                return self._choose(ready)
             if len(ready) < least:
                 settled = now + self._rounds.settle
                 if now >= deadline:
@@ -255,6 +284,25 @@ class FederationServer:
                 self._peers.post(event.client, pack_control(over))
         return []
 
+    def _say_who_is_awaited(self, wanted: list[int], least: int) -> None:
+        here = len(self._peers.ready())
+        if wanted:
+            log.info("waiting for clients %s of the failed round", listed(wanted))
+        elif here < least:
+            most = self._settings.parameters.clients
+            log.info("waiting for clients: %d here, %d needed, N = %d at most", here, least, most)
+
+    def _choose(self, ready: list[int], wanted: list[int] | None = None) -> list[int]:
+        return choose(
+            ready,
+            self._settings.parameters.clients,
+            self._journal.next_round(),
+            sampling=self._rounds.sampling,
+            seed=self._rounds.seed,
+            invited=self._history.invited,
+            first=wanted or (),
+        )
+
     # -- one round ---------------------------------------------------------------------------
 
     async def _run_round(self, invited: list[int]) -> RoundRecord:
@@ -265,6 +313,10 @@ class FederationServer:
             model=hash_model(model or number.to_bytes(8, "big")),
         )
         self._journal.open_round(settings)
+        count = len(invited)
+        log.info(
+            "round %d begins with %d clients: %s (%s)", number, count, listed(invited), self._score
+        )
         party = RoundServer(settings, self._allow_list, invited, keep=self._keep(number))
         self._peers.backlog = backlog_limit(settings, len(model))
         announcement = pack_control(RoundModel(number, model, settings.quantizer.bound))
@@ -331,7 +383,8 @@ class FederationServer:
             record.aborted = "no result"
         if record.aborted is None:
             await self._evaluate(record)
-        else:
+        self._say_how_it_ended(record)
+        if record.aborted is not None:
             self._journal.abandon(record.round, record.aborted)
         over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
         for client in round_.members:
@@ -339,7 +392,24 @@ class FederationServer:
         self.records.append(record)
         self._metrics.connected = len(self._peers.ready())
         self._metrics.record(record)
+        await asyncio.to_thread(self._history.put, record)
         return record
+
+    def _say_how_it_ended(self, record: RoundRecord) -> None:
+        if record.aborted is not None:
+            reason = "round %d was aborted after %.1f s: %s"
+            log.warning(reason, record.round, record.seconds, record.aborted)
+            return
+        figures = "".join(f"; {name} {value:.4g}" for name, value in record.figures.items())
+        log.info(
+            "round %d is done after %.1f s: %d of %d clients included%s (%s)",
+            record.round,
+            record.seconds,
+            len(record.included),
+            len(record.invited),
+            figures,
+            self._score,
+        )
 
     async def _digest(self, settings: Settings, aggregate: Aggregate, record: RoundRecord) -> None:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
@@ -381,6 +451,7 @@ class FederationServer:
         told = set(self._peers.ready())
         for client in told:
             self._peers.post(client, goodbye)
+        log.info("goodbye to %d clients: %s", len(told), reason)
         absent = set(self._allow_list.clients) - told
         if absent and time.monotonic() < comeback:
             log.info("all rounds are done; waiting for clients that come back, to tell them")

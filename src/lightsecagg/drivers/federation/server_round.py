@@ -290,18 +290,27 @@ class ServerRound:
         phase = Phase.DONE if self._is_over() else self.party.phase
         if phase is self._phase:
             return
-        now, traffic = time.time(), self._communicator.stats.total
+        now, traffic = time.monotonic(), self._communicator.stats.total
         if self._phase is not None and self._phase is not Phase.DONE:
             entry = self.record.phases[str(self._phase)]
-            entry.end = now
+            entry.seconds = now - self._phase_began
             entry.bytes_in = traffic.bytes_in - self._bytes[0]
             entry.bytes_out = traffic.bytes_out - self._bytes[1]
         self._phase, self._bytes = phase, (traffic.bytes_in, traffic.bytes_out)
-        self._phase_began = time.monotonic()
+        self._phase_began = now
         if phase is Phase.DONE:
             return
-        self.record.phases[str(phase)] = PhaseRecord(now)
-        self._deadline = self._phase_began + getattr(self._table, str(phase))
+        self.record.phases[str(phase)] = PhaseRecord(time.time())
+        seconds = getattr(self._table, str(phase))
+        self._deadline = now + seconds
+        awaited = len(self.party.pending)
+        log.info(
+            "round %d: %s: waiting for %d clients, %g s at most",
+            self.number,
+            phase,
+            awaited,
+            seconds,
+        )
         budget = phase_budget(self.party.settings, phase)
         for client in self.members:
             self._communicator.set_budget(client, budget)

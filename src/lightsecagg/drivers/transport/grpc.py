@@ -8,6 +8,7 @@ another's flow control. Compression is refused, because a small request could un
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Container
 from typing import Any, Final
@@ -51,6 +52,7 @@ except ImportError as missing:
     raise MissingExtra("the networked system needs gRPC", "grpc") from missing
 
 # The version is part of the name: peers of another version find no such method (R37).
+_log = logging.getLogger(__name__)
 _SERVICE: Final = "lightsecagg.v1.Transport"
 _METHOD: Final = "Stream"
 _CLIENT_ID: Final = "lightsecagg-client"
@@ -128,6 +130,7 @@ class GrpcServer(StreamServer):
             ) from error
         await server.start()
         self._server = server
+        _log.info("listening on %s%s", self.address, " without TLS" if tls is None else "")
 
     @property
     def address(self) -> str:
