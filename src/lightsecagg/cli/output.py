@@ -6,10 +6,11 @@ abort, 130 Ctrl-C, 1 anything else.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from typing import Annotated, Any
 
 import typer
@@ -63,17 +64,28 @@ def phase_bar(*, wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    last = ""
+    last, shown = "", wanted and sys.stderr.isatty()
+    console = Console(file=sys.stderr)
+
+    class Above(io.TextIOBase):
+        """Unlike rich's own stand-in it leaves the folding of long lines to the terminal."""
+
+        def write(self, text: str) -> int:
+            console.print(Text(text), end="", soft_wrap=True)
+            return len(text)
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
         redirect_stdout=False,
-        disable=not (wanted and sys.stderr.isatty()),
+        redirect_stderr=False,
+        disable=not shown,
     ) as bar:
         task = bar.add_task("", total=None)
 
@@ -84,7 +96,8 @@ def phase_bar(*, wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
                 last = phase
             bar.update(task, completed=done, total=expected)
 
-        yield watch
+        with redirect_stderr(Above()) if shown else nullcontext():
+            yield watch
 
 
 @contextmanager
