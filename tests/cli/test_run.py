@@ -105,14 +105,16 @@ class Interrupted:
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Iterator[Interrupted]:
-    run = Interrupted(tmp_path)
-    yield run
-    for pid in processes_of(run.process.pid):
-        os.kill(pid, signal.SIGKILL)
-    run.process.wait()
-    assert run.process.stderr is not None
-    run.process.stderr.close()
+def interrupted() -> Iterator[Interrupted]:
+    # Not pytest's folder: with a test's name in it, its path is too long for the sockets inside.
+    with tempfile.TemporaryDirectory() as folder:
+        run = Interrupted(Path(folder))
+        yield run
+        for pid in processes_of(run.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        run.process.wait()
+        assert run.process.stderr is not None
+        run.process.stderr.close()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.errors import Aborted
-from lightsecagg.protocol import round_server
+from lightsecagg.protocol.roles import registration
 
 
 class Colluder(FederationClient):
@@ -48,7 +48,7 @@ def run(folder: Path, **rounds: Any) -> tuple[NetworkFederation, list[RoundRecor
 def test_S45_R30_without_the_servers_check_two_colluders_stop_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_server, "check_fresh", lambda *_: None)
+    monkeypatch.setattr(registration, "check_fresh", lambda *_: None)
     with pytest.raises(Aborted, match="only 0 clients shared their masks"):
         run(tmp_path)
 
