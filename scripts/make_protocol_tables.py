@@ -23,7 +23,7 @@ MEANING = {
     "_on_repeated_opening": "repeat",
     "_on_roster": "→ Sharing",
     "_on_repeated_roster": "repeat",
-    "_on_share": "keep",
+    "_on_shares": "keep",
     "_on_shares_closed": "→ Uploaded",
     "_on_repeated_close": "repeat",
     "_on_survivors": "→ Signed / Answered",
@@ -36,7 +36,7 @@ MEANING = {
 COLUMNS = (
     messages.Opening,
     messages.Roster,
-    messages.SealedShare,
+    messages.ShareBundle,
     messages.SharesClosed,
     messages.SurvivorSet,
     messages.Certificate,

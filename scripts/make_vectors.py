@@ -64,7 +64,7 @@ def _fields(message: object) -> dict[str, Any]:
 
 
 def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | memoryview):
         return value.hex()
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -72,7 +72,7 @@ def _jsonable(value: Any) -> Any:
         return value.name
     if isinstance(value, tuple | list):
         return [_jsonable(item) for item in value]
-    if isinstance(value, msgspec.Struct):
+    if isinstance(value, msgspec.Struct | m.SealedShare):
         return _fields(value)
     return value
 
@@ -253,7 +253,12 @@ def examples() -> list[m.Message]:
             (member, m.Member(300, (fixed("other key"),), fixed("other signature", 64))),
             checks=(fixed("commitment"),),
         ),
-        m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("salt", 16), fixed("sealed", 48)),
+        m.ShareBundle(
+            (
+                m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("salt", 16), fixed("sealed", 48)),
+                m.SealedShare(7, 9, ShareKind.SEED, 32, fixed("salt 2", 16), fixed("more", 48)),
+            )
+        ),
         m.SharesClosed((7, 300, 70000), fixed("check secret")),
         m.MaskedUpload(b"\x05", vector_, vector_[::-1].copy()),
         m.SurvivorSet((7, 300)),
@@ -336,8 +341,8 @@ def wire_vectors() -> Iterator[Vector]:
     yield decode("AggregatedShare, claims 16 GiB", body(m.AggregatedShare, claim))
     for kind_value, length in ((0, 32), (4, 32), (1, 31), (1, 33), (2, 2**32 - 1)):
         header = struct.pack("<IIQBI", 7, 300, 0, kind_value, length) + fixed("salt", 16)
-        name = f"SealedShare, kind {kind_value}, length {length}"
-        yield decode(name, body(m.SealedShare, header + fixed("sealed", 48)))
+        name = f"ShareBundle, kind {kind_value}, length {length}"
+        yield decode(name, body(m.ShareBundle, header + fixed("sealed", 48)))
 
 
 # -- expansion -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from bundles import Part, whole
 from links import Link, Links
 
 from lightsecagg.crypto.identity import IdentityKey
@@ -244,9 +245,9 @@ class AsyncFederation(Links):
         self.away.discard(client)
         self.call(SERVER, partial(self.server.rejoin, client))
 
-    def tell(self, client: int, message: Message) -> list[Message]:
+    def tell(self, client: int, part: Part) -> list[Message]:
         """What a hostile server would do: send anything; returns the client's messages."""
-        decoded = self.codec.decode(self.codec.encode(message))
+        decoded = self.codec.decode(self.codec.encode(whole(part)))
         outputs = self.clients[client].receive(SERVER, decoded)
         return [output.message for output in outputs if isinstance(output, Send)]
 

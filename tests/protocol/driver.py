@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from bundles import Part, parts_of, whole
 from links import Links
 
 from lightsecagg.crypto.entropy import Entropy
@@ -30,7 +31,6 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
@@ -176,7 +176,7 @@ class Federation:
         return np.array(total, dtype=np.uint32)
 
 
-Tamper = Callable[[int, int, Message], list[Message]]
+Tamper = Callable[[int, int, Part], list[Part]]
 
 
 class Network(Links):
@@ -218,7 +218,8 @@ class Network(Links):
 
     def carry(self, packet: Packet) -> Iterable[Packet]:
         sender, to, data, _ = packet
-        for message in self.tamper(sender, to, self.codec.decode(data)):
+        parts = parts_of(self.codec.decode(data))
+        for message in [whole(p) for part in parts for p in self.tamper(sender, to, part)]:
             data = self.codec.encode(message)
             self.wire.append((sender, to, data))
             yield Packet(sender, to, data, type(message))
@@ -286,4 +287,5 @@ class Network(Links):
             for _, recipient, data in self.wire
             if to is None or recipient == to
         )
-        return [message for message in decoded if isinstance(message, kind)]
+        parts = (part for message in decoded for part in parts_of(message))
+        return [part for part in parts if isinstance(part, kind)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from bundles import Part, whole
 from driver import MALICIOUS, Federation
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
@@ -21,6 +22,7 @@ from lightsecagg.protocol.messages import (
     Refusal,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -65,13 +67,13 @@ class Film:
         self._keep("Waiting", client)
         network.start()
 
-        def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
+        def tamper(sender: int, recipient: int, message: Part) -> list[Part]:
             if recipient == self.me:
-                self.genuine.setdefault(type(message), message)
+                self.genuine.setdefault(type(whole(message)), whole(message))
                 if isinstance(message, SealedShare):
                     self.shares.append(message)
             if sender == self.me:
-                self.sent.setdefault(type(message), []).append(message)
+                self.sent.setdefault(type(whole(message)), []).append(whole(message))
             return [message]
 
         network.tamper = tamper
@@ -117,7 +119,7 @@ class Film:
         messages: dict[type, Message] = {
             Opening: Opening(self.federation.settings(2).to_bytes()),
             Roster: Roster(members, (), roster.checks),
-            SealedShare: replace(share, recipient=others[-1]),
+            ShareBundle: whole(replace(share, recipient=others[-1])),
             SharesClosed: self.closed(others),
             SurvivorSet: SurvivorSet(others),
         }
@@ -143,8 +145,8 @@ class Film:
             entropy=self.entropy,
         )
 
-    def deliver(self, client: RoundClient, message: Message) -> list[bytes]:
+    def deliver(self, client: RoundClient, part: Part) -> list[bytes]:
         """The bytes that the client sends in return."""
         codec = self.federation.codec
-        outputs = client.receive(SERVER, codec.decode(codec.encode(message)))
+        outputs = client.receive(SERVER, codec.decode(codec.encode(whole(part))))
         return [codec.encode(output.message) for output in outputs if isinstance(output, Send)]

@@ -7,13 +7,14 @@ out or counted twice shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from bundles import parts_of, whole
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.local import Packet, Wire
@@ -36,6 +37,7 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     SealedShare,
+    ShareBundle,
     SurvivorSignature,
     UnmaskingShares,
 )
@@ -50,7 +52,7 @@ MAX_SAMPLES = 5
 
 PHASE_OF = {
     Advertise: Phase.ADVERTISE,
-    SealedShare: Phase.SHARE,
+    ShareBundle: Phase.SHARE,
     MaskedUpload: Phase.UPLOAD,
     SurvivorSignature: Phase.AGREE,
     UnmaskingShares: Phase.RECOVER,
@@ -175,6 +177,11 @@ class Federation(Wire):
             case Aggregate() | RoundAborted() if party == SERVER:
                 self.result = output
 
+    def carry(self, packet: Packet) -> Iterable[Packet]:
+        """Every share by itself, so that it can be lost by itself."""
+        for part in parts_of(self.codec.decode(packet.data)):
+            yield packet._replace(data=self.codec.encode(whole(part)))
+
     def deliver(self, packet: Packet) -> None:
         sender, to, data, kind = packet
         if not self.gone.isdisjoint((sender, to)):
@@ -185,19 +192,19 @@ class Federation(Wire):
         if moment == "before" or (moment == "during" and self.is_cut(packet)):
             self.vanish(sender)
             return
-        message: Message | None = self.codec.decode(data)
+        (message,) = parts_of(self.codec.decode(data))
         if self.tamper is not None and message is not None:
             message = self.tamper(sender, to, message)
         if message is None:
             return
         self.log.append((sender, to, message))
-        super().deliver(packet._replace(data=self.codec.encode(message)))
+        super().deliver(packet._replace(data=self.codec.encode(whole(message))))
         if moment == "after" and self.is_last(sender):
             self.vanish(sender)
 
     def is_cut(self, packet: Packet) -> bool:
         """Half of a client's shares arrive; of a single message only the first half does."""
-        if packet.kind is SealedShare:
+        if packet.kind is ShareBundle:
             return 2 * self.shares_of(packet.sender) >= self.settings.degree(self.N)
         with pytest.raises(DecodeError):
             self.codec.decode(packet.data[: len(packet.data) // 2])

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+from bundles import shares_in
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RecoveryError, RemoteProtocolError
@@ -28,6 +29,7 @@ from lightsecagg.protocol.messages import (
     BufferSignature,
     Opening,
     SealedShare,
+    ShareBundle,
     Tag,
 )
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
@@ -246,7 +248,7 @@ def test_S09_a_share_delivered_again_after_use_is_refused(threat_model: ThreatMo
     kept: list[SealedShare] = []
     for client, party in fed.clients.items():
         outputs = party.restock()
-        kept += [o.message for o in outputs if o.message.recipient == VICTIM]
+        kept += shares_in(outputs, VICTIM)
         fed.send(client, outputs)
     fed.settle()
     tags = tuple(fed.make_upload(client, 5).tag for client in range(4))
@@ -262,9 +264,7 @@ def test_S09_shares_of_non_increasing_serial_are_refused() -> None:
     fed = AsyncFederation()
     fed.call(SERVER, fed.server.start)
     fed.settle()
-    shares = [
-        output.message for output in fed.clients[0].restock(2) if output.message.recipient == VICTIM
-    ]
+    shares = shares_in(fed.clients[0].restock(2), VICTIM)
     fed.tell(VICTIM, shares[1])
     for share in shares:
         with pytest.raises(RemoteProtocolError, match="serials only increase and 1 was seen"):
@@ -275,7 +275,7 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
     fed = AsyncFederation()
     fed.call(SERVER, fed.server.start)
     fed.settle()
-    share = next(o.message for o in fed.clients[0].restock() if o.message.recipient == VICTIM)
+    (share,) = shares_in(fed.clients[0].restock(), VICTIM)
     flipped = bytes([share.sealed[0] ^ 1]) + share.sealed[1:]
     for bad in (replace(share, sealed=flipped), replace(share, serial=9)):
         assert fed.tell(VICTIM, bad) == []
@@ -317,7 +317,7 @@ def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> 
 
 def test_S19_a_share_for_another_client_from_oneself_or_a_stranger_is_refused() -> None:
     fed = registered()
-    share = next(o.message for o in fed.clients[0].restock() if o.message.recipient == VICTIM)
+    (share,) = shares_in(fed.clients[0].restock(), VICTIM)
     for bad in (
         replace(share, recipient=4),
         replace(share, owner=VICTIM),
@@ -335,10 +335,8 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
     for time in (NOW, NOW + 7):  # one buffer to date the shares by, one to expire them
         for owner in (0, 1, 2):
             case.tags[owner] = fed.make_upload(owner, time).tag
-            shares = fed.clients[owner].restock()
-            for output in shares:
-                if output.message.recipient == VICTIM:
-                    fed.tell(VICTIM, output.message)
+            for share in shares_in(fed.clients[owner].restock(), VICTIM):
+                fed.tell(VICTIM, share)
         assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], BufferAnswer)
     assert not fed.clients[VICTIM]._kept[3]
     assert not fed.clients[VICTIM].stock
@@ -356,11 +354,11 @@ def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum() -> None:
     fed.settle()
     lie = OutgoingShare(6, ShareKind.EXPLICIT, bytes(4 * fed.settings.shared_length))
     for client, party in fed.clients.items():
-        outputs = party.restock()
+        shares = shares_in(party.restock())
         if client == 0:
-            outputs = [o for o in outputs if o.message.recipient != 6]
-            outputs.append(Send(SERVER, seal(fed, 0, 0, lie)))
-        fed.send(client, outputs)
+            shares = [share for share in shares if share.recipient != 6]
+            shares.append(seal(fed, 0, 0, lie))
+        fed.send(client, [Send(SERVER, ShareBundle(tuple(shares)))])
         fed.settle()
     for owner in range(4):
         fed.upload(owner)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+from bundles import shares_in, whole
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
@@ -32,6 +33,7 @@ from lightsecagg.protocol.messages import (
     Refusal,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -53,8 +55,7 @@ def registered(**options: Any) -> AsyncFederation:
 
 
 def shares_of(fed: AsyncFederation, owner: int) -> list[SealedShare]:
-    messages = [output.message for output in fed.clients[owner].restock()]
-    return [message for message in messages if isinstance(message, SealedShare)]
+    return shares_in(fed.clients[owner].restock())
 
 
 def share_beyond_the_cap(fed: AsyncFederation, owner: int) -> None:
@@ -90,7 +91,7 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
         fed.send(client, party.restock(2))
     fed.settle()
     fresh = next(share for share in shares_of(fed, 0) if share.recipient == ME)
-    messages[SealedShare] = fresh
+    messages[ShareBundle] = whole(fresh)
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
     buffer = messages[BufferAnnounced] = BufferAnnounced(0, tags)
     assert fed.server._scheme is not None
@@ -119,7 +120,7 @@ OK, IGNORED, REFUSED = "taken", "ignored and counted", "refused"
 ANSWERS: dict[type, tuple[str, str, str, str, str, str]] = {
     Opening: (OK, OK, IGNORED, IGNORED, IGNORED, REFUSED),
     Roster: (REFUSED, OK, IGNORED, IGNORED, IGNORED, REFUSED),
-    SealedShare: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
+    ShareBundle: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     BufferAnnounced: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     BufferCertificate: (REFUSED, REFUSED, REFUSED, OK, OK, REFUSED),
     UploadDropped: (IGNORED, IGNORED, OK, IGNORED, IGNORED, REFUSED),
@@ -339,12 +340,14 @@ def test_S29_the_server_relays_good_shares_only() -> None:
         replace(first, length=first.length + 4),
     ):
         with pytest.raises(RemoteProtocolError, match=r"client 0 sent a share"):
-            fed.server.receive(0, bad)
-    outputs = [output for share in (first, *shares) for output in fed.server.receive(0, share)]
+            fed.server.receive(0, whole(bad))
+    outputs = [
+        output for share in (first, *shares) for output in fed.server.receive(0, whole(share))
+    ]
     assert {output.to for output in outputs if isinstance(output, Send)} == {1, 2, 3, 4, 5}
-    assert fed.server.late_messages == {"SealedShare": 1}  # the first one again
-    assert [fed.server.receive(0, share) for share in shares] == [[]] * 5  # the mask again
-    assert fed.server.late_messages == {"SealedShare": 6}
+    assert fed.server.late_messages == {"ShareBundle": 1}  # the first one again
+    assert [fed.server.receive(0, whole(share)) for share in shares] == [[]] * 5  # the mask again
+    assert fed.server.late_messages == {"ShareBundle": 6}
 
 
 def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_next() -> None:
@@ -352,13 +355,15 @@ def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
     for serial in range(5):
         fed.clients[0]._stock.clear()
         for share in shares_of(fed, 0)[:-1]:  # the connection breaks before the last one
-            fed.server.receive(0, share)
+            fed.server.receive(0, whole(share))
         assert fed.server._relay._begun[0][0] == serial
         assert len(fed.server._relay._begun[0][1]) == 4
     fed.clients[0]._stock.clear()
-    outputs = [output for share in shares_of(fed, 0) for output in fed.server.receive(0, share)]
+    outputs = [
+        output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
+    ]
     relayed = [output.message for output in outputs if isinstance(output, Send)]
-    assert [share.serial for share in relayed if isinstance(share, SealedShare)] == [5] * 5
+    assert [s.serial for b in relayed if isinstance(b, ShareBundle) for s in b.shares] == [5] * 5
     assert list(fed.server._shared[0]) == [5]
     assert fed.server._relay._begun[0] == (5, {})
 
@@ -560,7 +565,7 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         BufferCertificate(0, ()),
         upload,
         Advertise((), b""),
-        SealedShare(0, 0, shares_of(registered(), 0)[0].kind, 0, bytes(16), b""),
+        whole(SealedShare(0, 0, shares_of(registered(), 0)[0].kind, 0, bytes(16), b"")),
         BufferSignature(9, b""),
         BufferRefusal(9, ()),
         BufferAnswer(9, vector),

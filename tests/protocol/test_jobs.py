@@ -35,7 +35,7 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     Refusal,
-    SealedShare,
+    ShareBundle,
     SurvivorSignature,
 )
 from lightsecagg.protocol.settings import ProtocolName
@@ -180,7 +180,7 @@ def message_of(network: Network, client: int, kind: type) -> Message:
 @pytest.mark.parametrize("awaited", [SumUploads, Unmask])
 @pytest.mark.parametrize(
     "kind",
-    [Advertise, SealedShare, MaskedUpload, SurvivorSignature, AggregatedShare, Refusal],
+    [Advertise, ShareBundle, MaskedUpload, SurvivorSignature, AggregatedShare, Refusal],
 )
 def test_S29_every_message_has_an_answer_while_only_a_result_is_awaited(
     kind: type, awaited: type

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from bundles import whole
 from driver import HONEST, MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
 from film import STEPS, Film
 from rich.pretty import pretty_repr
@@ -45,6 +46,7 @@ from lightsecagg.protocol.messages import (
     Refusal,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -84,7 +86,7 @@ def film(threat_model: ThreatModel = MALICIOUS, share_mode: ShareMode = SEEDED) 
 
 # -- S29: every state x every message ----------------------------------------------------------
 
-FROM_SERVER = (Opening, Roster, SealedShare, SharesClosed, SurvivorSet, Certificate, AbortRound)
+FROM_SERVER = (Opening, Roster, ShareBundle, SharesClosed, SurvivorSet, Certificate, AbortRound)
 FROM_CLIENTS = (
     Advertise,
     MaskedUpload,
@@ -625,7 +627,7 @@ def test_S19_a_share_that_opens_but_is_malformed_is_not_held(
     elements = np.full(round_.settings.shared_length + extra // 4, word, dtype=np.uint32)
     share = OutgoingShare(me, ShareKind.EXPLICIT, elements.tobytes())
     key = AgreementKey(peer.state.sealing_key)
-    client.receive(SERVER, seal_share(round_, key, owner, share, serial))
+    client.receive(SERVER, whole(seal_share(round_, key, owner, share, serial)))
     assert isinstance(client.state, Sharing)
     assert (owner in client.state.held) == (reason is None)
     assert (reason or "") in client.refused_shares.get(owner, "")
@@ -637,9 +639,10 @@ def test_S19_a_client_restored_twice_from_one_snapshot_never_seals_under_one_key
     copies = [scene.client("Advertised") for _ in range(2)]
     bundles = [
         {
-            output.message.recipient: output.message
+            share.recipient: share
             for output in copy.receive(SERVER, scene.genuine[Roster])
-            if isinstance(output, Send) and isinstance(output.message, SealedShare)
+            if isinstance(output, Send) and isinstance(output.message, ShareBundle)
+            for share in output.message.shares
         }
         for copy in copies
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import Part, whole
 from driver import HONEST, MALICIOUS, Federation, Network
 
 from lightsecagg.crypto.sealing import ShareKind
@@ -28,6 +29,7 @@ from lightsecagg.protocol.messages import (
     Refusal,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -40,7 +42,7 @@ from lightsecagg.protocol.round_server import RoundServer
 PHASES = tuple(Phase)
 KINDS = (
     Advertise,
-    SealedShare,
+    ShareBundle,
     MaskedUpload,
     SurvivorSignature,
     AggregatedShare,
@@ -68,9 +70,10 @@ class Stage:
         self.kept: dict[Phase, RoundServer] = {}
         self.sent: dict[tuple[int, type], list[Message]] = {}
 
-        def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
+        def tamper(sender: int, recipient: int, message: Part) -> list[Part]:
             if recipient == SERVER:
-                self.sent.setdefault((sender, type(message)), []).append(message)
+                sent = whole(message)
+                self.sent.setdefault((sender, type(sent)), []).append(sent)
             return [message]
 
         network.tamper = tamper
@@ -94,6 +97,12 @@ class Stage:
         if kind is UnmaskingShares:
             return UnmaskingShares(b"", b"")
         return self.sent[client, kind][0]
+
+
+def first_share(scene: Stage, owner: int) -> SealedShare:
+    bundle = scene.message(owner, ShareBundle)
+    assert isinstance(bundle, ShareBundle)
+    return bundle.shares[0]
 
 
 @cache
@@ -136,7 +145,7 @@ def test_S29_every_phase_has_an_answer_to_every_message(phase: Phase, kind: int)
     else:
         assert everything(server) != before
         assert not server.late_messages
-        partial = KINDS[kind] is SealedShare
+        partial = KINDS[kind] is ShareBundle
         assert server.pending == (pending if partial else pending - {client})
 
 
@@ -201,9 +210,8 @@ def test_S29_a_client_that_was_dropped_is_late_with_everything(phase: Phase) -> 
 def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str]]:
     ids = scene.federation.ids
     other = ids[1]
-    share = scene.message(ids[0], SealedShare)
+    share = first_share(scene, ids[0])
     upload = scene.message(ids[0], MaskedUpload)
-    assert isinstance(share, SealedShare)
     assert isinstance(upload, MaskedUpload)
 
     def sealed(**changes: Any) -> Callable[[int], Message]:
@@ -216,7 +224,7 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             "sealed": share.sealed,
             "serial": 0,
         }
-        return lambda _client: SealedShare(**(fields | changes))
+        return lambda _client: whole(SealedShare(**(fields | changes)))
 
     vector = upload.vector
     return {
@@ -231,7 +239,7 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             lambda _c: Advertise((bytes(32),), b"s" * 64),
             "low order",
         ),
-        "another's share": (Phase.SHARE, lambda _c: scene.message(other, SealedShare), "sent a"),
+        "another's share": (Phase.SHARE, lambda _c: scene.message(other, ShareBundle), "sent a"),
         "a share for itself": (Phase.SHARE, sealed(recipient=ids[0]), "sent a share"),
         "a share for a stranger": (Phase.SHARE, sealed(recipient=999), "sent a share"),
         "a second mask": (Phase.SHARE, sealed(serial=1), "sent a share"),
@@ -289,12 +297,11 @@ def test_two_sets_of_keys_or_two_shares_for_one_peer_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="two sets of keys"):
         server.receive(me, Advertise(keys.keys, b"?" * 64))
     server = scene.server(Phase.SHARE)
-    share = scene.message(me, SealedShare)
-    assert isinstance(share, SealedShare)
-    server.receive(me, share)
+    share = first_share(scene, me)
+    server.receive(me, whole(share))
     altered = replace(share, sealed=bytes(b ^ 1 for b in share.sealed))
     with pytest.raises(RemoteProtocolError, match="two shares"):
-        server.receive(me, altered)
+        server.receive(me, whole(altered))
 
 
 def silenced(kind: type) -> tuple[Network, int]:
@@ -323,7 +330,7 @@ def test_S29_a_client_that_is_not_on_the_roster_shares_nothing() -> None:
     share = SealedShare(silent, peer, ShareKind.SEED, 32, bytes(16), bytes(48))
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {silent} is not on the roster"):
-        server.receive(silent, share)
+        server.receive(silent, whole(share))
     assert everything(server) == before
 
 
@@ -370,8 +377,10 @@ def test_S19_a_share_in_the_name_of_another_client_is_not_relayed() -> None:
     scene = stage()
     server = scene.server(Phase.SHARE)
     forger, owner, recipient, *_ = scene.federation.ids
-    theirs = scene.sent[owner, SealedShare]
-    share = next(s for s in theirs if isinstance(s, SealedShare) and s.recipient == recipient)
+    theirs = scene.sent[owner, ShareBundle]
+    share = next(
+        b for b in theirs if isinstance(b, ShareBundle) and b.shares[0].recipient == recipient
+    )
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {forger} sent a share from {owner}"):
         server.receive(forger, share)
@@ -395,9 +404,9 @@ def test_R35_a_refusal_is_an_answer_that_ends_the_wait(last: int) -> None:
 def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_again() -> None:
     scene = stage()
     server, me = scene.server(Phase.SHARE), scene.federation.ids[0]
-    shares = scene.sent[me, SealedShare]
-    relayed = [output for share in shares for output in server.receive(me, share)]
-    assert len(relayed) == len(shares)
+    shares = scene.sent[me, ShareBundle]
+    for share in shares:
+        assert server.receive(me, share) == []
     before = everything(server)
     for share in shares:
         assert server.receive(me, share) == []
@@ -405,16 +414,23 @@ def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_agai
     assert server.owners == (me,)
 
 
-def test_an_incomplete_bundle_is_never_relayed() -> None:
+def test_an_incomplete_mask_is_never_relayed_and_the_others_travel_together() -> None:
     scene = stage()
-    me = scene.federation.ids[0]
+    *owners, late = scene.federation.ids
     server = scene.server(Phase.SHARE)
-    shares = scene.sent[me, SealedShare]
-    for share in shares[:-1]:
-        assert server.receive(me, share) == []
-    outputs = server.receive(me, shares[-1])
-    relayed = [output.message for output in outputs if isinstance(output, Send)]
-    assert relayed == shares
+    for owner in owners:
+        for bundle in scene.sent[owner, ShareBundle]:
+            assert server.receive(owner, bundle) == []
+    for bundle in scene.sent[late, ShareBundle][:-1]:
+        assert server.receive(late, bundle) == []
+    outputs = [output for output in server.proceed() if isinstance(output, Send)]
+    relayed = {o.to: o.message for o in outputs if isinstance(o.message, ShareBundle)}
+    assert relayed.keys() == set(scene.federation.ids)
+    for recipient, bundle in relayed.items():
+        assert [share.owner for share in bundle.shares] == [o for o in owners if o != recipient]
+        assert {share.recipient for share in bundle.shares} == {recipient}
+    kinds = [type(output.message) for output in outputs]
+    assert kinds == [ShareBundle] * 7 + [SharesClosed] * 6 + [AbortRound], "shares come first"
 
 
 def test_proceed_and_drop_after_the_end_do_nothing() -> None:

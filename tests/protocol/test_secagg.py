@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from bundles import shares_in, whole
 from hypothesis import given
 from hypothesis import strategies as st
 from secagg_driver import DIMENSION, SESSION, Fault, Federation
@@ -439,11 +440,10 @@ def test_S02_another_ring_is_another_context() -> None:
     federation, roster = roster_at(SPARSE)
     one = federation.ids[0]
     outputs = federation.clients[one].receive(SERVER, roster)
-    share = next(o.message for o in outputs if isinstance(o, Send))
-    assert isinstance(share, SealedShare)
+    share = shares_in(outputs)[0]
     other = federation.clients[share.recipient]
     other.receive(SERVER, Roster(roster.members, roster.graph[::-1]))
-    assert other.receive(SERVER, share) == []
+    assert other.receive(SERVER, whole(share)) == []
     assert one in other.refused_shares
 
 
@@ -785,7 +785,7 @@ def test_S16_a_canary_update_leaves_no_canary_on_the_wire(case: dict[str, Any]) 
     assert isinstance(result, Aggregate)
     quantised = np.full(2, 77, dtype="<u4").tobytes()
     for _, _, message in federation.log:
-        data = federation.codec.encode(message)
+        data = federation.codec.encode(whole(message))
         assert quantised not in data
         assert canary[:2].tobytes() not in data
     uploads = [m.vector for m in federation.sent(MaskedUpload)]
@@ -826,8 +826,8 @@ def _messages(federation: Federation) -> list[Message]:
         Opening(b"\x01"),
         Advertise((bytes(32), bytes(32)), bytes(64)),
         Roster((member,)),
-        SealedShare(ids[1], ids[0], ShareKind.SHAMIR, 128, bytes(16), bytes(144)),
-        SealedShare(ids[1], ids[0], ShareKind.SEED, 32, bytes(16), bytes(48)),
+        whole(SealedShare(ids[1], ids[0], ShareKind.SHAMIR, 128, bytes(16), bytes(144))),
+        whole(SealedShare(ids[1], ids[0], ShareKind.SEED, 32, bytes(16), bytes(48))),
         SharesClosed(ids),
         SharesClosed(ids[:2]),
         MaskedUpload(bytes(1), vector),
@@ -918,8 +918,7 @@ def test_S12_shares_of_other_kinds_or_to_strangers_are_not_relayed() -> None:
     federation, roster = roster_at(SPARSE)
     own = federation.ids[0]
     outputs = federation.clients[own].receive(SERVER, roster)
-    share = next(o.message for o in outputs if isinstance(o, Send))
-    assert isinstance(share, SealedShare)
+    share = shares_in(outputs)[0]
     neighbours = federation.server._scheme.neighbours(own)
     stranger = next(c for c in federation.ids if c != own and c not in neighbours)
     for bad in (
@@ -930,7 +929,7 @@ def test_S12_shares_of_other_kinds_or_to_strangers_are_not_relayed() -> None:
         replace(share, serial=1),
     ):
         with pytest.raises(RemoteProtocolError, match=f"client {own} sent a share"):
-            federation.server.receive(own, bad)
+            federation.server.receive(own, whole(bad))
 
 
 def test_R30_server_needs_t_answers_and_says_who_is_missing() -> None:

@@ -63,7 +63,9 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
             ids,
             keys,
         ),
-        m.SealedShare: sealed_shares(),
+        m.ShareBundle: st.builds(
+            m.ShareBundle, st.lists(sealed_shares(), min_size=1, max_size=3).map(tuple)
+        ),
         m.SharesClosed: st.builds(m.SharesClosed, ids, short),
         m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field), vectors(field)),
         m.SurvivorSet: st.builds(m.SurvivorSet, ids),
@@ -95,7 +97,9 @@ EXAMPLES: dict[type, Message] = {
     m.Roster: m.Roster(
         (m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0), (b"c" * 32,)
     ),
-    m.SealedShare: m.SealedShare(1, 2, ShareKind.SEED, 4, b"s" * 16, b"x" * 20, 3),
+    m.ShareBundle: m.ShareBundle(
+        (m.SealedShare(1, 2, ShareKind.SEED, 4, b"s" * 16, b"x" * 20, 3),)
+    ),
     m.SharesClosed: m.SharesClosed((1, 2, 300), b"r" * 32),
     m.MaskedUpload: m.MaskedUpload(
         b"\x03", np.arange(5, dtype=np.uint32), np.arange(4, dtype=np.uint32)
@@ -134,7 +138,7 @@ def test_tags_are_wire_format() -> None:
         "Opening",
         "Advertise",
         "Roster",
-        "SealedShare",
+        "ShareBundle",
         "SharesClosed",
         "MaskedUpload",
         "SurvivorSet",
@@ -191,7 +195,8 @@ def test_S12_a_message_cut_at_any_byte_is_refused(kind: type) -> None:
 @each_type
 def test_S12_bytes_left_over_are_refused(kind: type) -> None:
     encoded = CODEC.encode(EXAMPLES[kind])
-    for rest in (b"\0", b"\xc0", encoded, b"\0" * 4096):
+    again = encoded[:-1] if kind is m.ShareBundle else encoded  # two bundles in a row are one
+    for rest in (b"\0", b"\xc0", again, b"\0" * 4096):
         with pytest.raises(DecodeError):
             CODEC.decode(encoded + rest)
 
@@ -266,11 +271,33 @@ def test_S12_reserved_and_derived_fields_are_checked() -> None:
     for kind in (0, 4, 255):
         header = struct.pack("<IIQBI", 1, 2, 0, kind, 4)
         with pytest.raises(DecodeError, match=f"unknown kind of share {kind}"):
-            CODEC.decode(prefixed(m.SealedShare, header + bytes(20)))
+            CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
     for length in (3, 5, 2**32 - 1):
         header = struct.pack("<IIQBI", 1, 2, 0, 1, length)
         with pytest.raises(DecodeError, match="a sealed share of"):
-            CODEC.decode(prefixed(m.SealedShare, header + bytes(20)))
+            CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
+
+
+def test_S12_nothing_but_shares_is_in_a_bundle() -> None:
+    one = CODEC.encode(EXAMPLES[m.ShareBundle])
+    both = CODEC.decode(one + one)
+    assert isinstance(both, m.ShareBundle)
+    assert both.shares == 2 * EXAMPLES[m.ShareBundle].shares
+    assert CODEC.encode(both) == one + one
+    for other in (b"\x01\x04", b"\x02\x05"):
+        with pytest.raises(DecodeError, match="something else follows a share"):
+            CODEC.decode(one + other + one[2:])
+    with pytest.raises(DecodeError, match="the header takes"):
+        CODEC.decode(one[:2])
+
+
+def test_shares_of_a_bundle_are_used_where_they_lie() -> None:
+    data = CODEC.encode(EXAMPLES[m.ShareBundle])
+    bundle = CODEC.decode(data)
+    assert isinstance(bundle, m.ShareBundle)
+    (share,) = bundle.shares
+    assert isinstance(share.sealed, memoryview)
+    assert share.sealed.obj is data
 
 
 @pytest.mark.parametrize(
@@ -285,7 +312,7 @@ def test_S12_reserved_and_derived_fields_are_checked() -> None:
         prefixed(m.AggregatedShare, struct.pack("<HI", 0, 2**32 - 1)),
         prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
         prefixed(m.BufferedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
-        prefixed(m.SealedShare, struct.pack("<IIQBI", 1, 2, 0, 2, 2**32 - 1)),
+        prefixed(m.ShareBundle, struct.pack("<IIQBI", 1, 2, 0, 2, 2**32 - 1)),
     ],
 )
 def test_S25_a_header_that_claims_gigabytes_costs_no_memory(data: bytes) -> None:

@@ -119,7 +119,7 @@ def seal(key: SealingKey, header: ShareHeader, plaintext: bytes) -> bytes:
     )
 
 
-def open_sealed(key: SealingKey, header: ShareHeader, sealed: bytes) -> bytes:
+def open_sealed(key: SealingKey, header: ShareHeader, sealed: bytes | memoryview) -> bytes:
     """The share, if every chunk of `sealed` is exactly what `header` says; else `CryptoError`."""
     if len(sealed) != sealed_length(header.length):
         raise CryptoError(

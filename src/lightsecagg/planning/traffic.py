@@ -31,6 +31,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -129,7 +130,7 @@ def in_units(count: float) -> str:
 
 def _header(settings: Settings) -> int:
     empty = SealedShare(0, 1, ShareKind.SEED, 0, bytes(SALT_LENGTH), b"")
-    return len(Codec(settings.field).encode(empty))
+    return len(Codec(settings.field).encode(ShareBundle((empty,))))
 
 
 class _Forecast:

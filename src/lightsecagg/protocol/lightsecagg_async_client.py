@@ -67,10 +67,16 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SealedShare,
+    ShareBundle,
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate
-from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.roles.contributor import (
+    check_input,
+    hide,
+    seal_shares,
+    send_shares,
+)
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
@@ -191,7 +197,7 @@ class AsyncLightSecAggClient:
                 f"{self.stock} masks are ready and {len(self._outstanding)} in use; peers keep at "
                 f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
             )
-        outputs: list[Output] = []
+        shares: list[SealedShare] = []
         private = tuple(key.private_bytes() for key in keys)
         for _ in range(count):
             serial = self._next_serial
@@ -199,8 +205,8 @@ class AsyncLightSecAggClient:
             mask = scheme.prepare(serial, private, self._entropy)
             self._stock[serial] = mask.secret
             self._keep(self.client, serial, mask.own)
-            outputs += send_shares(scheme, keys[0], mask, serial, self._entropy)
-        return outputs
+            shares += seal_shares(scheme, keys[0], mask, serial, self._entropy)
+        return [*send_shares(shares)]
 
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask and upload an update that was trained from the model of time `version`.
@@ -263,8 +269,8 @@ class AsyncLightSecAggClient:
                 return self._on_opening(message)
             case Roster():
                 return self._on_roster(message)
-            case SealedShare():
-                return self._on_share(message)
+            case ShareBundle():
+                return self._on_shares(message)
             case BufferAnnounced():
                 return self._on_buffer(message)
             case BufferCertificate():
@@ -334,23 +340,27 @@ class AsyncLightSecAggClient:
 
     # -- keeping shares ----------------------------------------------------------------------
 
-    def _on_share(self, message: SealedShare) -> list[Output]:
-        """Keep a peer's share; one that does not open is simply not kept."""
-        scheme, owner, serial = self._scheme, message.owner, message.serial
+    def _on_shares(self, message: ShareBundle) -> list[Output]:
+        """Keep the peers' shares; one that does not open is simply not kept."""
+        scheme = self._scheme
         if scheme is None:
             raise RemoteProtocolError("a share arrived before the roster")
-        check_address(scheme, message)
-        if serial <= self._last_serial.get(owner, -1):
-            raise RemoteProtocolError(
-                f"share {serial} of client {owner} is refused: serials only increase and "
-                f"{self._last_serial[owner]} was seen; a used share must not come back"
-            )
-        try:
-            share = open_peer_share(scheme, self._keys[0], message)
-        except CryptoError as error:
-            self.refused_shares[owner] = f"share {serial}: {error}"
-            return []
-        self._keep(owner, serial, share)
+        newest = dict(self._last_serial)
+        for share in message.shares:
+            check_address(scheme, share)
+            if share.serial <= newest.get(share.owner, -1):
+                raise RemoteProtocolError(
+                    f"share {share.serial} of client {share.owner} is refused: serials only "
+                    f"increase and {newest[share.owner]} was seen; a used share must not come back"
+                )
+            newest[share.owner] = share.serial
+        for share in message.shares:
+            try:
+                opened = open_peer_share(scheme, self._keys[0], share)
+            except CryptoError as error:
+                self.refused_shares[share.owner] = f"share {share.serial}: {error}"
+            else:
+                self._keep(share.owner, share.serial, opened)
         return []
 
     def _on_dropped(self, message: UploadDropped) -> list[Output]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
@@ -70,14 +70,16 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SealedShare,
+    ShareBundle,
     Tag,
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.roles.registration import Registration
-from lightsecagg.protocol.roles.relay import Relay
+from lightsecagg.protocol.roles.relay import Outbox, Relay
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
 from lightsecagg.protocol.settings import AllowList, Buffering, Settings
+from lightsecagg.protocol.share_exchange import bundles
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +235,8 @@ class AsyncLightSecAggServer:
         match message:
             case Advertise() if self.phase is Phase.ADVERTISE:
                 outputs = self._on_advertise(sender, message)
-            case SealedShare() if self._is_member(sender):
-                return self._on_share(sender, message)  # moves no phase on
+            case ShareBundle() if self._is_member(sender):
+                return self._on_shares(sender, message)  # moves no phase on
             case BufferedUpload() if self._is_member(sender):
                 outputs = self._on_upload(sender, message)
             case BufferSignature() | BufferRefusal() | BufferAnswer() if self._is_member(sender):
@@ -267,9 +269,10 @@ class AsyncLightSecAggServer:
             # Its shares before it, all others after it: clients keep the newest ones only, and
             # could otherwise lose the very shares that they are asked for.
             masks = [term.ref for term in self._asked.terms]
-            messages += [missed.pop(mask) for mask in masks if mask in missed]
+            messages += _bundled(missed.pop(mask) for mask in masks if mask in missed)
             messages.append(self._buffer)
-        return [Send(client, message) for message in (*messages, *missed.values())]
+        messages += _bundled(missed.values())
+        return [Send(client, message) for message in messages]
 
     def publish(self, model: bytes, version: int | None = None) -> None:
         """The hash of the model of a version, by default of the current time.
@@ -358,26 +361,27 @@ class AsyncLightSecAggServer:
 
     # -- stock -------------------------------------------------------------------------------
 
-    def _on_share(self, sender: int, message: SealedShare) -> list[AsyncOutput]:
+    def _on_shares(self, sender: int, message: ShareBundle) -> list[AsyncOutput]:
         assert self._relay is not None  # noqa: S101 - a member's message
         shares = self._relay.take(sender, message)
         if shares is None:
             return self._ignore(message)
         if not shares:
             return []
-        self._shared.setdefault(sender, {})[message.serial] = self.time
+        self._shared.setdefault(sender, {}).update((share.serial, self.time) for share in shares)
         outputs = self._drop_pushed_out(sender)
+        outbox = Outbox()
         for share in shares:
-            outputs += self._deliver(share.recipient, MaskRef(sender, message.serial), share)
-        return outputs
+            if share.recipient not in self._offline:
+                outputs += outbox.put(share)
+            else:  # as a copy: a view would keep the whole bundle in memory
+                self._put_by(share.recipient, replace(share, sealed=bytes(share.sealed)))
+        return [*outputs, *outbox.flush()]
 
-    def _deliver(
-        self, client: int, mask: MaskRef, message: SealedShare | UploadDropped
-    ) -> list[AsyncOutput]:
-        if client not in self._offline:
-            return [Send(client, message)]
-        self._mailbox.setdefault(client, {})[mask] = message
-        return []
+    def _put_by(self, client: int, message: SealedShare | UploadDropped) -> None:
+        """Keep a message for a client that is away."""
+        owner = message.owner if isinstance(message, SealedShare) else client
+        self._mailbox.setdefault(client, {})[MaskRef(owner, message.serial)] = message
 
     def _drop_pushed_out(self, owner: int) -> list[AsyncOutput]:
         """Clients keep so many shares of an owner; forget the masks that they have forgotten."""
@@ -483,7 +487,11 @@ class AsyncLightSecAggServer:
         return [output for tag in dropped for output in self._tell_dropped(tag)]
 
     def _tell_dropped(self, tag: Tag) -> list[AsyncOutput]:
-        return self._deliver(tag.owner, MaskRef(tag.owner, tag.serial), UploadDropped(tag.serial))
+        dropped = UploadDropped(tag.serial)
+        if tag.owner not in self._offline:
+            return [Send(tag.owner, dropped)]
+        self._put_by(tag.owner, dropped)
+        return []
 
     def _take(self, tags: Iterable[Tag]) -> set[MaskRef]:
         """Take uploads out of the waiting ones; their masks."""
@@ -635,3 +643,11 @@ class AsyncLightSecAggServer:
         self.time += 1
         self.phase = Phase.UPLOAD
         return outputs
+
+
+def _bundled(missed: Iterable[SealedShare | UploadDropped]) -> list[Message]:
+    """What a client has missed, in as few messages as possible."""
+    kept = list(missed)
+    shares = [message for message in kept if isinstance(message, SealedShare)]
+    notices = [message for message in kept if isinstance(message, UploadDropped)]
+    return [*bundles(shares), *notices]

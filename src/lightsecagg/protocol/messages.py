@@ -5,7 +5,7 @@ Who sends what, in order (C = client, S = server):
     Opening          S -> C   the round's settings
     Advertise        C -> S   fresh X25519 keys, signed
     Roster           S -> C   everybody's keys, and what binds the coming check; fixes C1
-    SealedShare      C -> S -> C   one share for one peer, which the server cannot read
+    ShareBundle      C -> S -> C   sealed shares, each for one peer, which the server cannot read
     SharesClosed     S -> C   whose shares are complete, and the secret of the check
     MaskedUpload     C -> S   the masked update, which shares are held here, and reports on them
     SurvivorSet      S -> C   U1: whose updates are summed
@@ -17,7 +17,7 @@ Who sends what, in order (C = client, S = server):
     AbortRound       S -> C   the round is over, for this reason
 
 The asynchronous mode registers clients with the same Opening, Advertise and Roster, shares stock
-with SealedShare (its serial counts an owner's masks), and then:
+with ShareBundle (a serial counts an owner's masks), and then:
 
     BufferedUpload   C -> S   a masked update with its owner's signed tag
     UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
@@ -148,9 +148,18 @@ class SealedShare:
     """Plaintext bytes."""
     salt: bytes = field(repr=False)
     """16 random bytes: no two shares are sealed under one key."""
-    sealed: bytes = field(repr=False)
+    sealed: bytes | memoryview = field(repr=False)
+    """A received one is used where it lies, without a copy."""
     serial: int = 0
     """Which of the owner's masks; 0 in synchronous rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBundle:
+    """Sealed shares that travel together: an owner's to its peers, or the peers' to a client."""
+
+    shares: tuple[SealedShare, ...]
+    """At least one; each is sealed, and taken or refused, by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +277,7 @@ Message = (
     Opening
     | Advertise
     | Roster
-    | SealedShare
+    | ShareBundle
     | SharesClosed
     | MaskedUpload
     | SurvivorSet

@@ -63,13 +63,18 @@ from lightsecagg.protocol.messages import (
     Opening,
     Refusal,
     Roster,
-    SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
-from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.roles.contributor import (
+    check_input,
+    hide,
+    seal_shares,
+    send_shares,
+)
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, enter_roster
 from lightsecagg.protocol.roster import Round, fix_round
@@ -170,22 +175,22 @@ TRANSITIONS: dict[tuple[type, type], str] = {
     (Advertised, Roster): "_on_roster",
     (Sharing, Opening): "_on_repeated_opening",
     (Sharing, Roster): "_on_repeated_roster",
-    (Sharing, SealedShare): "_on_share",
+    (Sharing, ShareBundle): "_on_shares",
     (Sharing, SharesClosed): "_on_shares_closed",
     (Uploaded, Opening): "_on_repeated_opening",
     (Uploaded, Roster): "_on_repeated_roster",
-    (Uploaded, SealedShare): "_on_late",
+    (Uploaded, ShareBundle): "_on_late",
     (Uploaded, SharesClosed): "_on_repeated_close",
     (Uploaded, SurvivorSet): "_on_survivors",
     (Signed, Opening): "_on_repeated_opening",
     (Signed, Roster): "_on_repeated_roster",
-    (Signed, SealedShare): "_on_late",
+    (Signed, ShareBundle): "_on_late",
     (Signed, SharesClosed): "_on_repeated_close",
     (Signed, SurvivorSet): "_on_repeated_survivors",
     (Signed, Certificate): "_on_certificate",
     (Answered, Opening): "_on_repeated_opening",
     (Answered, Roster): "_on_repeated_roster",
-    (Answered, SealedShare): "_on_late",
+    (Answered, ShareBundle): "_on_late",
     (Answered, SharesClosed): "_on_late",
     (Answered, SurvivorSet): "_on_repeated_survivors",
     (Answered, Certificate): "_on_repeated_certificate",
@@ -405,7 +410,7 @@ class RoundClient:
         )
         mask = scheme.prepare(0, state.private_keys, self._entropy)
         key = AgreementKey(state.private_keys[0])
-        outputs = send_shares(scheme, key, mask, 0, self._entropy)
+        outputs = send_shares(seal_shares(scheme, key, mask, 0, self._entropy))
         self._scheme_cache, self._key_cache = scheme, key
         self.state = Sharing(
             settings=state.settings,
@@ -427,23 +432,28 @@ class RoundClient:
             )
         return self._on_late(message)
 
-    def _on_share(self, message: SealedShare) -> list[Output]:
-        """Open a peer's share; one that does not open is simply not held."""
+    def _on_shares(self, message: ShareBundle) -> list[Output]:
+        """Open the peers' shares; one that does not open is simply not held."""
         state = self._in(Sharing)
         scheme = self._scheme(state)
         if state.owners is not None:
             return self._on_late(message)
-        check_address(scheme, message)
-        if message.owner in state.held:
+        for share in message.shares:
+            check_address(scheme, share)
+        if all(share.owner in state.held for share in message.shares):
             return self._on_late(message)
-        try:
-            if message.serial != 0:
-                raise CryptoError("a synchronous round has one mask per client, serial 0")
-            share = open_peer_share(scheme, self._sealing_key(state), message)
-        except CryptoError as error:
-            self.refused_shares[message.owner] = str(error)
-            return []
-        self.state = msgspec.structs.replace(state, held={**state.held, message.owner: share})
+        held = dict(state.held)
+        for share in message.shares:
+            if share.owner in held:
+                continue
+            try:
+                if share.serial != 0:
+                    raise CryptoError("a synchronous round has one mask per client, serial 0")
+                held[share.owner] = open_peer_share(scheme, self._sealing_key(state), share)
+            except CryptoError as error:
+                self.refused_shares[share.owner] = str(error)
+        if len(held) > len(state.held):
+            self.state = msgspec.structs.replace(state, held=held)
         return []
 
     def _on_shares_closed(self, message: SharesClosed) -> list[Output]:

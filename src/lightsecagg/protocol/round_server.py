@@ -63,7 +63,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Refusal,
     Roster,
-    SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
@@ -71,7 +71,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
 from lightsecagg.protocol.roles.registration import Registration
-from lightsecagg.protocol.roles.relay import Relay
+from lightsecagg.protocol.roles.relay import Outbox, Relay
 from lightsecagg.protocol.schemes.interface import (
     Answer,
     Findings,
@@ -91,7 +91,7 @@ Keep = Callable[[int, Elements], Upload]
 # Which phase a message belongs to; the scheme says what an answer is.
 _PHASE_OF: dict[type, Phase] = {
     Advertise: Phase.ADVERTISE,
-    SealedShare: Phase.SHARE,
+    ShareBundle: Phase.SHARE,
     MaskedUpload: Phase.UPLOAD,
     SurvivorSignature: Phase.AGREE,
 }
@@ -123,6 +123,7 @@ class RoundServer:
         self._answer_type = scheme_of(settings.protocol).server.answer_type
         self._scheme_cache: ServerScheme | None = None
         self._relay: Relay | None = None
+        self._outbox = Outbox()
         self._complete: list[int] = []
         self._keep: Keep = keep or (lambda client, vector: UploadInMemory(vector))
         self._uploads: dict[int, Upload] = {}
@@ -313,8 +314,8 @@ class RoundServer:
         match message:
             case Advertise():
                 return self._on_advertise(sender, message)
-            case SealedShare():
-                return self._on_share(sender, message)
+            case ShareBundle():
+                return self._on_shares(sender, message)
             case MaskedUpload():
                 return self._on_upload(sender, message)
             case SurvivorSignature():
@@ -380,13 +381,13 @@ class RoundServer:
         self.phase = Phase.SHARE
         return [*self._registration.announce(roster)]
 
-    def _on_share(self, sender: int, message: SealedShare) -> list[Output]:
+    def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
         if self._relay is None or sender not in self._scheme.round.positions:
             raise RemoteProtocolError(f"client {sender} is not on the roster")
         shares = self._relay.take(sender, message)
         if shares:
             self._complete.append(sender)
-        return [Send(share.recipient, share) for share in shares or ()]
+        return [send for share in shares or () for send in self._outbox.put(share)]
 
     def _close_share(self) -> list[Output]:
         self._relay = None
@@ -396,7 +397,8 @@ class RoundServer:
         closed = self.closed
         late = AbortRound("the shares of this client were not complete in time")
         return [
-            Send(client, closed if client in self._complete else late) for client in self._members
+            *self._outbox.flush(),
+            *(Send(c, closed if c in self._complete else late) for c in self._members),
         ]
 
     def _on_upload(self, sender: int, message: MaskedUpload) -> list[Output]:
@@ -578,7 +580,7 @@ class RoundServer:
         told = self._members or self._registration.invited
         self.phase = Phase.DONE
         self._summing, self._masked_sum, self._unmasking = None, None, None
-        self._relay = None
+        self._relay, self._outbox = None, Outbox()
         self._answers = {}
         self._uploads = {}
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]

@@ -6,7 +6,8 @@ share is sealed under the pair's key of this roster, mask and direction (see `cr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
@@ -18,11 +19,15 @@ from lightsecagg.crypto.sealing import (
     open_sealed,
     seal,
 )
-from lightsecagg.protocol.messages import SealedShare
+from lightsecagg.protocol.messages import SealedShare, ShareBundle
 from lightsecagg.protocol.roster import Round
 
 Share = tuple[int, bytes]
 """A share at its recipient: the value of its `ShareKind`, and its bytes."""
+
+
+BUNDLE_BYTES: Final = 256 * 1024
+"""A bundle that has so many bytes of shares is sent: whoever relays need not keep them all."""
 
 
 class OutgoingShare(NamedTuple):
@@ -74,6 +79,20 @@ def open_share(round_: Round, key: AgreementKey, recipient: int, message: Sealed
     )
     secret = key.agree(_sealing_key(round_, message.owner), message.owner)
     return open_sealed(SealingKey(secret, header), header, message.sealed)
+
+
+def bundles(shares: Iterable[SealedShare]) -> Iterator[ShareBundle]:
+    """The shares in as few messages as `BUNDLE_BYTES` allows, in their order."""
+    waiting: list[SealedShare] = []
+    size = 0
+    for share in shares:
+        waiting.append(share)
+        size += len(share.sealed)
+        if size >= BUNDLE_BYTES:
+            yield ShareBundle(tuple(waiting))
+            waiting, size = [], 0
+    if waiting:
+        yield ShareBundle(tuple(waiting))
 
 
 def _sealing_key(round_: Round, client: int) -> bytes:

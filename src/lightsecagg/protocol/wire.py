@@ -5,13 +5,14 @@ Every message starts with two bytes, version and tag. Then:
 * control messages: the fields in order, as one msgpack array;
 * vector messages: a fixed little-endian struct, then raw bytes to the end of the message.
 
-    SealedShare      owner u32, recipient u32, serial u64, kind u8, length u32, salt | sealed bytes
+    ShareBundle      owner u32, recipient u32, serial u64, kind u8, length u32, salt | sealed bytes
     all others       trailer length u16, elements u32 | elements | trailer
 
 where a salt has 16 bytes, and the trailer is MaskedUpload's number of reports as u32 and bitmap,
 BufferedUpload's tag as msgpack, BufferAnswer's time as u64, and nothing for AggregatedShare. The
-reports are the last of MaskedUpload's elements. (With the prefix, elements start at byte 8: they
-are used where they lie, without a copy.)
+reports are the last of MaskedUpload's elements. A bundle of several shares is as many bundles of
+one share, prefix included, one after the other. (With the prefix, elements start at byte 8: they
+are used where they lie, without a copy, and so are sealed shares.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -21,6 +22,7 @@ that are not below q.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +41,7 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     SealedShare,
+    ShareBundle,
     Tag,
 )
 
@@ -50,7 +53,7 @@ TAGS: Final[dict[type, int]] = {
     messages.Opening: 1,
     messages.Advertise: 2,
     messages.Roster: 3,
-    messages.SealedShare: 4,
+    messages.ShareBundle: 4,
     messages.SharesClosed: 5,
     messages.MaskedUpload: 6,
     messages.SurvivorSet: 7,
@@ -77,8 +80,10 @@ _DECODERS: Final = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (*TAGS, Tag) if issubclass(kind, Control)
 }
 
+_SHARE_KINDS: Final = {kind.value: kind for kind in ShareKind}
+
 _PREFIX = struct.Struct("<BB")
-_SEALED = struct.Struct(f"<IIQBI{SALT_LENGTH}s")
+_SEALED = struct.Struct(f"<2sIIQBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
 _COUNT = struct.Struct("<I")
@@ -102,9 +107,8 @@ class Codec:
         """The bytes of a message."""
         prefix = _PREFIX.pack(VERSION, TAGS[type(message)])
         match message:
-            case SealedShare(owner, recipient, kind, length, salt, sealed, serial):
-                header = _SEALED.pack(owner, recipient, serial, kind.value, length, salt)
-                return b"".join((prefix, header, sealed))
+            case ShareBundle(shares):
+                return b"".join(_encode_shares(prefix, shares))
             case MaskedUpload(held, vector, reports):
                 trailer = _COUNT.pack(reports.size) + held
                 return self._encode_vector(prefix, vector, trailer, reports)
@@ -132,8 +136,8 @@ class Codec:
         if kind is None:
             raise DecodeError(f"unknown message tag {tag}")
         body = view[_PREFIX.size :]
-        if kind is SealedShare:
-            return _decode_sealed(body)
+        if kind is ShareBundle:
+            return ShareBundle(tuple(_decode_shares(view)))
         if kind in _VECTOR_MESSAGES:
             return self._decode_vector(kind, body)
         message: Message = self._decode_control(kind, body)
@@ -183,21 +187,33 @@ class Codec:
             raise DecodeError(str(error)) from error
 
 
-def _decode_sealed(body: memoryview) -> SealedShare:
-    owner, recipient, serial, kind, length, salt = _unpack(_SEALED, body)
-    try:
-        share_kind = ShareKind(kind)
-    except ValueError as error:
-        raise DecodeError(f"unknown kind of share {kind}") from error
-    sealed = bytes(body[_SEALED.size :])
-    if len(sealed) != sealed_length(length):
-        raise DecodeError(
-            f"a sealed share of {length} bytes takes {sealed_length(length)}, got {len(sealed)}"
-        )
-    return SealedShare(owner, recipient, share_kind, length, salt, sealed, serial)
+def _encode_shares(prefix: bytes, shares: Iterable[SealedShare]) -> Iterator[bytes | memoryview]:
+    for share in shares:
+        numbers = (share.owner, share.recipient, share.serial, share.kind.value, share.length)
+        yield _SEALED.pack(prefix, *numbers, share.salt)
+        yield share.sealed
 
 
-def _unpack(layout: struct.Struct, body: memoryview) -> tuple[Any, ...]:
-    if len(body) < layout.size:
-        raise DecodeError(f"the header takes {layout.size} bytes, got {len(body)}")
-    return layout.unpack_from(body)
+def _decode_shares(view: memoryview) -> Iterator[SealedShare]:
+    expected, start = bytes(view[: _PREFIX.size]), 0
+    while start < len(view):
+        prefix, owner, recipient, serial, kind, length, salt = _unpack(_SEALED, view, start)
+        if prefix != expected:
+            raise DecodeError("malformed ShareBundle: something else follows a share")
+        if kind not in _SHARE_KINDS:
+            raise DecodeError(f"unknown kind of share {kind}")
+        start += _SEALED.size
+        end = start + sealed_length(length)
+        if end > len(view):
+            raise DecodeError(
+                f"a sealed share of {length} bytes takes {end - start}, got {len(view) - start}"
+            )
+        sealed = view[start:end]
+        yield SealedShare(owner, recipient, _SHARE_KINDS[kind], length, salt, sealed, serial)
+        start = end
+
+
+def _unpack(layout: struct.Struct, body: memoryview, start: int = 0) -> tuple[Any, ...]:
+    if len(body) - start < layout.size:
+        raise DecodeError(f"the header takes {layout.size} bytes, got {len(body) - start}")
+    return layout.unpack_from(body, start)

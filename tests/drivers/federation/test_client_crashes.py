@@ -23,8 +23,8 @@ VICTIM = 5
 DEATHS = [
     ("Advertise", "before"),
     ("Advertise", "after"),
-    ("SealedShare", "before"),
-    ("SealedShare", "after"),
+    ("ShareBundle", "before"),
+    ("ShareBundle", "after"),
     ("MaskedUpload", "before"),
     ("MaskedUpload", "after"),
     ("SurvivorSignature", "before"),
@@ -94,5 +94,5 @@ def test_R32_a_client_killed_in_every_phase_joins_the_next_round(
     federation.check(records[-1])
     # Never two uploads or answers in one round, identical or not.
     for (number, kind), messages in heard.items():
-        if kind != "SealedShare":
+        if kind != "ShareBundle":
             assert len(messages) == 1, (number, kind)

@@ -218,7 +218,7 @@ class Silent(FederationClient):
             await super()._send(round_, message)
 
 
-SILENCES = ["Advertise", "SealedShare", "MaskedUpload", "SurvivorSignature", "AggregatedShare"]
+SILENCES = ["Advertise", "ShareBundle", "MaskedUpload", "SurvivorSignature", "AggregatedShare"]
 
 
 def silent_at(name: str) -> Callable[..., FederationClient]:
@@ -354,7 +354,7 @@ def test_a_client_that_lost_its_connection_is_asked_again(tmp_path: Path, name: 
     federation.check(record)
 
 
-@pytest.mark.parametrize("name", ["SealedShare", "MaskedUpload", "SurvivorSignature"])
+@pytest.mark.parametrize("name", ["ShareBundle", "MaskedUpload", "SurvivorSignature"])
 def test_R32_a_restarted_client_is_not_waited_for(tmp_path: Path, name: str) -> None:
     """It is back within `grace` and stays connected, but its secrets of this round are gone."""
     federation = Federation(tmp_path)

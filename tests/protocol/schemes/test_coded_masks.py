@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
+from bundles import whole
 from driver import MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
 
 from lightsecagg.crypto import prg
@@ -90,7 +91,7 @@ def test_S19_a_server_relays_no_seed_where_all_shares_are_explicit() -> None:
         owner, recipient, ShareKind.SEED, SEED_LENGTH, bytes(16), bytes(SEED_LENGTH + 16)
     )
     with pytest.raises(RemoteProtocolError, match="no shares of kind SEED in paper mode"):
-        network.server.receive(owner, seed)
+        network.server.receive(owner, whole(seed))
 
 
 def test_S22_a_shared_mask_shows_neither_the_mask_nor_a_share() -> None:

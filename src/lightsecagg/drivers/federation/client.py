@@ -556,7 +556,7 @@ class FederationClient:
     # -- traces, for demonstrations only -----------------------------------------------------
 
     def _note(self, round_: _Round, message: Message, start: float) -> None:
-        phase = {"Opening": "advertise", "Roster": "share", "SealedShare": "share"}.get(
+        phase = {"Opening": "advertise", "Roster": "share", "ShareBundle": "share"}.get(
             type(message).__name__
         )
         if isinstance(message, SurvivorSet) and round_.party is not None:

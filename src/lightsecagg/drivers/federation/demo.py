@@ -68,7 +68,7 @@ _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
 
 # Phase -> the message before which a doomed client is killed.
 _LAST_WORDS = {
-    "share": ("SealedShare",),
+    "share": ("ShareBundle",),
     "upload": ("MaskedUpload",),
     "agree": ("SurvivorSignature",),
     "recover": ("AggregatedShare", "UnmaskingShares"),

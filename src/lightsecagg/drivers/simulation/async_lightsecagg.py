@@ -50,7 +50,7 @@ from lightsecagg.protocol.messages import (
     BufferAnnounced,
     BufferedUpload,
     Roster,
-    SealedShare,
+    ShareBundle,
     Tag,
 )
 from lightsecagg.protocol.settings import AllowList, Buffering, Policy, ProtocolName, Settings
@@ -204,7 +204,7 @@ class ProtectedFederation(MeteredWire):
     def rejoin(self, client: int) -> list[Flush]:
         """See `Federation`."""
         self._away.discard(client)
-        self.call(SERVER, partial(self.server.rejoin, client), SealedShare)
+        self.call(SERVER, partial(self.server.rejoin, client), ShareBundle)
         flushes = self._until_collecting()
         self._restock(client)
         return flushes
@@ -220,7 +220,7 @@ class ProtectedFederation(MeteredWire):
         """Share masks ahead of time, until the stock is full or peers would drop old ones."""
         party = self.clients[client]
         while client not in self._away and party.room and party.stock < self.config.stock:
-            self.call(client, party.restock, SealedShare)
+            self.call(client, party.restock, ShareBundle)
             self._until_collecting()
 
     # -- the network -------------------------------------------------------------------------

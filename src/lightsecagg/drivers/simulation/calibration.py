@@ -29,6 +29,7 @@ from lightsecagg.protocol.interface import Phase, Send, Update
 from lightsecagg.protocol.messages import Advertise, SealedShare
 from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.share_exchange import bundles
 from lightsecagg.protocol.wire import Codec
 
 _BLOCK = 2**18
@@ -141,13 +142,12 @@ def _relaying(clients: int) -> float:
     salt, sealed = bytes(SALT_LENGTH), bytes(sealed_length(prg.SEED_LENGTH))
     seconds = 0.0
     for owner in range(clients):
-        bundle = [
-            codec.encode(SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, salt, sealed))
+        shares = (
+            SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, salt, sealed)
             for peer in range(clients)
             if peer != owner
-        ]
-        # Message by message, as they come: in one go they would find everything in the cache.
-        for data in bundle:
+        )
+        for data in [codec.encode(bundle) for bundle in bundles(shares)]:
             started = time.process_time()
             outputs = server.receive(owner, codec.decode(data))
             seconds += time.process_time() - started

@@ -33,7 +33,7 @@ from lightsecagg.protocol.messages import (
     Message,
     Opening,
     Roster,
-    SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSignature,
     UnmaskingShares,
@@ -48,7 +48,7 @@ PHASE_OF: Mapping[type, Phase] = {
     Opening: Phase.ADVERTISE,
     Advertise: Phase.ADVERTISE,
     Roster: Phase.SHARE,
-    SealedShare: Phase.SHARE,
+    ShareBundle: Phase.SHARE,
     SharesClosed: Phase.UPLOAD,
     MaskedUpload: Phase.UPLOAD,
     BufferedUpload: Phase.UPLOAD,
@@ -216,7 +216,7 @@ class MeteredWire(Wire):
         phase = self.phase_of(kind)
         if party in self._free:
             return nullcontext()
-        return self.meter.work(phase, party, relaying=kind is SealedShare)
+        return self.meter.work(phase, party, relaying=kind is ShareBundle)
 
     def deliver(self, packet: Packet) -> None:
         """Charge the bytes: what never arrives costs nothing."""
@@ -225,7 +225,7 @@ class MeteredWire(Wire):
 
     def charge(self, packet: Packet) -> None:
         """Charge the bytes of a packet to both ends."""
-        phase, is_share = self.phase_of(packet.kind), packet.kind is SealedShare
+        phase, is_share = self.phase_of(packet.kind), packet.kind is ShareBundle
         self.meter.sent(phase, packet.sender, packet.recipient, len(packet.data), is_share)
 
     def refused(self, packet: Packet, error: DecodeError | RemoteProtocolError) -> None:

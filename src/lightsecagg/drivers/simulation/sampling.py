@@ -42,11 +42,13 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
     SurvivorSignature,
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.roles.contributor import send_shares
 from lightsecagg.protocol.roster import Round, fix_round, sign_keys
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
@@ -168,8 +170,9 @@ class StandIn:
                 return [Send(SERVER, self._open())]
             case Roster():
                 return self._share(message)
-            case SealedShare():
-                self._take_share(message)
+            case ShareBundle():
+                for share in message.shares:
+                    self._take_share(share)
             case SharesClosed():
                 self._owners = message.owners
                 reports = self._report()
@@ -205,7 +208,7 @@ class StandIn:
     def _share(self, roster: Roster) -> list[Output]:
         scheme_class = scheme_of(self._settings.protocol).client
         self._scheme = scheme_class(self._sample.round(roster), self.client)
-        return [Send(SERVER, self._sealed(self._keys[0], share)) for share in self._make_shares()]
+        return [*send_shares(self._sealed(self._keys[0], share) for share in self._make_shares())]
 
     def _sealed(self, key: AgreementKey, share: OutgoingShare) -> SealedShare:
         """Sealed for a real client; for a stand-in in the clear, with zeros instead of tags."""
@@ -228,7 +231,7 @@ class StandIn:
         if message.owner in self._sample.real:
             plaintext = open_share(self.scheme.round, self._keys[0], self.client, message)
         else:
-            plaintext = message.sealed[: message.length]
+            plaintext = bytes(message.sealed[: message.length])
         self._held[MaskRef(message.owner, message.serial)] = (message.kind.value, plaintext)
 
     def _make_shares(self) -> list[OutgoingShare]:

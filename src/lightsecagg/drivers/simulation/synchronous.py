@@ -46,7 +46,7 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Opening,
     Roster,
-    SealedShare,
+    ShareBundle,
     SharesClosed,
     SurvivorSet,
 )
@@ -198,7 +198,7 @@ class _Run(MeteredWire):
             if self._torn is not None:
                 self._torn.append(packet)
                 return ()
-        elif packet.kind is SealedShare and self._unread(packet.recipient):
+        elif packet.kind is ShareBundle and self._unread(packet.recipient):
             self.charge(packet)
             return ()
         client = packet.sender if up else packet.recipient

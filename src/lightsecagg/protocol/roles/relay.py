@@ -3,13 +3,20 @@
 Half a mask's shares are of use to nobody: were they passed on, some clients could answer for a mask
 and others not. Masks are shared one after the other, so of each owner one is under way, and its
 serial only goes up; in a synchronous round there is one mask, of serial 0.
+
+What an owner sends comes in bundles, and what a recipient gets leaves in bundles: a message per
+share, N (N - 1) of them, would cost more than the shares. A bundle is taken or refused as a whole.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from lightsecagg.errors import CryptoError, RemoteProtocolError
-from lightsecagg.protocol.messages import SealedShare
+from lightsecagg.protocol.interface import Send
+from lightsecagg.protocol.messages import SealedShare, ShareBundle
 from lightsecagg.protocol.schemes.interface import ServerScheme
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES
 
 
 class Relay:
@@ -28,25 +35,36 @@ class Relay:
         """Whether anything of this owner has come."""
         return owner in self._begun
 
-    def take(self, sender: int, share: SealedShare) -> list[SealedShare] | None:
-        """The shares of a mask, if they are complete with this one; None for one that is past."""
-        self._check(sender, share)
-        serial, bundle = self._begun.get(sender, (-1, {}))
-        if share.serial < serial or share.serial <= self.complete.get(sender, -1):
+    def take(self, sender: int, message: ShareBundle) -> list[SealedShare] | None:
+        """The shares of those masks that these complete; None if all of these are past."""
+        for share in message.shares:
+            self._check(sender, share)
+        serial, begun = self._begun.get(sender, (-1, {}))
+        begun, done = dict(begun), self.complete.get(sender, -1)
+        ready: list[SealedShare] = []
+        is_news = False
+        for share in message.shares:
+            if share.serial < serial or share.serial <= done:
+                continue
+            if share.serial > serial:
+                serial, begun = share.serial, {}  # a mask that is incomplete now is lost
+            if (known := begun.get(share.recipient)) is not None:
+                if known != share:
+                    raise RemoteProtocolError(
+                        f"client {sender} sent two shares to {share.recipient}"
+                    )
+                continue
+            is_news = True
+            begun[share.recipient] = share
+            if len(begun) == self._wanted:
+                ready += begun.values()
+                done, begun = serial, {}
+        if not is_news:
             return None
-        if share.serial > serial:
-            bundle = {}  # a mask that is incomplete now is lost
-        if (known := bundle.get(share.recipient)) is not None:
-            if known != share:
-                raise RemoteProtocolError(f"client {sender} sent two shares to {share.recipient}")
-            return None
-        bundle[share.recipient] = share
-        self._begun[sender] = (share.serial, bundle)
-        if len(bundle) < self._wanted:
-            return []
-        self._begun[sender] = (share.serial, {})
-        self.complete[sender] = share.serial
-        return list(bundle.values())
+        self._begun[sender] = (serial, begun)
+        if ready:
+            self.complete[sender] = done
+        return ready
 
     def _check(self, sender: int, share: SealedShare) -> None:
         are_peers = self._scheme.are_peers(sender, share.recipient)
@@ -61,3 +79,26 @@ class Relay:
             raise RemoteProtocolError(
                 f"client {sender} sent a share that is refused: {error}"
             ) from error
+
+
+class Outbox:
+    """Shares that wait for their recipients until they are worth a message."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[SealedShare]] = {}
+        self._bytes: Counter[int] = Counter()
+
+    def put(self, share: SealedShare) -> list[Send]:
+        """Let a share wait; its recipient's bundle, if that is large enough now."""
+        client = share.recipient
+        self._waiting.setdefault(client, []).append(share)
+        self._bytes[client] += len(share.sealed)
+        return self._empty(client) if self._bytes[client] >= BUNDLE_BYTES else []
+
+    def flush(self) -> list[Send]:
+        """Everything that waits."""
+        return [send for client in list(self._waiting) for send in self._empty(client)]
+
+    def _empty(self, client: int) -> list[Send]:
+        del self._bytes[client]
+        return [Send(client, ShareBundle(tuple(self._waiting.pop(client))))]
