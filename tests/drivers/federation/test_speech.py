@@ -145,7 +145,7 @@ def test_S22_debug_tells_messages_by_type_and_size_alone(
         assert {("to", kind), ("receives", kind)} <= kinds
     for kind in ("Hello", "Advertise", "MaskedUpload", "SurvivorSignature", "AggregatedShare"):
         assert {("from", kind), ("sends", kind)} <= kinds
-    assert {("from", "SealedShare"), ("to", "SealedShare")} <= kinds
+    assert {("from", "ShareBundle"), ("to", "ShareBundle")} <= kinds
 
 
 @pytest.mark.parametrize(
