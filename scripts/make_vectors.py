@@ -275,6 +275,8 @@ def examples() -> list[m.Message]:
         m.BufferRefusal(9, (7,)),
         m.BufferAnswer(9, vector_),
         m.UploadDropped(2),
+        m.MaskComplete(7, 2, fixed("check secret")),
+        m.MaskReport(7, 2, (12345, DEFAULT_MODULUS - 1)),
     ]
 
 

@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.transcript import derive_key, uint
-from lightsecagg.errors import CryptoError, InconsistentAnswers
+from lightsecagg.errors import CryptoError, InconsistentAnswers, ParameterError
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
 from lightsecagg.masks.checked_sharing import (
     BLINDS,
     Pair,
+    chain_element,
     check_coefficients,
     commit,
     find_accused,
+    is_in_chain,
     name_liars,
     report_on_shares,
 )
@@ -111,6 +113,27 @@ def test_S46_a_commitment_binds_the_secret_and_hides_nothing_longer() -> None:
             commit(wrong)
         with pytest.raises(CryptoError, match="a check secret has 32 bytes"):
             check_coefficients(wrong, CONTEXT, 3, 5)
+
+
+# -- chains ------------------------------------------------------------------------------------
+
+
+def test_S46_a_chain_is_followed_both_ways_and_by_no_other_element() -> None:
+    seed = bytes(range(32))
+    elements = {serial: chain_element(seed, serial) for serial in (-1, 0, 1, 2, 9, 4095)}
+    assert elements[4095] == seed
+    assert len(set(elements.values())) == 6
+    for known, serial in itertools.product(elements, elements):
+        if serial >= 0:
+            assert is_in_chain(elements[known], known, elements[serial], serial)
+            assert not is_in_chain(elements[known], known, bytes(32), serial)
+            if serial < 4095:
+                assert not is_in_chain(elements[known], known, elements[serial], serial + 1)
+    assert not is_in_chain(elements[-1], -1, elements[-1], -1)
+    assert not is_in_chain(elements[-1], -1, elements[4095], 4096)
+    for beyond in (-2, 4096):
+        with pytest.raises(ParameterError, match="secrets for 4096 masks"):
+            chain_element(seed, beyond)
 
 
 # -- accused pairs -------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ from lightsecagg.protocol.messages import (
     BufferRefusal,
     BufferSignature,
     Certificate,
+    MaskComplete,
     MaskedUpload,
+    MaskReport,
     Message,
     Opening,
     Refusal,
@@ -92,6 +94,7 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     fed.settle()
     fresh = next(share for share in shares_of(fed, 0) if share.recipient == ME)
     messages[ShareBundle] = whole(fresh)
+    messages[MaskComplete] = MaskComplete(0, 1, fed.server._secret(0, 1))
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
     buffer = messages[BufferAnnounced] = BufferAnnounced(0, tags)
     assert fed.server._scheme is not None
@@ -123,6 +126,7 @@ ANSWERS: dict[type, tuple[str, str, str, str, str, str]] = {
     ShareBundle: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     BufferAnnounced: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     BufferCertificate: (REFUSED, REFUSED, REFUSED, OK, OK, REFUSED),
+    MaskComplete: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     UploadDropped: (IGNORED, IGNORED, OK, IGNORED, IGNORED, REFUSED),
     AbortRound: (OK, OK, OK, OK, OK, OK),
 }
@@ -344,7 +348,9 @@ def test_S29_the_server_relays_good_shares_only() -> None:
     outputs = [
         output for share in (first, *shares) for output in fed.server.receive(0, whole(share))
     ]
-    assert {output.to for output in outputs if isinstance(output, Send)} == {1, 2, 3, 4, 5}
+    sent = [output for output in outputs if isinstance(output, Send)]
+    assert {o.to for o in sent if isinstance(o.message, ShareBundle)} == {1, 2, 3, 4, 5}
+    assert {o.to for o in sent if isinstance(o.message, MaskComplete)} == {0, 1, 2, 3, 4, 5}
     assert fed.server.late_messages == {"ShareBundle": 1}  # the first one again
     assert [fed.server.receive(0, whole(share)) for share in shares] == [[]] * 5  # the mask again
     assert fed.server.late_messages == {"ShareBundle": 6}
@@ -561,6 +567,8 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         UnmaskingShares(b"", b""),
         AbortRound("no"),
         UploadDropped(0),
+        MaskComplete(0, 0, b""),
+        MaskReport(0, 99, ()),
         BufferAnnounced(0, ()),
         BufferCertificate(0, ()),
         upload,

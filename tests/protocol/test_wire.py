@@ -84,6 +84,8 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
         m.BufferRefusal: st.builds(m.BufferRefusal, whole, ids),
         m.BufferAnswer: st.builds(m.BufferAnswer, uint64, vectors(field)),
         m.UploadDropped: st.builds(m.UploadDropped, whole),
+        m.MaskComplete: st.builds(m.MaskComplete, whole, whole, short),
+        m.MaskReport: st.builds(m.MaskReport, whole, whole, ids),
     }
 
 
@@ -120,6 +122,8 @@ EXAMPLES: dict[type, Message] = {
     m.BufferRefusal: m.BufferRefusal(5, (1, 2)),
     m.BufferAnswer: m.BufferAnswer(5, np.arange(3, dtype=np.uint32)),
     m.UploadDropped: m.UploadDropped(7),
+    m.MaskComplete: m.MaskComplete(1, 2, b"r" * 32),
+    m.MaskReport: m.MaskReport(1, 2, (3, 70000)),
 }
 each_type = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 

@@ -19,23 +19,33 @@ Two rules keep the blinds from cancelling, and both hold by construction:
   expanded from a secret to which every holder was bound before sharing (`commit`).
 * Nobody reports twice on one mask. Two combinations with one blind differ by a piece of the mask.
 
+Where an owner shares many masks, one after the other, there is a chain of secrets for it, each
+the hash of the next; the roster carries the end. The k-th element opens the check of the k-th mask,
+and tells nothing of those that follow.
+
 `docs/mathematics.md` proves what is hidden and what is found.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from lightsecagg.crypto import prg
-from lightsecagg.crypto.transcript import context_hash, uint
-from lightsecagg.errors import CryptoError, InconsistentAnswers
+from lightsecagg.crypto.transcript import context_hash, transcript, uint
+from lightsecagg.errors import CryptoError, InconsistentAnswers, ParameterError
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 
 BLINDS = 2
 """Blind columns of a share, hence values of a report: with one, a lie would pass with 1/q."""
+
+CHAIN_LENGTH = 4096
+"""How many masks of one owner a chain of secrets can check; a new epoch has new ones."""
+
+_LINK = transcript("check chain")
 
 _BATCH = 32
 """Shares that are combined in one product: enough to be fast, few enough to stay in the cache."""
@@ -48,6 +58,32 @@ def commit(secret: bytes) -> bytes:
     """What the roster carries: it fixes the coefficients of a check that is still to come."""
     _check_secret(secret)
     return context_hash("check secret", secret)
+
+
+def chain_element(seed: bytes, serial: int) -> bytes:
+    """The secret of an owner's mask number `serial`; -1 stands for the end, which is public."""
+    if not -1 <= serial < CHAIN_LENGTH:
+        raise ParameterError(
+            f"mask {serial} has no check: an epoch has secrets for {CHAIN_LENGTH} masks of an "
+            "owner; open a new one"
+        )
+    return _linked(seed, CHAIN_LENGTH - 1 - serial)
+
+
+def is_in_chain(known: bytes, known_serial: int, element: bytes, serial: int) -> bool:
+    """Whether an element belongs to the chain of a known one, before it or after it."""
+    _check_secret(element)
+    if not 0 <= serial < CHAIN_LENGTH:
+        return False
+    if serial >= known_serial:
+        return _linked(element, serial - known_serial) == known
+    return _linked(known, known_serial - serial) == element
+
+
+def _linked(element: bytes, times: int) -> bytes:
+    for _ in range(times):
+        element = hashlib.sha256(_LINK + element).digest()
+    return element
 
 
 def check_coefficients(secret: bytes, context: bytes, length: int, modulus: int) -> Elements:

@@ -147,7 +147,7 @@ class _Forecast:
         self.survivors = tuple(client for client in self.clients if client not in self.dropped)
         self.codec = Codec(self.settings.field)
         self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
-        self.checks = settings.traits.checks(settings)
+        self.checks = int(settings.traits.checked)
         self.phases = {phase: PhaseTraffic() for phase in PHASES}
         if Phase.SHARE not in self.settings.traits.phases:
             self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))

@@ -8,7 +8,8 @@ on four things go on at once:
 * work: whenever training is done, `set_input` masks the update with the oldest mask of the stock
   and uploads it with a signed tag;
 * keeping: it keeps its peers' shares under (owner, serial). Serials of one owner only increase,
-  so a share that was used and is delivered again is refused;
+  so a share that was used and is delivered again is refused. When a mask's shares are complete it
+  reports on the one that it keeps, once, by coefficients to which the roster binds the server;
 * answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
   the shares: the answer is computed and the shares are forgotten in the same step in which the
   buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from lightsecagg.crypto.agreement import AgreementKey
@@ -41,6 +42,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import shown
+from lightsecagg.masks.checked_sharing import CHAIN_LENGTH, is_in_chain
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     buffer_statement,
@@ -63,6 +65,8 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     BufferRefusal,
     BufferSignature,
+    MaskComplete,
+    MaskReport,
     Message,
     Opening,
     Roster,
@@ -96,6 +100,8 @@ class KeptShare:
 
     Not the last one before: a client that was away for long would forget what it has just got.
     """
+    report: MaskReport | None = None
+    """What this client has said of it; it says the same again (S46)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,7 @@ class AsyncLightSecAggClient:
         self._stock: dict[int, bytes] = {}  # serial -> what the scheme makes the mask of
         self._kept: dict[int, dict[int, KeptShare]] = {}  # owner -> serial -> share
         self._last_serial: dict[int, int] = {}
+        self._chains: dict[int, tuple[int, bytes]] = {}  # owner -> the last secret, and its number
         self._outstanding: set[int] = set()  # serials that wait for their buffer
         self._models: dict[int, bytes] = {}  # version -> hash, as used or signed for here
         self._time = -1
@@ -199,6 +206,10 @@ class AsyncLightSecAggClient:
             )
         shares: list[SealedShare] = []
         private = tuple(key.private_bytes() for key in keys)
+        if scheme.settings.traits.checked and self._next_serial + count > CHAIN_LENGTH:
+            raise LocalProtocolError(
+                f"an epoch has {CHAIN_LENGTH} masks of one client; join the next one"
+            )
         for _ in range(count):
             serial = self._next_serial
             self._next_serial += 1
@@ -271,6 +282,8 @@ class AsyncLightSecAggClient:
                 return self._on_roster(message)
             case ShareBundle():
                 return self._on_shares(message)
+            case MaskComplete():
+                return self._on_complete(message)
             case BufferAnnounced():
                 return self._on_buffer(message)
             case BufferCertificate():
@@ -311,6 +324,8 @@ class AsyncLightSecAggClient:
             self._scheme_class,
         )
         self._roster = message
+        ends = zip(self._scheme.round.members, message.checks, strict=False)
+        self._chains = {owner: (-1, end) for owner, end in ends}
         return [NeedInput()]
 
     def _ignore(self, message: Message) -> list[Output]:
@@ -363,6 +378,30 @@ class AsyncLightSecAggClient:
                 self._keep(share.owner, share.serial, opened)
         return []
 
+    def _on_complete(self, message: MaskComplete) -> list[Output]:
+        """Report on the share of a mask that is kept here; a repeat gets the same again."""
+        owner, serial = message.owner, message.serial
+        if self._scheme is None or owner not in self._chains:
+            raise RemoteProtocolError(f"no mask of client {owner} is to be checked here")
+        last, known = self._chains[owner]
+        if not is_in_chain(known, last, message.check_secret, serial):
+            raise RemoteProtocolError(
+                f"the server reveals another secret for mask {serial} of client {owner} than the "
+                "roster binds it to: reports by different coefficients would reveal masks"
+            )
+        if serial > last:
+            self._chains[owner] = (serial, message.check_secret)
+        kept = self._kept.get(owner, {}).get(serial)
+        if kept is None:  # it did not open, was lost, or is used
+            return [Send(SERVER, MaskReport(owner, serial, ()))]
+        if kept.report is None:
+            held = {MaskRef(owner, serial): kept.share}
+            values = self._scheme.report(held, message.check_secret)
+            kept = replace(kept, report=MaskReport(owner, serial, tuple(map(int, values))))
+            self._kept[owner][serial] = kept
+        assert kept.report is not None  # noqa: S101 - made above
+        return [Send(SERVER, kept.report)]
+
     def _on_dropped(self, message: UploadDropped) -> list[Output]:
         """Stop counting an upload; its mask stays used and its update spent."""
         if message.serial not in self._outstanding:
@@ -388,7 +427,7 @@ class AsyncLightSecAggClient:
         for owner, kept in self._kept.items():
             for serial, share in list(kept.items()):
                 if share.since is None:
-                    kept[serial] = KeptShare(share.share, self._time)
+                    kept[serial] = replace(share, since=self._time)
                 elif self._time - share.since > self._buffering.share_lifetime:
                     self._forget(owner, serial)
         oldest = self._time - self._buffering.table.max_staleness

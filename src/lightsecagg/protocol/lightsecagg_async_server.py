@@ -3,7 +3,8 @@
 Theory of operation. After registration (one roster per epoch) the server relays stock, collects
 uploads, and whenever K distinct owners have one waiting it flushes:
 
-    collect    uploads wait, oldest first; at K owners, or on `flush`, a buffer of time t is formed
+    collect    masks are checked when their shares are delivered; uploads wait, oldest first; at K
+               owners, or on `flush`, a buffer of time t is formed
     agree      malicious-server mode: m signatures on (C1, t, tags)
     recover    U answers decode the weighted sum of the masks in one shot; `BufferAggregate`
 
@@ -14,7 +15,10 @@ the buffer is in flight, and answers are late.
 While a buffer is in flight, uploads go on waiting for the next. A buffer that fails is never
 formed again, because its masks are burnt: its updates are lost, its owners train anew. The time
 goes up with every buffer, failed or not. Only buffers that clients will accept are formed: an
-upload that is too stale, or whose shares have expired, is dropped before it spoils the others'.
+upload that is too stale, or whose shares have expired, is dropped before it spoils the others'. So
+is one whose shares contradict each other (S46): an upload waits until everybody online has reported
+on its mask, or until `proceed`, and a buffer is formed only where enough clients hold good shares
+of all its masks. Answers of the others are not used.
 A client that was away gets what it missed with `rejoin`. The driver updates the model on
 `BufferAggregate`,
 
@@ -29,7 +33,11 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from lightsecagg.crypto.entropy import Entropy, system_entropy
+import numpy as np
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.crypto.transcript import derive_key, uint
 from lightsecagg.errors import (
     LocalProtocolError,
     ParameterError,
@@ -37,6 +45,13 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import (
+    BLINDS,
+    CHAIN_LENGTH,
+    Pair,
+    chain_element,
+    name_liars,
+)
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     Rules,
@@ -66,6 +81,8 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     BufferRefusal,
     BufferSignature,
+    MaskComplete,
+    MaskReport,
     Message,
     Opening,
     Roster,
@@ -98,6 +115,10 @@ class _Waiting:
     def version(self) -> int:
         return self.upload.tag.version
 
+    @property
+    def mask(self) -> MaskRef:
+        return MaskRef(self.upload.tag.owner, self.upload.tag.serial)
+
 
 @dataclass(frozen=True, slots=True)
 class BufferAggregate:
@@ -111,6 +132,10 @@ class BufferAggregate:
     """w(t - t_i), by owner."""
     responders: tuple[int, ...]
     suspects: tuple[int, ...] = ()
+    """Clients that contradicted the others, in their answers or in too many reports on shares of
+    this epoch. A suspicion, never proof."""
+    accused: tuple[Pair, ...] = ()
+    """Pairs (owner, holder) of this epoch: what was shared and what was reported do not agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +147,9 @@ class BufferFailed:
     reason: str
     missing: tuple[int, ...] = ()
     """Owners whose shares some client lacked, or says it lacked. A suspicion, never proof."""
+    suspects: tuple[int, ...] = ()
+    """As those of `BufferAggregate`."""
+    accused: tuple[Pair, ...] = ()
 
 
 AsyncOutput = Send | Compute | BufferAggregate | BufferFailed | RoundAborted
@@ -169,6 +197,11 @@ class AsyncLightSecAggServer:
         self._last_tag: dict[int, Tag] = {}
         self._accepted: dict[bytes, set[int]] = {}  # model -> owners; clients sum no second one
         self._mailbox: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
+        self._check_secret = b""
+        self._reports: dict[MaskRef, dict[int, Elements]] = {}  # holder -> its two elements
+        self._unawaited: set[MaskRef] = set()  # masks that go without the reports still missing
+        self._judged: dict[MaskRef, tuple[int, frozenset[int]]] = {}  # after so many reports
+        self._accused: dict[Pair, int] = {}  # and how many liars the reports on that mask tell
         self._waiting: list[_Waiting] = []
         self._buffer: BufferAnnounced | None = None
         self._asked = MaskSum(())
@@ -177,6 +210,7 @@ class AsyncLightSecAggServer:
         self._collected = False  # all that can still become of the buffer is a result
         self._unmasking: Unmask | None = None
         self._agreement: Agreement | None = None
+        self._holders: frozenset[int] = frozenset()  # of good shares of all the buffer's masks
         self._answers: dict[int, Answer] = {}
 
     # -- the driver's side -------------------------------------------------------------------
@@ -237,6 +271,8 @@ class AsyncLightSecAggServer:
                 outputs = self._on_advertise(sender, message)
             case ShareBundle() if self._is_member(sender):
                 return self._on_shares(sender, message)  # moves no phase on
+            case MaskReport() if self._is_member(sender):
+                outputs = self._on_report(sender, message)
             case BufferedUpload() if self._is_member(sender):
                 outputs = self._on_upload(sender, message)
             case BufferSignature() | BufferRefusal() | BufferAnswer() if self._is_member(sender):
@@ -272,6 +308,9 @@ class AsyncLightSecAggServer:
             messages += _bundled(missed.pop(mask) for mask in masks if mask in missed)
             messages.append(self._buffer)
         messages += _bundled(missed.values())
+        messages += [
+            self._completion(mask) for mask, said in self._reports.items() if client not in said
+        ]
         return [Send(client, message) for message in messages]
 
     def publish(self, model: bytes, version: int | None = None) -> None:
@@ -293,7 +332,10 @@ class AsyncLightSecAggServer:
             )
 
     def proceed(self) -> list[AsyncOutput]:
-        """The deadline of the current phase fired; nothing to do while collecting."""
+        """The deadline of the current phase fired; while collecting, that of the reports.
+
+        Uploads that wait for reports wait no longer.
+        """
         if not self._started:
             raise LocalProtocolError("start the epoch before its first deadline")
         match self.phase:
@@ -303,6 +345,9 @@ class AsyncLightSecAggServer:
                 return self._close_agree()
             case Phase.RECOVER if not self._collected:
                 return self._close_recover()
+            case Phase.UPLOAD:
+                self._unawaited.update(waiting.mask for waiting in self._waiting)
+                return self._advance()
             case _:
                 return []
 
@@ -318,9 +363,10 @@ class AsyncLightSecAggServer:
         return self._finish(result) + self._advance()
 
     def flush(self) -> list[AsyncOutput]:
-        """Form a buffer now, with as many updates as wait, at most K."""
+        """Form a buffer now, with as many updates as wait, at most K; await no more reports."""
         if self.phase is not Phase.UPLOAD:
             raise LocalProtocolError(f"cannot flush in phase {self.phase}")
+        self._unawaited.update(waiting.mask for waiting in self._waiting)
         least = self.settings.parameters.privacy + 2
         chosen = self._choose()
         if len(chosen) < least:
@@ -353,7 +399,12 @@ class AsyncLightSecAggServer:
             self.phase = Phase.DONE
             invited = self._registration.invited
             return [*(Send(c, AbortRound(reason)) for c in invited), RoundAborted(reason)]
-        self._roster = roster = self._registration.make_roster(self._entropy)
+        ends: tuple[bytes, ...] = ()
+        if self.settings.traits.checked:
+            self._check_secret = draw(self._entropy, prg.SEED_LENGTH)
+            came = self._registration.advertised
+            ends = tuple(self._secret(c, -1) for c in self._registration.invited if c in came)
+        self._roster = roster = self._registration.make_roster(self._entropy, ends)
         self._scheme = self._registration.scheme(roster, self._entropy)
         self._relay = Relay(self._scheme)
         self.phase = Phase.UPLOAD
@@ -363,6 +414,11 @@ class AsyncLightSecAggServer:
 
     def _on_shares(self, sender: int, message: ShareBundle) -> list[AsyncOutput]:
         assert self._relay is not None  # noqa: S101 - a member's message
+        last = max((share.serial for share in message.shares), default=0)
+        if self.settings.traits.checked and last >= CHAIN_LENGTH:
+            raise RemoteProtocolError(
+                f"client {sender} shares its mask {last}; an epoch has {CHAIN_LENGTH}"
+            )
         shares = self._relay.take(sender, message)
         if shares is None:
             return self._ignore(message)
@@ -376,12 +432,80 @@ class AsyncLightSecAggServer:
                 outputs += outbox.put(share)
             else:  # as a copy: a view would keep the whole bundle in memory
                 self._put_by(share.recipient, replace(share, sealed=bytes(share.sealed)))
-        return [*outputs, *outbox.flush()]
+        outputs += outbox.flush()
+        for serial in dict.fromkeys(share.serial for share in shares):
+            outputs += self._ask_for_reports(MaskRef(sender, serial))
+        return outputs
 
     def _put_by(self, client: int, message: SealedShare | UploadDropped) -> None:
         """Keep a message for a client that is away."""
         owner = message.owner if isinstance(message, SealedShare) else client
         self._mailbox.setdefault(client, {})[MaskRef(owner, message.serial)] = message
+
+    def _secret(self, owner: int, serial: int) -> bytes:
+        """The secret by which an owner's mask is checked, or the end of its chain."""
+        seed = derive_key(self._check_secret, self.settings.context, "check seed", uint(owner))
+        return chain_element(seed, serial)
+
+    def _ask_for_reports(self, mask: MaskRef) -> list[AsyncOutput]:
+        """The owner can change nothing any more: tell everybody by what to check the mask."""
+        if not self.settings.traits.checked or mask.serial not in self._shared[mask.owner]:
+            return []
+        self._reports[mask] = {}
+        complete = self._completion(mask)  # who is away is asked when it is back
+        return [Send(c, complete) for c in self._members if c not in self._offline]
+
+    def _completion(self, mask: MaskRef) -> MaskComplete:
+        return MaskComplete(mask.owner, mask.serial, self._secret(mask.owner, mask.serial))
+
+    def _on_report(self, sender: int, message: MaskReport) -> list[AsyncOutput]:
+        mask, q = MaskRef(message.owner, message.serial), self.settings.field.modulus
+        sound = all(0 <= value < q for value in message.values)
+        if len(message.values) not in (0, BLINDS) or not sound:
+            raise RemoteProtocolError(
+                f"client {sender} reported {len(message.values)} values, or some beyond F_q, "
+                f"instead of {BLINDS} elements"
+            )
+        if mask not in self._reports:
+            return self._ignore(message)
+        values = np.array(message.values, dtype=np.uint32)
+        if (known := self._reports[mask].get(sender)) is not None:
+            if not np.array_equal(known, values):
+                raise RemoteProtocolError(f"client {sender} reported twice on one share")
+            return self._ignore(message)
+        self._reports[mask][sender] = values
+        return []
+
+    def _good_holders(self, mask: MaskRef) -> frozenset[int]:
+        """Who holds a share of a mask that agrees with the others', as far as reports tell."""
+        if not self.settings.traits.checked or self._scheme is None:
+            return frozenset(self._members)
+        came, known = len(self._reports[mask]), self._judged.get(mask)
+        if known is None or known[0] != came:
+            said = {c: {mask.owner: v} for c, v in self._reports[mask].items() if v.size}
+            accused = self._scheme.examine(said).accused
+            spare = len(said) - self.settings.parameters.survivors
+            self._accused |= dict.fromkeys(accused, spare // 2)
+            known = came, frozenset(said) - {holder for _, holder in accused}
+            self._judged[mask] = known
+        return known[1]
+
+    def _awaits_reports(self, mask: MaskRef) -> bool:
+        """Whether somebody online has still to report on a mask."""
+        if not self.settings.traits.checked or mask in self._unawaited:
+            return False
+        return any(c not in self._reports[mask] and c not in self._offline for c in self._members)
+
+    @property
+    def _needed_holders(self) -> int:
+        parameters = self.settings.parameters
+        return max(parameters.survivors, parameters.quorum)
+
+    @property
+    def _suspects(self) -> tuple[int, ...]:
+        """Who must have lied in this epoch, if as few did as the most reports on a mask tell."""
+        liars = max(self._accused.values(), default=0)
+        return name_liars((pair for pair, few in self._accused.items() if few == liars), liars)
 
     def _drop_pushed_out(self, owner: int) -> list[AsyncOutput]:
         """Clients keep so many shares of an owner; forget the masks that they have forgotten."""
@@ -469,11 +593,24 @@ class AsyncLightSecAggServer:
         return []
 
     def _is_usable(self, waiting: _Waiting) -> bool:
-        """Whether a buffer can take it: not too stale, and its shares have not expired."""
+        """Whether a buffer may take it now or later.
+
+        It is not too stale, its shares have not expired, and enough of them may be good.
+        """
         return (
             self.time - waiting.version <= self._buffering.table.max_staleness
             and self.time - waiting.shared <= self._buffering.share_lifetime
+            and (
+                self._awaits_reports(waiting.mask)
+                or len(self._good_holders(waiting.mask)) + self._silent(waiting.mask)
+                >= self._needed_holders
+            )
         )
+
+    def _silent(self, mask: MaskRef) -> int:
+        """How many clients have not reported on a mask, and may still."""
+        checked = self.settings.traits.checked
+        return len(self._members) - len(self._reports[mask]) if checked else 0
 
     def _drop_useless(self) -> list[AsyncOutput]:
         oldest = self.time - self._buffering.table.max_staleness
@@ -502,26 +639,49 @@ class AsyncLightSecAggServer:
     def _keep_back(self, masks: Iterable[MaskRef]) -> None:
         """Absent clients need no shares of masks that are past."""
         past = list(masks)
-        for missed in self._mailbox.values():
-            for mask in past:
+        for mask in past:
+            self._reports.pop(mask, None)
+            self._judged.pop(mask, None)
+            self._unawaited.discard(mask)
+            for missed in self._mailbox.values():
                 missed.pop(mask, None)
 
     def _choose(self) -> list[BufferedUpload]:
-        """The next buffer, by owner; shorter than K if fewer updates may be summed now."""
+        """The next buffer, by owner; shorter than K if fewer updates may be summed now.
+
+        Enough clients must hold good shares of all its masks; while there are too few, the
+        update goes whose shares fewest hold.
+        """
+        usable = [
+            waiting
+            for waiting in self._waiting
+            if self._is_usable(waiting) and not self._awaits_reports(waiting.mask)
+        ]
+        good = {waiting.mask: self._good_holders(waiting.mask) for waiting in usable}
+        while True:
+            chosen = self._choose_from(usable)
+            holders = frozenset(self._members).intersection(*(good[w.mask] for w in chosen))
+            if len(holders) >= self._needed_holders:
+                break
+            usable.remove(min(chosen, key=lambda waiting: len(good[waiting.mask])))
+        return [waiting.upload for waiting in sorted(chosen, key=lambda waiting: waiting.owner)]
+
+    def _choose_from(self, usable: list[_Waiting]) -> list[_Waiting]:
         per_weight = self._buffering.per_weight(self.settings.parameters)
-        chosen = choose_updates(
-            filter(self._is_usable, self._waiting),
+        return choose_updates(
+            usable,
             self.buffer_size,
             lambda version: self._buffering.table.weight(self.time - version),
             Rules(self._buffering.max_ratio, per_weight),
         )
-        return [waiting.upload for waiting in sorted(chosen, key=lambda waiting: waiting.owner)]
 
     def _announce(self, uploads: list[BufferedUpload]) -> list[AsyncOutput]:
         self._buffer = BufferAnnounced(self.time, tuple(upload.tag for upload in uploads))
         self._take(self._buffer.tags)
         assert self._scheme is not None  # noqa: S101 - uploads follow the roster
         weights = buffer_weights(self._scheme.round, self._buffering, self._buffer)
+        masks = [MaskRef(tag.owner, tag.serial) for tag in self._buffer.tags]
+        self._holders = self._good_holders(masks[0]).intersection(*map(self._good_holders, masks))
         self._asked = MaskSum(buffer_terms(self._buffer, weights), frozenset(self._members))
         self._summing = SumUploads(
             self.settings.field,
@@ -556,7 +716,12 @@ class AsyncLightSecAggServer:
     @property
     def _enough_answers(self) -> bool:
         wanted = self.settings.parameters.survivors + self._spare
-        return len(self._answers) >= wanted or self._all_in
+        return len(self._good_answers) >= wanted or self._all_in
+
+    @property
+    def _good_answers(self) -> dict[int, Answer]:
+        """The answers of those who hold good shares of all the buffer's masks."""
+        return {c: answer for c, answer in self._answers.items() if c in self._holders}
 
     def _on_reply(
         self, sender: int, message: BufferSignature | BufferRefusal | BufferAnswer
@@ -604,7 +769,7 @@ class AsyncLightSecAggServer:
         if self._masked_sum is None or not self._collected:
             return []
         assert self._scheme is not None  # noqa: S101 - in flight
-        masks = self._scheme.recovery(self._asked, self._answers)
+        masks = self._scheme.recovery(self._asked, self._good_answers)
         self._unmasking = Unmask(self.settings.field, self._masked_sum, masks)
         self._masked_sum = None
         return [Compute(self._unmasking)]
@@ -617,8 +782,9 @@ class AsyncLightSecAggServer:
             total=total,
             owners=self._asked.in_sum,
             weights=tuple(term.weight for term in self._asked.terms),
-            responders=tuple(sorted(self._answers)),
-            suspects=self._unmasking.suspects,
+            responders=tuple(sorted(self._good_answers)),
+            suspects=tuple(sorted({*self._unmasking.suspects, *self._suspects})),
+            accused=tuple(sorted(self._accused)),
         )
         return [aggregate, *self._end_buffer()]
 
@@ -626,7 +792,8 @@ class AsyncLightSecAggServer:
         assert self._buffer is not None  # noqa: S101 - in flight
         owners = tuple(tag.owner for tag in self._buffer.tags)
         missing = tuple(sorted({owner for lacks in self.refusals.values() for owner in lacks}))
-        failed = BufferFailed(self._buffer.time, owners, reason, missing)
+        accused = tuple(sorted(self._accused))
+        failed = BufferFailed(self._buffer.time, owners, reason, missing, self._suspects, accused)
         return [failed, *self._end_buffer()]
 
     def _end_buffer(self) -> list[AsyncOutput]:

@@ -19,6 +19,8 @@ Who sends what, in order (C = client, S = server):
 The asynchronous mode registers clients with the same Opening, Advertise and Roster, shares stock
 with ShareBundle (a serial counts an owner's masks), and then:
 
+    MaskComplete     S -> C   a mask's shares are delivered; the secret of its check
+    MaskReport       C -> S   two elements on the share of that mask that is held here
     BufferedUpload   C -> S   a masked update with its owner's signed tag
     UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
     BufferAnnounced  S -> C   the buffer of time t: the tags of the updates to be summed
@@ -78,7 +80,8 @@ class Roster(Control, frozen=True):
     graph: tuple[int, ...] = ()
     """SecAgg+: positions in ring order; empty for the complete graph."""
     checks: tuple[bytes, ...] = ()
-    """LightSecAgg: the commitment to the secret by which shares will be checked (S46)."""
+    """LightSecAgg: the commitment to the secret by which shares will be checked; asynchronous, the
+    ends of the chains of secrets, by position (S46)."""
 
 
 class SharesClosed(Control, frozen=True):
@@ -206,6 +209,24 @@ class Tag(Control, frozen=True):
     """Ed25519 over (C1, owner, serial, version, model, digest)."""
 
 
+class MaskComplete(Control, frozen=True):
+    """All shares of a mask are delivered; whoever holds one reports on it."""
+
+    owner: int
+    serial: int
+    check_secret: bytes
+    """The element of the owner's chain, whose end is in the roster, with this number."""
+
+
+class MaskReport(Control, frozen=True):
+    """What a client says of its share of a mask (S46)."""
+
+    owner: int
+    serial: int
+    values: tuple[int, ...]
+    """Two field elements; nothing if no share of that mask is held here."""
+
+
 class UploadDropped(Control, frozen=True):
     """The upload under this mask waits no longer; its mask stays used.
 
@@ -287,6 +308,8 @@ Message = (
     | AggregatedShare
     | UnmaskingShares
     | AbortRound
+    | MaskComplete
+    | MaskReport
     | BufferedUpload
     | UploadDropped
     | BufferAnnounced

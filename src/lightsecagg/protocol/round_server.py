@@ -372,7 +372,7 @@ class RoundServer:
         if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
             return abort
         checks: tuple[bytes, ...] = ()
-        if self.settings.traits.checks(self.settings):
+        if self.settings.traits.checked:
             self._check_secret = draw(self._entropy, prg.SEED_LENGTH)
             checks = (commit(self._check_secret),)
         self._roster = roster = self._registration.make_roster(self._entropy, checks)

@@ -70,6 +70,8 @@ TAGS: Final[dict[type, int]] = {
     messages.BufferRefusal: 18,
     messages.BufferAnswer: 19,
     messages.UploadDropped: 20,
+    messages.MaskComplete: 21,
+    messages.MaskReport: 22,
 }
 _VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload, BufferAnswer)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}

@@ -85,6 +85,8 @@ class Traits:
     """Whether the roster brings a random ring, whose neighbours mask and share; else all do."""
     has_threshold: bool = False
     """Whether secrets are shared with a threshold t of their own instead of U."""
+    checked: bool = False
+    """Whether clients report on the shares that they hold, so that liars are found (S46)."""
     share_modes: tuple[ShareMode, ...] = ()
     """How masks may be shared; empty where `Parameters.share_mode` means nothing."""
 
@@ -141,10 +143,6 @@ class Traits:
         """With how many peers each of so many clients shares and masks."""
         return members - 1
 
-    def checks(self, settings: Settings) -> int:
-        """How many commitments a roster brings to checks of what was shared (S46)."""
-        return 0
-
     # -- sizes -------------------------------------------------------------------------------
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
@@ -160,7 +158,7 @@ class Traits:
 
     def report_length(self, settings: Settings) -> int:
         """Field elements that an upload brings for every share that its sender holds."""
-        return BLINDS * self.checks(settings)
+        return BLINDS if self.checked and settings.buffering is None else 0
 
 
 class CodedMaskTraits(Traits):
@@ -189,10 +187,6 @@ class CodedMaskTraits(Traits):
                 f"{masks} x N = {parameters.clients} shares of L + 2 = {settings.shared_length} "
                 f"elements, {size} bytes, this client allows {policy.max_share_bytes}; raise U - T"
             )
-
-    def checks(self, settings: Settings) -> int:
-        """One for the masks of a synchronous round."""
-        return 1 if settings.buffering is None else 0
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
         """L + 2 elements each; in seeded mode, seeds to the U clients after the owner.
@@ -368,6 +362,7 @@ TRAITS: Final[dict[str, Traits]] = {
             ProtocolName.LIGHTSECAGG,
             "LightSecAgg",
             buffered=True,
+            checked=True,
             share_modes=(ShareMode.SEEDED, ShareMode.PAPER),
         ),
         PairwiseMaskTraits(ProtocolName.SECAGG, "SecAgg", key_count=2, has_threshold=True),
