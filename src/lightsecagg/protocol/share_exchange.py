@@ -26,7 +26,7 @@ Share = tuple[int, bytes]
 """A share at its recipient: the value of its `ShareKind`, and its bytes."""
 
 
-BUNDLE_BYTES: Final = 256 * 1024
+BUNDLE_BYTES: Final = 32 * 1024
 """A bundle that has so many bytes of shares is sent: whoever relays need not keep them all."""
 
 
