@@ -94,7 +94,14 @@ def contracts(folder: Path, module: str, statement: str) -> str:
     shutil.copy(SOURCE.parent.parent / "pyproject.toml", folder)
     with (folder / "lightsecagg" / module).open("a", encoding="utf-8") as file:
         file.write(f"\n{statement}\n")
-    program = "from importlinter.cli import lint_imports; print(lint_imports(no_cache=True))"
+    # An editable install has put a finder in front that would lead to the sources themselves;
+    # Python's own finders are classes.
+    program = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+from importlinter.cli import lint_imports
+print(lint_imports(no_cache=True))
+"""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
