@@ -426,7 +426,7 @@ class FederationServer:
         except Exception as error:
             self._job.load(before)
             record.spoilt = True
-            record.aborted = f"{_SPOILT}: {error}"
+            record.aborted = f"{_SPOILT}: {explain(error)}"
             foreign = not isinstance(error, LightSecAggError)
             log.error("round %d: %s", record.round, record.aborted, exc_info=foreign)
             return
