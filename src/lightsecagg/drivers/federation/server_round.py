@@ -110,6 +110,8 @@ class ServerRound:
     async def _advance(self) -> None:
         """Until the next event, or the deadline."""
         self._compute()
+        if self._is_over():  # by the last result: no event will come
+            return
         now = time.monotonic()
         if now >= self._deadline and self.party.pending:  # else only a job is awaited
             log.info("round %d: the deadline of phase %s fired", self.number, self._phase)
