@@ -34,9 +34,10 @@ from lightsecagg.masks.checked_sharing import BLINDS, check_coefficients, commit
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ThreatModel
 from lightsecagg.protocol import messages as m
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import check_keys, fix_round, sign_keys
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings, _Fields
+from lightsecagg.protocol.settings import ProtocolName, Settings, _Fields
 from lightsecagg.protocol.wire import TAGS, VERSION, Codec
 
 FOLDER = Path(__file__).parents[1] / "tests" / "vectors"

@@ -25,9 +25,11 @@ from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.durable import seal
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.protocol import round_client, settings
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.settings import AllowList, Policy, Settings
+from lightsecagg.protocol.settings import Settings
 
 SOURCE = Path(lightsecagg.__file__).parent
 DEEP = b"\x91" * 1100 + b"\xc0"

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lightsecagg.field.prime import DEFAULT_FIELD
     from lightsecagg.field.quantization import Quantizer
     from lightsecagg.params import Parameters, ShareMode, ThreatModel
+    from lightsecagg.protocol.allow_list import AllowList
     from lightsecagg.protocol.interface import (
         SERVER,
         Aggregate,
@@ -58,8 +59,9 @@ if TYPE_CHECKING:
     )
     from lightsecagg.protocol.jobs import Compute, at_once
     from lightsecagg.protocol.ledger import Ledger
+    from lightsecagg.protocol.policy import Policy
     from lightsecagg.protocol.registry import client_party, server_party
-    from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings, hash_model
+    from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
     from lightsecagg.protocol.wire import Codec
 
 __version__ = "0.1.0.dev0"
@@ -141,6 +143,7 @@ _HOMES = {
     "lightsecagg.field.prime": ("DEFAULT_FIELD",),
     "lightsecagg.field.quantization": ("Quantizer",),
     "lightsecagg.params": ("Parameters", "ShareMode", "ThreatModel"),
+    "lightsecagg.protocol.allow_list": ("AllowList",),
     "lightsecagg.protocol.interface": (
         "SERVER",
         "Aggregate",
@@ -151,14 +154,9 @@ _HOMES = {
     ),
     "lightsecagg.protocol.jobs": ("Compute", "at_once"),
     "lightsecagg.protocol.ledger": ("Ledger",),
+    "lightsecagg.protocol.policy": ("Policy",),
     "lightsecagg.protocol.registry": ("client_party", "server_party"),
-    "lightsecagg.protocol.settings": (
-        "AllowList",
-        "Policy",
-        "ProtocolName",
-        "Settings",
-        "hash_model",
-    ),
+    "lightsecagg.protocol.settings": ("ProtocolName", "Settings", "hash_model"),
     "lightsecagg.protocol.wire": ("Codec",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -33,9 +33,9 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.plain_async import FedBuffServer
-from lightsecagg.protocol.settings import Buffering
 
 DIMENSION = 29
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER

@@ -17,7 +17,8 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import Parameters, ShareMode
-from lightsecagg.protocol.settings import Buffering, ProtocolName, Settings
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.settings import ProtocolName, Settings
 
 
 def settings(

@@ -23,7 +23,7 @@ from lightsecagg.drivers.federation.provisioning import (
 )
 from lightsecagg.drivers.transport.tls import Credentials, client_of
 from lightsecagg.errors import ConfigurationError, ParameterError
-from lightsecagg.protocol.settings import AllowList
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.training.config import LocalConfig, TaskConfig
 
 

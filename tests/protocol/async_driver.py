@@ -22,6 +22,8 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SERVER, NeedInput, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
@@ -37,14 +39,8 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
-from lightsecagg.protocol.settings import (
-    AllowList,
-    Buffering,
-    Policy,
-    ProtocolName,
-    Settings,
-    hash_model,
-)
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER

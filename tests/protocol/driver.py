@@ -23,6 +23,7 @@ from lightsecagg.drivers.local import Packet
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -31,9 +32,10 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
+from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER

@@ -22,6 +22,7 @@ from lightsecagg.errors import DecodeError
 from lightsecagg.field.prime import DEFAULT_FIELD, Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -41,9 +42,10 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import AllowList, Policy, ProtocolName, Settings
+from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
 SESSION = bytes(range(32))

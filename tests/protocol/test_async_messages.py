@@ -13,6 +13,7 @@ from bundles import shares_in, whole
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
@@ -43,7 +44,7 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.roster import sign_keys
-from lightsecagg.protocol.settings import AllowList, ProtocolName
+from lightsecagg.protocol.settings import ProtocolName
 
 ME = 5
 NOTHING = np.zeros(0, dtype=np.uint32)

@@ -22,6 +22,7 @@ from lightsecagg.masks.one_shot_recovery import recover_mask
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol import roster as roster_module
 from lightsecagg.protocol import round_client as round_client_module
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -51,7 +52,7 @@ from lightsecagg.protocol.round_client import (
 )
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings
-from lightsecagg.protocol.settings import AllowList, Settings
+from lightsecagg.protocol.settings import Settings
 
 MODES = [PAPER, SEEDED]
 

@@ -23,8 +23,9 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SurvivorSet,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.settings import Policy, ProtocolName
+from lightsecagg.protocol.settings import ProtocolName
 
 
 def plain(**options: object) -> Federation:

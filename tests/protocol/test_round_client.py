@@ -32,6 +32,7 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SERVER, NeedInput, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -52,6 +53,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
     UnmaskingShares,
 )
+from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION, Policy
 from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import fix_round, sign_keys
@@ -65,15 +67,7 @@ from lightsecagg.protocol.round_client import (
 )
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
-from lightsecagg.protocol.settings import (
-    MAX_UNANNOUNCED_DIMENSION,
-    AllowList,
-    Policy,
-    ProtocolName,
-    Settings,
-    _Fields,
-    hash_model,
-)
+from lightsecagg.protocol.settings import ProtocolName, Settings, _Fields, hash_model
 from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED)))

@@ -25,6 +25,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -47,7 +48,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed, Uploaded
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks, PairwiseMasksClient
-from lightsecagg.protocol.settings import Buffering, ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
 
 CASES: dict[str, dict[str, Any]] = {
     "secagg": {"N": 8, "T": 2, "D": 2},

@@ -8,11 +8,13 @@ from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import ClientParty, ServerParty
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import client_party, server_party
 from lightsecagg.protocol.schemes.traits import Resolved, Traits
-from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model
 
 
 def describe_leak(traits: Traits, chosen: Resolved) -> str:

@@ -36,8 +36,8 @@ from lightsecagg.field.quantization import quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.foreign import reading
 from lightsecagg.params import PAPER_MODULUS, Parameters
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
-from lightsecagg.protocol.settings import Buffering
 from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task, training_pool
 
 FEDBUFF, LIGHTSECAGG, UNMASKED = "fedbuff", "lightsecagg", "unmasked"

@@ -19,11 +19,12 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.messages import BufferAnnounced, Tag
 from lightsecagg.protocol.roles.agreement import Statement
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
-from lightsecagg.protocol.settings import AllowList, Buffering
 
 
 @dataclass(frozen=True, slots=True)

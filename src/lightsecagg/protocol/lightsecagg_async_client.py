@@ -44,6 +44,7 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import shown
 from lightsecagg.masks.checked_sharing import CHAIN_LENGTH, is_in_chain
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import (
     buffer_statement,
     buffer_terms,
@@ -74,6 +75,7 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     UploadDropped,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.agreement import check_certificate
 from lightsecagg.protocol.roles.contributor import (
     check_input,
@@ -86,7 +88,7 @@ from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, e
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.protocol.settings import Buffering, Policy, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.share_exchange import Share
 
 

@@ -53,6 +53,8 @@ from lightsecagg.masks.checked_sharing import (
     name_liars,
 )
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import (
     Rules,
     buffer_statement,
@@ -95,7 +97,7 @@ from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.roles.registration import Registration
 from lightsecagg.protocol.roles.relay import Outbox, Relay
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
-from lightsecagg.protocol.settings import AllowList, Buffering, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.share_exchange import bundles
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import AllowList, Policy, Settings
+from lightsecagg.protocol.settings import Settings
 
 
 def client_party(

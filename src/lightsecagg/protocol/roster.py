@@ -18,8 +18,9 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import ntt
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.messages import Roster
-from lightsecagg.protocol.settings import AllowList, Settings
+from lightsecagg.protocol.settings import Settings
 
 _ADVERTISE = "advertise keys"
 

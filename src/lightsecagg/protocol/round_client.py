@@ -68,6 +68,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
 from lightsecagg.protocol.roles.contributor import (
     check_input,
@@ -80,7 +81,7 @@ from lightsecagg.protocol.roles.registration import accept_opening, draw_keys, e
 from lightsecagg.protocol.roster import Round, fix_round
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
-from lightsecagg.protocol.settings import Policy, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.share_exchange import Share
 from lightsecagg.protocol.wire import Codec
 

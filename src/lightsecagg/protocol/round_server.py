@@ -43,6 +43,7 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import commit
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import (
     Compute,
@@ -81,7 +82,7 @@ from lightsecagg.protocol.schemes.interface import (
     Term,
 )
 from lightsecagg.protocol.schemes.registry import scheme_of
-from lightsecagg.protocol.settings import AllowList, Settings
+from lightsecagg.protocol.settings import Settings
 
 _ORDER = tuple(Phase)
 

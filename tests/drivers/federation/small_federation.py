@@ -24,9 +24,9 @@ from lightsecagg.drivers.federation.observer import Metrics, RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.settings import AllowList
 
 SESSION = bytes(range(32))
 DIMENSION = 37

@@ -9,6 +9,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import buffer_statement
 from lightsecagg.protocol.messages import BufferAnnounced
 from lightsecagg.protocol.roles.agreement import (
@@ -18,7 +19,7 @@ from lightsecagg.protocol.roles.agreement import (
     survivor_statement,
 )
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.settings import AllowList, ProtocolName, Settings
+from lightsecagg.protocol.settings import ProtocolName, Settings
 
 IDS = (2, 3, 5, 7, 11)
 KEYS = {client: IdentityKey.generate() for client in (*IDS, 13)}

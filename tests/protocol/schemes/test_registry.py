@@ -33,10 +33,12 @@ from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.planning import Federation as PlannedFederation
 from lightsecagg.planning import plan
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import Aggregate, Phase, RoundAborted
 from lightsecagg.protocol.schemes.registry import SCHEMES, register, scheme_of
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
-from lightsecagg.protocol.settings import AllowList, Buffering, Settings
+from lightsecagg.protocol.settings import Settings
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain, shown, where
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -74,9 +75,10 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     UnmaskingShares,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.round_client import Answered, RoundClient, Signed, Uploaded
-from lightsecagg.protocol.settings import AllowList, Policy, Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0

@@ -60,8 +60,8 @@ from lightsecagg.errors import (
 )
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import ThreatModel, check_integer
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
-from lightsecagg.protocol.settings import AllowList
 from lightsecagg.training.config import LocalConfig, TaskConfig
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]

@@ -24,7 +24,8 @@ from lightsecagg.drivers.federation.server import FederationServer, make_setting
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
-from lightsecagg.protocol.settings import AllowList, Settings
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.settings import Settings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

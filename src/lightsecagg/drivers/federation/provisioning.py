@@ -32,7 +32,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import decode, reading, shown
 from lightsecagg.params import Parameters, ThreatModel, check_integer
-from lightsecagg.protocol.settings import AllowList
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.training.datasets import DATASETS
 
 DEFAULT_PORT: Final = 7700

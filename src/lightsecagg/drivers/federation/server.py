@@ -47,10 +47,11 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Aggregate, Output, Phase
 from lightsecagg.protocol.round_server import Keep, RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.protocol.settings import AllowList, Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model
 
 _GOODBYE_TIMEOUT = 5.0
 _SPOILT = "the sum is spoilt: it cannot be used"

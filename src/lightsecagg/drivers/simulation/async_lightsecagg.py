@@ -30,6 +30,8 @@ from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferedClientParty,
@@ -53,7 +55,8 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     Tag,
 )
-from lightsecagg.protocol.settings import AllowList, Buffering, Policy, ProtocolName, Settings
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
 

@@ -17,8 +17,8 @@ from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.settings import AllowList
 
 Signatures = tuple[tuple[int, bytes], ...]
 """Client and signature, as a certificate lists them."""

@@ -16,13 +16,15 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.masks.sharing_graph import random_order
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AbortRound, Advertise, Member, Opening, Roster
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roster import accept_roster, check_fresh, check_keys, fix_round, sign_keys
 from lightsecagg.protocol.schemes.interface import ClientScheme, ServerScheme
 from lightsecagg.protocol.schemes.registry import scheme_of
-from lightsecagg.protocol.settings import AllowList, Policy, Settings
+from lightsecagg.protocol.settings import Settings
 
 
 class FreshKeys(NamedTuple):

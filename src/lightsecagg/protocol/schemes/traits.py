@@ -28,7 +28,8 @@ from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
 from lightsecagg.protocol.wire import Codec
 
 if TYPE_CHECKING:
-    from lightsecagg.protocol.settings import Policy, Settings
+    from lightsecagg.protocol.policy import Policy
+    from lightsecagg.protocol.settings import Settings
 
 SECRET_SHARE_BYTES: Final = 4 * shamir.LIMBS
 """SecAgg: a share of one secret, as field elements."""

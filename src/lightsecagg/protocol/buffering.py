@@ -1,0 +1,60 @@
+"""What the parties of the buffered-asynchronous mode agree on beside `Settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightsecagg.errors import ParameterError
+from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
+from lightsecagg.params import Parameters, ThreatModel
+
+
+@dataclass(frozen=True, slots=True)
+class Buffering:
+    """The settings of the buffered-asynchronous mode, Section 4.2 and Appendix F.
+
+    They decide which sums clients answer for, so every client pins them in its policy.
+    """
+
+    table: StalenessTable
+    """The integer weights w(tau) for tau = 0..tau_max, and c_g."""
+    max_updates: int
+    """K_max: the most updates in one buffer."""
+    max_ratio: float = 64.0
+    """R: the largest max w / min w within one buffer."""
+    strict: bool | None = None
+    """Demand T + 2 owners per weight value: different integer weights reveal low bits, and the
+    server hands out versions, hence weights. None demands it in malicious-server mode. Where all
+    weights are equal it changes nothing."""
+    stock: int = 4
+    """How many unused masks of one owner a peer keeps; the oldest goes first."""
+    share_lifetime: int = 64
+    """A share expires this many buffers after it arrived."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_updates", "stock"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.share_lifetime <= self.table.max_staleness:
+            raise ParameterError(
+                f"share_lifetime = {self.share_lifetime} must exceed tau_max = "
+                f"{self.table.max_staleness}: an update that is still welcome needs its shares"
+            )
+        if not 1 <= self.max_ratio <= MAX_SCALE:
+            raise ParameterError(f"max_ratio R = {self.max_ratio} must be in [1, 2^31]")
+
+    def per_weight(self, parameters: Parameters) -> int:
+        """The fewest owners that share a weight in a buffer: T + 2 if strict, otherwise 1."""
+        strict = self.strict
+        if strict is None:
+            strict = parameters.threat_model is ThreatModel.MALICIOUS_SERVER
+        return parameters.privacy + 2 if strict else 1
+
+    def singles_out(self, parameters: Parameters) -> bool:
+        """Whether one update may have a weight of its own in a buffer."""
+        return self.table.ratio > 1 and self.per_weight(parameters) == 1
+
+    def weights(self, now: int, versions: Iterable[int]) -> tuple[int, ...]:
+        """w(t - t_i) for each update; `ParameterError` for a staleness outside [0, tau_max]."""
+        return tuple(self.table.weight(now - version) for version in versions)
