@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from small_federation import SESSION, Federation
 
 from lightsecagg.drivers.federation import journal as journal_module
+from lightsecagg.drivers.federation import marked_database
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer
@@ -172,27 +174,29 @@ def test_R36_a_damaged_checkpoint_is_refused(state: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("column", ["settings", "roster", "closed", "survivors"])
 def test_R36_an_altered_row_is_refused(state: Path, column: str) -> None:
+    journal = opened(state)
     with sqlite3.connect(state / "journal.sqlite") as database:
         query = f"SELECT {column} FROM rounds WHERE number = 3"  # noqa: S608
         (blob,) = database.execute(query).fetchone()
         altered = blob[:-1] + bytes([blob[-1] ^ 1])
         database.execute(f"UPDATE rounds SET {column} = ? WHERE number = 3", (altered,))  # noqa: S608
     database.close()
-    journal = opened(state)
     with pytest.raises(JournalError, match=f"entry 3/{column} is damaged"):
         journal.pending(3)
     journal.close()
+    with pytest.raises(JournalError, match="its rows are not those that were stored"):
+        opened(state)
 
 
 def test_R36_an_entry_of_another_round_does_not_pass(state: Path) -> None:
     """U1 of one round in the place of another's: each entry is bound to its place."""
+    journal = opened(state)
     with sqlite3.connect(state / "journal.sqlite") as database:
         database.execute(
             "UPDATE rounds SET survivors = (SELECT survivors FROM rounds WHERE number = 2) "
             "WHERE number = 3"
         )
     database.close()
-    journal = opened(state)
     with pytest.raises(JournalError, match="entry 3/survivors is damaged"):
         journal.pending(3)
     journal.close()
@@ -212,6 +216,117 @@ def test_R36_a_damaged_database_is_refused(state: Path, damage: str) -> None:
             path.write_bytes(b"something else entirely" * 400)
     with pytest.raises(JournalError, match=r"cannot open the journal|is damaged"):
         opened(state)
+
+
+def test_R36_a_lost_tail_of_the_log_is_noticed(state: Path) -> None:
+    """The whole of the last change in the write-ahead log, and SQLite drops it at a bad frame."""
+    before = (state / "journal.sqlite").read_bytes()
+    journal = opened(state)
+    reader = sqlite3.connect(state / "journal.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchall()  # while somebody reads, nothing leaves the log
+    journal.abandon(3, "a promise that stays in the log")
+    log = (state / "journal.sqlite-wal").read_bytes()
+    mark = (state / "journal.mark").read_bytes()
+    assert len(log) > 4096
+    assert (state / "journal.sqlite").read_bytes() == before
+    reader.close()
+    journal.close()
+
+    def restart(log: bytes) -> str:
+        for name in ("journal.sqlite-wal", "journal.sqlite-shm"):
+            (state / name).unlink(missing_ok=True)
+        (state / "journal.sqlite").write_bytes(before)
+        (state / "journal.mark").write_bytes(mark)
+        if log:
+            (state / "journal.sqlite-wal").write_bytes(log)
+        try:
+            journal = opened(state)
+        except JournalError as error:
+            return str(error)
+        ended = journal.ended()[3]
+        journal.close()
+        return str(ended)
+
+    assert restart(log) == "a promise that stays in the log"
+    for damaged in (b"", log[: len(log) // 2], log[:-1]):
+        assert "has lost what it had promised" in restart(damaged)
+    flips = range(0, len(log), 101)
+    verdicts = [restart(log[:i] + bytes([log[i] ^ 4]) + log[i + 1 :]) for i in flips]
+    assert all(
+        "has lost what it had promised" in verdict or verdict == "a promise that stays in the log"
+        for verdict in verdicts
+    )
+    assert sum("has lost" in verdict for verdict in verdicts) > len(verdicts) // 2
+
+
+@pytest.mark.parametrize("name", ["journal.sqlite", "journal.mark", "both"])
+def test_R36_a_missing_file_of_the_journal_is_noticed_and_no_upload_deleted(
+    state: Path, name: str
+) -> None:
+    for missing in ("journal.sqlite", "journal.mark") if name == "both" else (name,):
+        (state / missing).unlink()
+    uploads = sorted(path.name for path in (state / "uploads").iterdir())
+    with pytest.raises(JournalError, match="has lost what it had promised"):
+        opened(state)
+    assert sorted(path.name for path in (state / "uploads").iterdir()) == uploads
+    assert len(uploads) == 8
+
+
+def test_R36_no_flipped_bit_of_the_database_makes_it_forget(state: Path) -> None:
+    """Every byte in turn would take minutes: a prime stride meets headers, keys and contents."""
+    path = state / "journal.sqlite"
+    data, mark = path.read_bytes(), (state / "journal.mark").read_bytes()
+
+    def content(journal: Journal) -> object:
+        pending = journal.pending(3)
+        assert pending is not None
+        return journal.ended(), journal.load_model(), pending.uploaded, pending.survivors
+
+    journal = opened(state)
+    whole = content(journal)
+    journal.close()
+    refused = 0
+    for place in range(0, len(data), 197):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        (state / "journal.mark").write_bytes(mark)
+        try:
+            journal = opened(state)
+        except JournalError:
+            refused += 1
+            continue
+        assert content(journal) == whole
+        journal.close()
+    assert refused > 10
+
+
+def test_R36_a_change_that_was_not_marked_yet_is_kept(state: Path) -> None:
+    """A crash between the database and the mark: stored, and nobody has heard of it."""
+    mark = (state / "journal.mark").read_bytes()
+    journal = opened(state)
+    journal.abandon(3, "unheard of")
+    journal.close()
+    (state / "journal.mark").write_bytes(mark)
+    journal = opened(state)
+    assert journal.ended()[3] == "unheard of"
+    journal.close()
+    assert (state / "journal.mark").read_bytes() != mark
+
+
+def test_R36_a_mark_that_finds_the_disk_full_is_written_with_the_next_change(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(state)
+    with monkeypatch.context() as patched:
+        full_disk_for(patched, lambda path: path.name == "journal.mark")
+        for _ in range(2):
+            with pytest.raises(JournalError, match="No space left"):
+                journal.discard_upload(3, 0)
+    journal.abandon(3, "room again")
+    journal.close()
+    journal = opened(state)
+    assert journal.ended()[3] == "room again"
+    journal.close()
 
 
 # -- damage and full disks under a running server ------------------------------------------------
@@ -238,7 +353,8 @@ def full_disk_for(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         original(path, data)
 
-    monkeypatch.setattr(journal_module, "write_synced", write)
+    for module in (journal_module, marked_database):
+        monkeypatch.setattr(module, "write_synced", write)
 
 
 def test_R36_an_upload_that_finds_the_disk_full_is_not_acknowledged(
@@ -368,3 +484,20 @@ def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
     assert sorted(pending.uploaded) == [0, 1, 2, 3, 4, 6, 7]
     assert resumed == [3]
     server._journal.close()
+
+
+def test_R36_the_backup_recipe_works_and_a_mixture_is_refused(state: Path) -> None:
+    backup = state.with_name("backup")
+    shutil.copytree(state, backup)
+    journal = opened(state)
+    journal.abandon(3, "after the backup")
+    journal.close()
+    shutil.copy(backup / "journal.sqlite", state / "journal.sqlite")
+    with pytest.raises(JournalError, match="restore the whole folder from one backup"):
+        opened(state)
+    shutil.rmtree(state)
+    shutil.copytree(backup, state)
+    journal = opened(state)
+    assert journal.unfinished() == [3]
+    assert journal.pending(3) is not None
+    journal.close()

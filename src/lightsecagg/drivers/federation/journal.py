@@ -10,15 +10,12 @@ Durable before they are acknowledged or announced, in this order:
 After a crash `pending` tells what was promised. A round without an upload is simply dropped; one
 with uploads is resumed. Everything carries a checksum that also names what it belongs to: a
 truncated, altered or misplaced piece is a `JournalError`, never a partial sum (R36).
+What is gone altogether is noticed too: `marked_database`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -27,9 +24,10 @@ import msgspec
 import numpy as np
 
 from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
+from lightsecagg.drivers.federation.marked_database import MarkedDatabase
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
-from lightsecagg.foreign import decode, shown
+from lightsecagg.foreign import decode
 from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
 from lightsecagg.protocol.settings import Settings
 
@@ -46,7 +44,12 @@ CREATE TABLE IF NOT EXISTS uploads (
     PRIMARY KEY (number, client)
 );
 """
-_VERSION = b"2"
+_TABLES = {
+    "meta": ("key", "value"),
+    "rounds": ("number", "settings", "roster", "closed", "survivors", "outcome"),
+    "uploads": ("number", "client", "content"),
+}
+_VERSION = b"3"
 _BLOCK = 2**18
 """Elements of an upload that are read and verified together."""
 _DONE = "done"
@@ -99,48 +102,44 @@ class Journal:
                 f"another server uses the state folder {folder}; stop it, or set [server] state "
                 "to another folder",
             )
-            # SQLite gives the files beside the database the permissions of the database.
-            os.close(os.open(folder / "journal.sqlite", os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise ConfigurationError(f"cannot keep a journal in {folder}: {error}") from error
         try:
-            self._open_database()
+            self._db = MarkedDatabase(folder, _TABLES, _SCHEMA)
             self._check_owner(session)
             self._sweep()
         except BaseException:
             self.close()
             raise
 
-    def _open_database(self) -> None:
-        with self._reporting("open"):
-            self._db = sqlite3.connect(
-                self.folder / "journal.sqlite", isolation_level=None, check_same_thread=False
-            )
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise JournalError(f"the journal in {self.folder} is damaged: {shown(verdict)}")
-            self._db.executescript(_SCHEMA)
-
     def _check_owner(self, session: str) -> None:
         for key, expected in (("version", _VERSION), ("session", session.encode())):
             found = self._meta(key)
             if found is None:
-                self._set_meta(key, expected)
+                with self._db.change():
+                    self._set_meta(key, expected)
             elif found != expected:
                 raise JournalError(
                     f"the journal's {key} is not this federation's; use another state folder"
                 )
 
     def _sweep(self) -> None:
-        """Remove files that a crash left behind and no row names."""
-        with self._reporting("read"):
-            rows = self._db.execute("SELECT number, client FROM uploads").fetchall()
-            known = {self._upload_path(number, client) for number, client in rows}
-            for path in (*self._uploads.iterdir(), *self._models.glob("*.tmp")):
-                if path not in known:
-                    path.unlink(missing_ok=True)
+        """Remove files that a crash left behind and no row names; refuse what rows cannot explain.
+
+        An upload's round is stored before the upload, and a model's file is at most one ahead.
+        """
+        with self._db.reporting("read"):
+            stored = set(self._db.execute("SELECT number, client FROM uploads"))
+            rounds = {number for (number,) in self._db.execute("SELECT number FROM rounds")}
+            newest = 1 + int(self._meta("completed") or 0)
+            kept = {self._upload_path(number, client) for number, client in stored}
+            left = [path for path in self._uploads.iterdir() if path not in kept]
+            strange = [path for path in left if _number(path) not in rounds]
+            strange += [path for path in self._models.glob("*.npz") if _number(path) > newest]
+            if strange:
+                raise self._db.forgetful(f"nothing in it explains {strange[0].name}")
+            for path in (*left, *self._models.glob("*.tmp")):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the files."""
@@ -148,31 +147,18 @@ class Journal:
             self._db.close()
         self._lock.release()
 
-    @contextmanager
-    def _reporting(self, action: str) -> Iterator[None]:
-        """Disk full, damaged database and the like, as our own error."""
-        try:
-            yield
-        except LightSecAggError:
-            raise
-        except Exception as error:  # SQLite's on a damaged page: not all of them are its own
-            raise JournalError(
-                f"cannot {action} the journal in {self.folder}: {shown(error)}; nothing was "
-                "announced or acknowledged that is not stored"
-            ) from error
-
     # -- rounds ------------------------------------------------------------------------------
 
     def next_round(self) -> int:
         """A round number that was never used."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             (latest,) = self._db.execute("SELECT coalesce(max(number), 0) FROM rounds").fetchone()
             return int(latest) + 1
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
         content = seal(f"{settings.round}/settings", settings.to_bytes())
-        with self._reporting("write"):
+        with self._db.change():
             self._db.execute(
                 "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
             )
@@ -181,7 +167,7 @@ class Journal:
         """Sharing is closed, as everybody is about to hear."""
         sealed_roster = seal(f"{number}/roster", msgspec.msgpack.encode(roster))
         sealed_closed = seal(f"{number}/closed", msgspec.msgpack.encode(closed))
-        with self._reporting("write"):
+        with self._db.change():
             self._db.execute(
                 "UPDATE rounds SET roster = ?, closed = ? WHERE number = ?",
                 (sealed_roster, sealed_closed, number),
@@ -192,29 +178,31 @@ class Journal:
         data = upload.vector.tobytes()
         row = _Upload(upload.held, upload.reports.tobytes(), upload.vector.size, _checksums(data))
         content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
-        with self._reporting("write"):
+        with self._db.reporting("write"):
             write_synced(self._upload_path(number, client), data)
+        with self._db.change():
             self._db.execute(
                 "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
             )
 
     def discard_upload(self, number: int, client: int) -> None:
         """Forget an upload that the party refused; it was never acknowledged."""
-        with self._reporting("write"):
+        with self._db.change():
             self._db.execute(
                 "DELETE FROM uploads WHERE number = ? AND client = ?", (number, client)
             )
+        with self._db.reporting("write"):
             self._upload_path(number, client).unlink(missing_ok=True)
 
     def announce(self, number: int, survivors: tuple[int, ...]) -> None:
         """U1, before anybody hears of it."""
         content = seal(f"{number}/survivors", msgspec.msgpack.encode(survivors))
-        with self._reporting("write"):
+        with self._db.change():
             self._db.execute("UPDATE rounds SET survivors = ? WHERE number = ?", (content, number))
 
     def announced(self, number: int) -> tuple[int, ...] | None:
         """U1 of a round, if it was announced."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             row = self._db.execute(
                 "SELECT survivors FROM rounds WHERE number = ?", (number,)
             ).fetchone()
@@ -224,7 +212,7 @@ class Journal:
 
     def announced_for(self, model: bytes) -> tuple[int, ...] | None:
         """The latest U1, if it was for this global model: clients sum no other from it (S42)."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             row = self._db.execute(
                 "SELECT number, settings FROM rounds WHERE survivors IS NOT NULL "
                 "ORDER BY number DESC LIMIT 1"
@@ -243,12 +231,13 @@ class Journal:
 
         Were they two steps, a crash between them would apply the same update twice.
         """
-        with self._reporting("write"):
+        with self._db.reporting("write"):
             write_synced(self._models / f"{completed}.npz", model)
-            with self._transaction():
-                self._set_meta("completed", str(completed).encode())
-                self._set_meta("model", hashlib.sha256(model).digest())
-                self._end(number, _DONE)
+        with self._db.change():
+            self._set_meta("completed", str(completed).encode())
+            self._set_meta("model", hashlib.sha256(model).digest())
+            self._end(number, _DONE)
+        with self._db.reporting("write"):
             self._delete_uploads(number)
             for path in self._models.glob("*.npz"):
                 if path.stem.isdigit() and int(path.stem) < completed - 1:
@@ -256,21 +245,10 @@ class Journal:
 
     def abandon(self, number: int, reason: str) -> None:
         """The round is over without a result."""
-        with self._reporting("write"):
-            with self._transaction():
-                self._end(number, reason)
+        with self._db.change():
+            self._end(number, reason)
+        with self._db.reporting("write"):
             self._delete_uploads(number)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def uploaders(self) -> dict[int, int]:
         """Client -> the latest round that is over and in which its upload was stored."""
@@ -292,13 +270,13 @@ class Journal:
 
     def unfinished(self) -> list[int]:
         """Rounds that a crash cut short."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             rows = self._db.execute("SELECT number FROM rounds WHERE outcome IS NULL").fetchall()
             return [int(number) for (number,) in rows]
 
     def ended(self) -> dict[int, str | None]:
         """Round that is over -> why it was abandoned; None if it is done."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             rows = self._db.execute(
                 "SELECT number, outcome FROM rounds WHERE outcome IS NOT NULL ORDER BY number"
             ).fetchall()
@@ -308,7 +286,7 @@ class Journal:
 
     def pending(self, number: int) -> PendingRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             settings, roster, closed = self._db.execute(
                 "SELECT settings, roster, closed FROM rounds WHERE number = ?", (number,)
             ).fetchone()
@@ -347,7 +325,7 @@ class Journal:
         )
 
     def _upload_row(self, number: int, client: int) -> _Upload:
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             row = self._db.execute(
                 "SELECT content FROM uploads WHERE number = ? AND client = ?", (number, client)
             ).fetchone()
@@ -375,7 +353,7 @@ class Journal:
         return int(completed), data
 
     def _meta(self, key: str) -> bytes | None:
-        with self._reporting("read"):
+        with self._db.reporting("read"):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else unseal(f"meta/{key}", row[0])
 
@@ -412,6 +390,12 @@ class StoredUpload:
     def equals(self, vector: Elements) -> bool:
         """Whether this is what was stored; the disk is not asked."""
         return _checksums(vector.tobytes()) == self.checksums
+
+
+def _number(path: Path) -> int:
+    """The round of an upload's file, the version of a model's; -1 for any other file."""
+    number = path.stem.partition("-")[0]
+    return int(number) if number.isdecimal() and number.isascii() else -1
 
 
 def _checksums(data: bytes) -> tuple[bytes, ...]:
