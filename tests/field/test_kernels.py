@@ -237,6 +237,19 @@ def test_find_beyond_compares_in_double_precision(backend: str) -> None:
     assert kernels.active().find_beyond(np.float32([0.0, 0.1]), 0.1) == 1
 
 
+@given(moduli, st.sampled_from(SIZES), st.data(), seeds)
+def test_add_popcount_noise(
+    backend: str, q: int, size: int, data: st.DataObject, seed: int
+) -> None:
+    step = data.draw(st.one_of(st.just(1), st.just(q - 1), st.integers(1, q - 1)))
+    z, words = elements(q, size, seed), elements(2**32 - 5, 8 * size, seed + 1)
+    words[:8], words[-8:] = 0, 2**32 - 1  # no ones at all, and nothing else
+    ones = [sum(word.bit_count() for word in integers(row)) for row in words.reshape(-1, 8)]
+    expected = [(x + step * (k - 128)) % q for x, k in zip(integers(z), ones, strict=True)]
+    kernels.active().add_popcount_noise(words, z, step, q)
+    assert z.tolist() == expected
+
+
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_change_nothing(threads: int) -> None:
     if not kernels.native_available():
@@ -245,9 +258,13 @@ def test_threads_change_nothing(threads: int) -> None:
     a, b = elements(q, size, 1), elements(q, size, 2)
     left, right = elements(q, (5, 40), 3), elements(q, (40, 5_003), 4)
 
+    words = elements(2**32 - 5, 8 * size, 5)
+
     def results() -> list[NDArray[np.uint32]]:
-        field = PrimeField(q)
+        field, noisy = PrimeField(q), a.copy()
+        kernels.active().add_popcount_noise(words, noisy, 12345, q)
         return [
+            noisy,
             field.add(a, b),
             field.sum([a, b, a]),
             field.weighted_sum([3, 5], [a, b]),
@@ -309,6 +326,9 @@ def test_without_avx2_the_loops_agree_with_the_reference(
             loops.unmask_dequantise(a, b, 0.1, q, out)
             yield out.tolist()
             yield loops.find_beyond(vector, 0.5)
+        noisy, coins = a.copy(), elements(2**32 - 5, 8 * size, 6)
+        loops.add_popcount_noise(coins, noisy, q - 2, q)
+        yield noisy.tolist()
         yield loops.find_out_of_range(words, q)
         cut = words.copy()
         yield loops.cut_and_find(cut, q).tolist()
@@ -361,6 +381,21 @@ def test_without_a_library_the_fallback_runs_and_native_is_an_error() -> None:
     failed = run(NAME_BACKEND, LIGHTSECAGG_KERNELS="native", **missing)
     assert failed.returncode != 0
     assert "was not built" in failed.stderr
+
+
+def test_a_library_without_a_loop_serves_the_others() -> None:
+    if not kernels.native_available():
+        pytest.skip("the native library was not built")
+    from lightsecagg.field.native import loops
+
+    class Old:
+        _name = "kernels.so"
+        lightsecagg_add = staticmethod(lambda *arguments: None)
+
+    functions = loops._Functions(Old())  # type: ignore[arg-type]
+    assert functions["add"] is Old.lightsecagg_add
+    with pytest.raises(ConfigurationError, match=r"kernels\.so has no loop add_popcount_noise"):
+        functions["add_popcount_noise"]
 
 
 def test_nonsense_is_refused() -> None:

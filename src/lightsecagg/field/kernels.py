@@ -62,6 +62,7 @@ class Loops(Protocol):
         inverse_roots: Elements,
         q: int,
     ) -> Elements: ...
+    def add_popcount_noise(self, words: Elements, z: Elements, step: int, q: int) -> None: ...
 
 
 class NativeLoops(Loops, Protocol):

@@ -58,7 +58,7 @@ def points(field: PrimeField, count: int) -> Elements:
             f"F_q has q - 1 = {field.modulus - 1} non-zero points; cannot take {count}"
         )
     if supports(field, count):
-        return _leaves(field, transform_size(count))[:count].copy()
+        return all_leaves(field, transform_size(count))[:count].copy()
     return coset_points(field, count)
 
 
@@ -105,7 +105,7 @@ def _prime_factors(number: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _leaves(field: PrimeField, size: int) -> Elements:
+def all_leaves(field: PrimeField, size: int) -> Elements:
     """a_0, ..., a_(M-1), by doubling."""
     generator = primitive_root(field.modulus)
     leaves = np.ones(1, dtype=np.uint32)
@@ -117,8 +117,9 @@ def _leaves(field: PrimeField, size: int) -> Elements:
 
 
 @lru_cache(maxsize=64)
-def _inverse_leaves(field: PrimeField, size: int) -> Elements:
-    inverses = field.inverses(_leaves(field, size))
+def inverse_leaves(field: PrimeField, size: int) -> Elements:
+    """1 / a_0, ..., 1 / a_(M-1)."""
+    inverses = field.inverses(all_leaves(field, size))
     inverses.flags.writeable = False
     return inverses
 
@@ -155,7 +156,7 @@ def forward(field: PrimeField, coefficients: Elements, leaves: int) -> Elements:
     """
     size = _checked_size(field, coefficients, leaves)
     return kernels.active().ntt_forward(
-        coefficients, None, _positions(range(leaves)), None, _leaves(field, size), field.modulus
+        coefficients, None, _positions(range(leaves)), None, all_leaves(field, size), field.modulus
     )
 
 
@@ -172,7 +173,7 @@ def inverse(field: PrimeField, values: Elements, coefficients: int) -> Elements:
         _positions(range(len(values))),
         np.full(len(values), field.inverse(size), dtype=np.uint32),
         coefficients,
-        _inverse_leaves(field, size),
+        inverse_leaves(field, size),
         field.modulus,
     )
 
@@ -217,7 +218,7 @@ class Interpolation:
         self._field = field
         self._size = _size(field, clients)
         self._positions = _positions(positions)
-        known = _leaves(field, self._size)[self._positions]
+        known = all_leaves(field, self._size)[self._positions]
         s = vanishing(field.modulus, tuple(known.tolist()))
         self._s = s.astype(np.uint32)
         derivative = s[1:] * np.arange(1, len(s), dtype=np.uint64) % np.uint64(field.modulus)
@@ -244,7 +245,7 @@ class Interpolation:
             np.arange(size, dtype=np.uint32),
             _positions(targets),
             field.multiply(s_at, np.array([field.inverse(size)], dtype=np.uint32)),
-            _leaves(field, size),
+            all_leaves(field, size),
             field.modulus,
         )
         return self._divide_by_e(F[:count]), others
@@ -259,7 +260,7 @@ class Interpolation:
             self._positions,
             self._weights,
             coefficients,
-            _inverse_leaves(self._field, self._size),
+            inverse_leaves(self._field, self._size),
             self._field.modulus,
         )
 

@@ -257,3 +257,16 @@ def ntt_inverse(
             half *= 2
         out[:, start : start + width] = block[:coefficients]
     return out
+
+
+def add_popcount_noise(words: Elements, z: Elements, step: int, q: int) -> None:
+    """z += step * (the ones among 256 bits - 128) mod q, in place; eight 32-bit words per element.
+
+    Uniform words make that a centred binomial of 256 coins. `step` is in [1, q).
+    """
+    values = np.array([step * (ones - 128) % q for ones in range(257)], dtype=np.uint32)
+    for start in range(0, z.size, _BLOCK):
+        part = slice(start, min(start + _BLOCK, z.size))
+        bits = words[8 * part.start : 8 * part.stop].reshape(-1, 8)
+        ones = np.bitwise_count(bits).sum(axis=1, dtype=np.uint16)
+        z[part] = add(z[part], values[ones], q)

@@ -17,7 +17,7 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define HAVE_AVX2 1
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2")))
+#define AVX2 __attribute__((target("avx2,popcnt")))  // every machine with AVX2 counts ones
 #else
 #define HAVE_AVX2 0
 #define AVX2
@@ -251,6 +251,41 @@ COMPILED_TWICE(cut_and_find,
                (u32 * words, size_t n, u32 mask, u32 q, std::int64_t* positions, size_t capacity,
                 size_t* count),
                (words, n, mask, q, positions, capacity, count))
+
+// -- noise --------------------------------------------------------------------------------------
+
+INLINE u32 ones_of(u64 x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return static_cast<u32>(__builtin_popcountll(x));
+#else
+  x -= (x >> 1) & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + ((x >> 2) & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return static_cast<u32>((x * 0x0101010101010101u) >> 56);
+#endif
+}
+
+// Counts first, then multiplies and adds: the second loop is vectorised.
+INLINE void add_popcount_noise_loop(const u32* words, u32* z, size_t n, u32 step, u32 q) {
+  const Factor factor(step, q);
+  const u32 centre = multiply_one(128, factor, q);
+  constexpr size_t tile = 256;
+  u32 ones[tile];
+  for (size_t start = 0; start < n; start += tile) {
+    const size_t count = std::min(tile, n - start);
+    for (size_t i = 0; i < count; ++i) {
+      u64 bits[4];
+      std::memcpy(bits, words + 8 * (start + i), sizeof(bits));
+      ones[i] = ones_of(bits[0]) + ones_of(bits[1]) + ones_of(bits[2]) + ones_of(bits[3]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const u32 noise = subtract_one(multiply_one(ones[i], factor, q), centre, q);
+      z[start + i] = add_one(z[start + i], noise, q);
+    }
+  }
+}
+COMPILED_TWICE(add_popcount_noise, (const u32* words, u32* z, size_t n, u32 step, u32 q),
+               (words, z, n, step, q))
 
 // -- quantisation -------------------------------------------------------------------------------
 
@@ -1111,4 +1146,10 @@ EXPORT void lightsecagg_ntt_inverse(const u32* in, const std::int64_t* positions
   if (!n) return;
   const Tree tree(inverse_roots, size, positions, multipliers, rows, q);
   transform_columns(Inverse{tree, coefficients}, in, rows, out, coefficients, n);
+}
+
+EXPORT void lightsecagg_add_popcount_noise(const u32* words, u32* z, size_t n, u32 step, u32 q) {
+  in_parallel(n, GRAIN, [=](size_t i, size_t end) {
+    add_popcount_noise(words + 8 * i, z + i, end - i, step, q);
+  });
 }

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.errors import ConfigurationError
 from lightsecagg.field import native
 from lightsecagg.field.reference import Elements, Floats, Positions, Totals
 
@@ -57,6 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p] * 3 + [c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_uint32],
     ),
+    "add_popcount_noise": (None, [c_void_p, c_void_p, c_size_t, c_uint32, c_uint32]),
 }
 
 
@@ -78,16 +80,30 @@ def _open() -> ctypes.CDLL:
     return library
 
 
-def _functions(library: ctypes.CDLL) -> dict[str, Any]:
-    functions = {}
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"lightsecagg_{name}")
+class _Functions(dict[str, Any]):
+    """The library's loops, each looked up when it is first called.
+
+    So a library that was built before a loop was added still serves the others.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__()
+        self._library = library
+
+    def __missing__(self, name: str) -> Any:
+        result, arguments = _SIGNATURES[name]
+        try:
+            function = getattr(self._library, f"lightsecagg_{name}")
+        except AttributeError:
+            raise ConfigurationError(
+                f"the native library at {self._library._name} has no loop {name}: rebuild it"
+            ) from None
         function.restype, function.argtypes = result, arguments
-        functions[name] = function
-    return functions
+        self[name] = function
+        return function
 
 
-_call = _functions(_open())
+_call = _Functions(_open())
 
 
 def _at(array: NDArray[Any]) -> int:
@@ -242,3 +258,7 @@ def ntt_inverse(
         q,
     )
     return out
+
+
+def add_popcount_noise(words: Elements, z: Elements, step: int, q: int) -> None:
+    _call["add_popcount_noise"](_at(words), _at(z), z.size, step, q)
