@@ -31,6 +31,7 @@ from lightsecagg.errors import LightSecAggError, ParameterError
 from lightsecagg.field import kernels, ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
+from lightsecagg.masks import short_keys
 from lightsecagg.masks.mask_encoding import seeded_positions
 
 FIELDS: Final = {"default": DEFAULT_FIELD, "paper": PAPER_FIELD}
@@ -188,6 +189,7 @@ def _tasks(case: Case) -> Iterator[Task]:
     for name, field in FIELDS.items():
         yield from _code_tasks(case, name, field)
         yield from _vector_tasks(case, name, field)
+    yield from _short_key_tasks(case)
 
 
 def _uniform(field: PrimeField, *shape: int) -> Elements:
@@ -315,6 +317,38 @@ def _vector_tasks(case: Case, name: str, field: PrimeField) -> Iterator[Task]:
         unmask,
         _on_numpy(unmask),
         bytes=12 * d,
+    )
+
+
+def _short_key_tasks(case: Case) -> Iterator[Task]:
+    """Short keys exist in the default field alone."""
+    d, field, context = case.dimension, DEFAULT_FIELD, bytes(prg.SEED_LENGTH)
+    key = _uniform(field, short_keys.key_length(scalars=0))
+    bound = short_keys.noise_bound(case.clients, 1, d)
+    step = short_keys.exact_step(field.modulus, bound)
+
+    def expand() -> Elements:
+        return short_keys.expand(field, context, key, d)
+
+    def mask() -> None:
+        short_keys.add_noise(field, expand(), context, d, step)
+
+    size = f"{short_keys.RING_DIMENSION} elements to {d}"
+    yield Task(
+        "short-key-mask",
+        "default",
+        f"a client's key stretched from {size}, with noise; bytes are those of the mask",
+        mask,
+        _on_numpy(mask),
+        bytes=4 * d,
+    )
+    yield Task(
+        "short-key-expand",
+        "default",
+        f"the server's sum of keys stretched from {size}; bytes are those of the mask",
+        expand,
+        _on_numpy(expand),
+        bytes=4 * d,
     )
 
 
