@@ -81,6 +81,8 @@ class Interrupted:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A shell's background job ignores SIGINT, and so would everything that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def folders(self) -> list[Path]:

@@ -33,11 +33,12 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
-from lightsecagg.drivers.federation.observer import RoundRecord, set_up_logging
+from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.report import phase_table
 from lightsecagg.errors import Aborted
+from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import MaskedUpload, Message
@@ -88,7 +89,7 @@ def measure(
     runs = {}
     for protocol in protocols:
         tell(f"{protocol}: {bench.clients} clients, d = {bench.dimension}")
-        with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
+        with terminable(), tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
             runs[str(protocol)] = _run(bench, protocol, Path(folder))
     if "plain" in runs:
         for run in runs.values():
@@ -120,15 +121,8 @@ def _run(bench: FederationBench, protocol: str, folder: Path) -> dict[str, Any]:
         )
         for group in np.array_split(np.arange(bench.clients), bench.processes)
     ]
-    try:
-        for process in (server, *hosts):
-            process.start()
+    with running([server, *hosts]):
         _wait(server, folder, bench.timeout)
-    finally:
-        for process in (server, *hosts):
-            if process.exitcode is None:
-                process.terminate()
-            process.join(10)
     return _summarise(bench, json.loads((folder / "result.json").read_text()), made)
 
 
@@ -172,10 +166,7 @@ def _server_main(
     path: Path,
     folder: Path,
 ) -> None:
-    import sys
-
-    sys.stderr = (folder / "server.log").open("a", encoding="utf-8", buffering=1)
-    set_up_logging("info")
+    begin(folder / "server.log", "info")
     overrides = [
         f'aggregation.protocol="{protocol}"',
         f'aggregation.threat_model="{threat_model}"',
@@ -252,10 +243,7 @@ def _host_main(
     lost: set[int],
     folder: Path,
 ) -> None:
-    import sys
-
-    sys.stderr = (folder / f"clients-{int(group[0])}.log").open("a", encoding="utf-8", buffering=1)
-    set_up_logging("warning")
+    begin(folder / f"clients-{int(group[0])}.log", "warning")
     overrides = [
         f'client.protocols=["{protocol}"]',
         f'client.threat_model="{threat_model}"',

@@ -12,8 +12,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 import time
 import urllib.request
@@ -26,14 +24,13 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
-from lightsecagg.drivers.federation.observer import set_up_logging
 from lightsecagg.drivers.federation.programs import build_client, run_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.federation_bench import RandomVectors, free_port
+from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
-from lightsecagg.training.parent import end_with_parent
 
 Tell = Callable[[str], None]
 
@@ -80,14 +77,11 @@ class Findings:
 def soak(plan: Plan, tell: Tell = lambda line: None) -> Findings:
     """Run it; `tell` hears of progress. What was measured until an interruption is kept."""
     findings = Findings()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
+        with terminable(), tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
             _soak(plan, findings, Path(folder), tell)
     except (KeyboardInterrupt, TimeoutError):
         findings.interrupted = True
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return findings
 
 
@@ -101,13 +95,9 @@ def _soak(plan: Plan, findings: Findings, folder: Path, tell: Tell) -> None:
         spawn.Process(target=_host, args=(plan, made, group.tolist(), folder), daemon=True)
         for group in np.array_split(np.arange(plan.clients), plan.processes)
     ]
-    try:
-        for process in (server, *hosts):
-            process.start()
+    with running([server, *hosts]):
         _watch(plan, findings, server, hosts, metrics, folder, tell)
         _compare(plan, findings, made)
-    finally:
-        _end([server, *hosts])
 
 
 def _watch(
@@ -191,7 +181,7 @@ def _compare(plan: Plan, findings: Findings, made: Provisioned) -> None:
 
 
 def _serve(plan: Plan, made: Provisioned, metrics: int, folder: Path) -> None:
-    _begin(folder / "server.log")
+    begin(folder / "server.log", "warning")
     phases = ("advertise", "share", "upload", "agree", "recover")
     overrides = [
         f'aggregation.protocol="{plan.protocol}"',
@@ -206,7 +196,7 @@ def _serve(plan: Plan, made: Provisioned, metrics: int, folder: Path) -> None:
 
 
 def _host(plan: Plan, made: Provisioned, ids: list[int], folder: Path) -> None:
-    _begin(folder / "clients.log")
+    begin(folder / "clients.log", "warning")
     overrides = [
         f'client.protocols=["{plan.protocol}"]',
         f'client.threat_model="{plan.threat_model}"',
@@ -222,27 +212,6 @@ def _host(plan: Plan, made: Provisioned, ids: list[int], folder: Path) -> None:
         await asyncio.gather(*(client.run() for client in clients))
 
     asyncio.run(run())
-
-
-def _begin(log: Path) -> None:
-    """Ctrl-C is the parent's to handle; who is left behind by it ends."""
-    os.setpgrp()
-    end_with_parent()
-    sys.stderr = log.open("a", encoding="utf-8", buffering=1)
-    set_up_logging("warning")
-
-
-def _end(processes: list[SpawnProcess]) -> None:
-    for process in processes:
-        if process.pid is not None and process.exitcode is None:
-            process.join(2)  # the clients have been told
-            process.terminate()
-    for process in processes:
-        if process.pid is not None:
-            process.join(10)
-            if process.exitcode is None:
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
 
 
 def _ask(port: int) -> dict[str, Any]:
