@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightsecagg.training.builtin_tasks import PAPER_MODELS, PaperModel
     from lightsecagg.training.config import LocalConfig, TaskConfig
     from lightsecagg.training.export import check_target, save_state, state_dict
+    from lightsecagg.training.metrics import Metric
     from lightsecagg.training.model_vector import Layout, load_vector, restore, vectorize
     from lightsecagg.training.reference_loop import Round, federated_averaging
     from lightsecagg.training.server_optimizers import ServerConfig, ServerOptimizer
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
         evaluate,
         initial_model,
         local_update,
+        measure,
         model_layout,
+        task_metrics,
         use_one_thread,
     )
     from lightsecagg.training.updates import (
@@ -44,6 +47,7 @@ _HOME = {
     "Layout": "model_vector",
     "LocalConfig": "config",
     "LocalUpdate": "updates",
+    "Metric": "metrics",
     "PAPER_MODELS": "builtin_tasks",
     "PaperModel": "builtin_tasks",
     "Round": "reference_loop",
@@ -58,11 +62,13 @@ _HOME = {
     "load_task": "task",
     "load_vector": "model_vector",
     "local_update": "trainer",
+    "measure": "trainer",
     "model_layout": "trainer",
     "pack": "updates",
     "restore": "model_vector",
     "save_state": "export",
     "state_dict": "export",
+    "task_metrics": "trainer",
     "training_pool": "worker",
     "unpack": "updates",
     "use_one_thread": "trainer",
@@ -77,6 +83,7 @@ __all__ = [
     "Layout",
     "LocalConfig",
     "LocalUpdate",
+    "Metric",
     "PaperModel",
     "Round",
     "ServerConfig",
@@ -90,11 +97,13 @@ __all__ = [
     "load_task",
     "load_vector",
     "local_update",
+    "measure",
     "model_layout",
     "pack",
     "restore",
     "save_state",
     "state_dict",
+    "task_metrics",
     "training_pool",
     "unpack",
     "use_one_thread",

@@ -64,6 +64,8 @@ class TaskConfig:
     """At most so many examples per client (exactly so many, if synthetic)."""
     seed: int = 0
     """Seed of the partition and of synthetic data; all clients of a federation share it."""
+    client_metrics: bool = False
+    """Clients measure accuracy and loss of each global model, for the means over all of them."""
     options: tuple[tuple[str, str], ...] = ()
     """Key-value pairs for the user's own task; the built-in tasks refuse any."""
 

@@ -7,16 +7,11 @@ evaluated. Everything else (batches, optimisers, vectors, masks, the network) is
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +21,11 @@ from torch.utils.data import default_collate
 
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.training.config import TaskConfig
+from lightsecagg.training.plugin import load_named
 
 EVALUATION_BATCH = 256
+CLASSIFICATION: Final = {"accuracy": (0.0, 1.0), "loss": (0.0, 10.0)}
+"""Metrics of a classifier; a larger loss counts as the largest."""
 
 
 class Data(Protocol):
@@ -119,20 +117,35 @@ class Task(ABC):
             raise ConfigurationError(
                 f"the task {self.config.task!r} has no test examples to evaluate on"
             )
-        correct, loss = 0, 0.0
-        for batch in batches(data, EVALUATION_BATCH):
-            inputs, targets = _on_device(model, batch)
-            logits = model(inputs)
-            _refuse_bad_labels(targets, logits)
-            loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
-            correct += int((logits.argmax(dim=1) == targets).sum())
-        return {"accuracy": correct / len(data), "loss": loss / len(data)}
+        return _classify(model, data)
 
     @property
     def can_evaluate(self) -> bool:
         """Whether this task says how to evaluate a model, by `test_data` or by `evaluate`."""
         own = type(self)
         return own.test_data is not Task.test_data or own.evaluate is not Task.evaluate
+
+    @property
+    def metrics(self) -> Mapping[str, tuple[float, float]]:
+        """What every client measures in each round: name -> least and largest value.
+
+        Each rides as one more masked coordinate of the upload; the server learns the means,
+        weighted by sample counts. A class attribute will do: `metrics = {"accuracy": (0, 1)}`.
+        Here: accuracy and loss, where `client_metrics` of the configuration asks for them.
+        """
+        return CLASSIFICATION if self.config.client_metrics else {}
+
+    def validation_data(self, client: int) -> Data:
+        """What `measure` uses; here all that the client trains on."""
+        return self.client_data(client)
+
+    def measure(self, model: nn.Module, client: int) -> dict[str, float]:
+        """One client's values of `metrics`, for the global model that a round begins with.
+
+        Here: those of accuracy and mean loss that `metrics` names, on the validation data.
+        """
+        figures = _classify(model, self.validation_data(client))
+        return {name: value for name, value in figures.items() if name in self.metrics}
 
     def shared(self, name: str) -> bool:
         """Whether this state-dict entry is federated. What is not stays as `model()` made it.
@@ -145,6 +158,18 @@ class Task(ABC):
     def options(self) -> dict[str, str]:
         """The `--task-option key=value` pairs of the command line."""
         return dict(self.config.options)
+
+
+def _classify(model: nn.Module, data: Data) -> dict[str, float]:
+    """Accuracy and mean cross-entropy of a classifier."""
+    correct, loss = 0, 0.0
+    for batch in batches(data, EVALUATION_BATCH):
+        inputs, targets = _on_device(model, batch)
+        logits = model(inputs)
+        _refuse_bad_labels(targets, logits)
+        loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        correct += int((logits.argmax(dim=1) == targets).sum())
+    return {"accuracy": correct / len(data), "loss": loss / len(data)}
 
 
 def _on_device(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -174,13 +199,8 @@ def load_task(config: TaskConfig) -> Task:
         from lightsecagg.training.builtin_tasks import builtin_task
 
         return builtin_task(config)
-    module_name, _, attribute = config.task.rpartition(":")
-    module = _load_module(module_name)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise ConfigurationError(
-            f"--task {config.task}: the module {module_name} defines no {attribute!r}"
-        )
+    factory = load_named(config.task, "--task")
+    attribute = config.task.rpartition(":")[2]
     if isinstance(factory, type):
         _check_class(config.task, factory)
     task = factory(config)
@@ -207,29 +227,6 @@ def _check_class(name: str, kind: type) -> None:
             f"--task {name}: {kind.__name__} lacks {' and '.join(missing)}; "
             "`lightsecagg task template` shows what they return"
         )
-
-
-def _load_module(name: str) -> ModuleType:
-    if name.endswith(".py"):
-        path = Path(name).resolve()
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigurationError(f"--task: {path} does not exist")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # A console script does not look in the working directory, and users expect it to.
-        sys.path.append(here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigurationError(
-                f"--task: there is no module {name!r}, neither installed nor in {here}"
-            ) from error
-        raise
 
 
 @lru_cache(maxsize=4)

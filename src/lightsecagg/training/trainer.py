@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightsecagg.errors import ConfigurationError, InputRefused, ParameterError
 from lightsecagg.training.config import LocalConfig, TaskConfig
+from lightsecagg.training.metrics import Metric, metrics_of, to_extras
 from lightsecagg.training.model_vector import Layout, load_vector, vectorize
 from lightsecagg.training.task import Data, Task, as_task, make_batch
 from lightsecagg.training.updates import LocalUpdate, Vector
@@ -60,6 +61,24 @@ def evaluate(task: Task | TaskConfig, model: Vector) -> dict[str, float]:
         load_vector(network, model, Layout.of(network, task.shared))
         network.eval()
         return task.evaluate(network)
+
+
+def task_metrics(task: Task | TaskConfig) -> tuple[Metric, ...]:
+    """What clients measure, in the order in which it rides behind an update."""
+    return metrics_of(as_task(task).metrics)
+
+
+def measure(task: Task | TaskConfig, client: int, model: Vector) -> dict[str, float]:
+    """One client's metrics of the global model, as extras in [-1, 1]: secret, they ride masked."""
+    task = as_task(task)
+    metrics = task_metrics(task)
+    if not metrics:
+        return {}
+    with _seeded(0), torch.no_grad():
+        network = task.model()
+        load_vector(network, model, Layout.of(network, task.shared))
+        network.eval()
+        return to_extras(metrics, task.measure(network, client))
 
 
 def local_update(
