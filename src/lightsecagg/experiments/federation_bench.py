@@ -33,6 +33,7 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
+from lightsecagg.drivers.federation.instructions import Instructions
 from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
@@ -67,6 +68,10 @@ class RandomVectors:
 
     client: int
     dimension: int | None
+
+    def instructed(self, instructions: Instructions) -> RandomVectors:
+        """There is nothing to train."""
+        return self
 
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         """Uniform on [-1, 1]; steered by client and round, so that the sum can be checked."""

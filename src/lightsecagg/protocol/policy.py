@@ -43,6 +43,8 @@ class Policy:
     model: bytes = NO_MODEL
     """Hash of the global model that this client was given (S08). The server must name the same:
     if it could name any, it could name a new one each time and evade `max_attempts`."""
+    instructions: bytes = b""
+    """Hash of how this client was told to train, which the server must name to everybody."""
     buffering: Buffering | None = None
     """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
     max_attempts: int = MAX_ATTEMPTS
@@ -124,6 +126,8 @@ class Policy:
             )
         if settings.model != self.model:
             raise refused("a global model other than the one this client was given")
+        if settings.instructions != self.instructions:
+            raise refused("other instructions for training than those that this client was given")
         if settings.minimum < self.minimum:
             raise refused(
                 f"sums over {settings.minimum} clients, this client demands {self.minimum}"

@@ -68,6 +68,8 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     scale: float
     buffering: Buffering | None
     threshold: int
+    instructions: bytes = b""
+    """Left out where it is empty."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Fields)
@@ -98,11 +100,16 @@ class Settings:
     """The asynchronous mode's settings; `round` then numbers epochs, and `model` is NO_MODEL."""
     threshold: int = 0
     """SecAgg+: how many of its neighbours rebuild a client's secret; 0 stands for U."""
+    instructions: bytes = b""
+    """Hash of how clients are told to train; empty where they are told nothing. All must be told
+    the same: if one alone trained with a large learning rate, the sum would be its update."""
 
     def __post_init__(self) -> None:
         for name in ("session", "allow_list", "model"):
             if len(getattr(self, name)) != HASH_LENGTH:
                 raise ParameterError(f"{name} must be {HASH_LENGTH} bytes")
+        if len(self.instructions) not in (0, HASH_LENGTH):
+            raise ParameterError(f"instructions must be {HASH_LENGTH} bytes, or none")
         if self.round < 0:
             raise ParameterError(f"round {self.round} must not be negative")
         if self.quantizer.field.modulus != self.parameters.modulus:
@@ -200,7 +207,7 @@ class Settings:
     def to_bytes(self) -> bytes:
         """One canonical encoding: what C0 hashes and `Opening` carries."""
         parameters, quantizer = self.parameters, self.quantizer
-        return msgspec.msgpack.encode(
+        fields = msgspec.structs.astuple(
             _Fields(
                 protocol=self.protocol,
                 threat_model=parameters.threat_model,
@@ -223,8 +230,10 @@ class Settings:
                 scale=quantizer.scale,
                 buffering=self.buffering,
                 threshold=self.threshold,
+                instructions=self.instructions,
             )
         )
+        return msgspec.msgpack.encode(fields if self.instructions else fields[:-1])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Settings:
@@ -265,6 +274,7 @@ class Settings:
             neighbours=fields.neighbours,
             buffering=fields.buffering,
             threshold=fields.threshold,
+            instructions=fields.instructions,
         )
         if settings.to_bytes() != data:
             raise DecodeError("malformed settings: not in their one canonical form")

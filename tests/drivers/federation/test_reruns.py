@@ -78,6 +78,12 @@ class SameModel:
     def apply(self, aggregate: Any, samples: int, completed: int) -> None:
         self.results.append(aggregate.copy())
 
+    def instructions(self, completed: int) -> None:
+        return None
+
+    def metrics(self, aggregate: Any, rounding: float) -> dict[str, Any]:
+        return {}
+
     def evaluate(self) -> dict[str, float]:
         return {}
 

@@ -47,6 +47,12 @@ class Averages:
         self._job.apply(aggregate, samples, completed)
         self.models.append(np.frombuffer(self._job.model(), "<f4").astype(np.float64))
 
+    def instructions(self, completed: int) -> None:
+        return None
+
+    def metrics(self, aggregate: Any, rounding: float) -> dict[str, Any]:
+        return {}
+
     def evaluate(self) -> dict[str, float]:
         return self._job.evaluate()
 

@@ -96,6 +96,8 @@ class _Round:
     number: int
     model: bytes = field(repr=False)
     bound: float
+    instructions: bytes = b""
+    """Hash of what came with the model."""
     party: RoundClient | None = None
     """Made when the opening tells which protocol is spoken."""
     codec: Codec | None = None
@@ -156,7 +158,8 @@ class FederationClient:
         self._executor = executor
         self._own_executor = False
         self._busy: asyncio.Future[Update] | None = None
-        self._trained: tuple[tuple[bytes, float], Update] | None = None
+        self._trained: tuple[tuple[bytes, float], Update, bytes] | None = None
+        """From which model and bound, the update, and by which instructions."""
         self._unremembered = -1
         """A round with an upload of this client's of which its ledger knows nothing."""
         self._round: _Round | None = None
@@ -331,7 +334,9 @@ class FederationClient:
 
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
-        round_ = self._round = _Round(message.round, message.model, message.bound)
+        asked = message.instructions
+        digest = b"" if asked is None else asked.digest
+        round_ = self._round = _Round(message.round, message.model, message.bound, digest)
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
         self._tell("round %d begins%s", message.round, source)
         if self._unremembered > self._ledger.last_round:
@@ -344,30 +349,41 @@ class FederationClient:
             )
             await self._withdraw(round_, "its ledger is older than its latest upload")
             return
-        training = self._train(message, round_)
+        try:
+            job = self._job if asked is None else self._job.instructed(asked)
+        except RemoteProtocolError as error:
+            self._warn("round %d: %s", message.round, error)
+            await self._withdraw(round_, str(error))
+            return
+        if isinstance(job, TrainingClient) and job.set_by_server:
+            self._tell("round %d: the server sets %s", message.round, job.set_by_server)
+        training = self._train(message, round_, job)
         round_.training = asyncio.create_task(training)
         if self._table.overlap == "off":
             # One after the other: nothing else is done until training has ended.
             await asyncio.wait({round_.training})
 
-    async def _train(self, message: RoundModel, round_: _Round) -> Update:
+    async def _train(self, message: RoundModel, round_: _Round, job: ClientJob) -> Update:
         if self._busy is not None and not self._busy.done():
             # The training of a round that went on without this client cannot be interrupted.
             await asyncio.wait({self._busy})
         start, began = time.time(), time.monotonic()
         task = (hash_model(message.model), message.bound)
         if message.model and self._trained is not None and self._trained[0] == task:
-            # A repeat must bring the same update, and not every processor computes it twice (S42).
+            # A repeat must bring the same update, and not every processor computes it twice; with
+            # other instructions none would (S42).
             self._tell("round %d: its update from this model is used again", message.round)
+            if self._trained[2] != round_.instructions:
+                self._warn("round %d: the server now asks for other settings", round_.number)
             return self._trained[1]
         loop = asyncio.get_running_loop()
         self._busy = loop.run_in_executor(
-            self._pool(), self._job.compute, message.model, message.round, message.bound
+            self._pool(), job.compute, message.model, message.round, message.bound
         )
         # When the round is abandoned nobody asks for the result, nor for the error.
         self._busy.add_done_callback(lambda done: done.cancelled() or done.exception())
         update = await asyncio.shield(self._busy)
-        self._trained = (task, update)
+        self._trained = (task, update, round_.instructions)
         seconds = time.monotonic() - began
         self._tell("round %d: its update is ready after %.1f s", message.round, seconds)
         round_.spans.append({"phase": "training", "start": start, "end": time.time()})
@@ -453,7 +469,9 @@ class FederationClient:
             raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
         # Where vectors are summed that descend from no model, each round is its own.
         model = hash_model(round_.model or round_.number.to_bytes(8, "big"))
-        policy = replace(self._policy, protocols=(protocol,), model=model)
+        policy = replace(
+            self._policy, protocols=(protocol,), model=model, instructions=round_.instructions
+        )
         return client_party(self._table.id, self._identity, policy, self._ledger)
 
     async def _hand_over(self, training: asyncio.Task[Update]) -> None:

@@ -17,7 +17,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from lightsecagg.drivers.federation.selection import Sampling
 from lightsecagg.errors import ConfigurationError, DecodeError
@@ -36,6 +44,19 @@ def _registered(protocol: str) -> str:
 
 
 RegisteredProtocol = Annotated[str, AfterValidator(_registered)]
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _ordered(bounds: tuple[Number, Number]) -> tuple[Number, Number]:
+    if not bounds[0] <= bounds[1]:
+        raise ValueError("write [least, largest]")
+    return bounds
+
+
+Range = Annotated[tuple[Number, Number], AfterValidator(_ordered)]
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Table(BaseModel):
@@ -119,13 +140,54 @@ class RoundsTable(Table):
     """Of the lots."""
 
 
+class AcceptTable(Table):
+    """[training.accept] client: which settings of local training the server may choose.
+
+    Least and largest value; without a range, the client's own value only.
+    """
+
+    epochs: Range[int] | None = None
+    batch_size: Range[int] | None = None
+    learning_rate: Range[float] | None = None
+
+
+class DecayTable(Table):
+    """[training.schedule.decay] server: the learning rate falls as rounds are completed."""
+
+    factor: float = Field(gt=0, le=1)
+    every: int = Field(default=1, ge=1)
+    """Completed rounds between two steps."""
+    least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """It falls no further than this."""
+
+
+class ScheduleTable(Table):
+    """[training.schedule] server: settings of local training that change with the rounds.
+
+    `{1 = 5, 20 = 1}` is 5 from the first and 1 from the twentieth completed round on; before the
+    first that is named, the value of [training.local] holds.
+    """
+
+    epochs: dict[PositiveInt, PositiveInt] = {}
+    batch_size: dict[PositiveInt, PositiveInt] = {}
+    learning_rate: dict[PositiveInt, PositiveFinite] = {}
+    decay: DecayTable | None = None
+    """Of the learning rate, whichever of the two tables it comes from."""
+
+
 class TrainingTable(Table):
     """[training] a PyTorch task; the same on the server and on every client."""
 
     task: dict[str, Any] = Field(default_factory=lambda: {"task": "digits"})
     """`TaskConfig`: task, clients, data_dir, partition, seed, ..."""
     local: dict[str, Any] = Field(default_factory=dict)
-    """`LocalConfig`: epochs, batch_size, learning_rate, algorithm, ..."""
+    """`LocalConfig`: epochs, batch_size, learning_rate, algorithm, ... What the server names here
+    it tells its clients, who refuse a round that asks for anything but their own, or accepted,
+    value."""
+    accept: AcceptTable = AcceptTable()
+    """Ranges in which the server may choose (client only)."""
+    schedule: ScheduleTable = ScheduleTable()
+    """What changes from round to round (server only)."""
     server: dict[str, Any] = Field(default_factory=dict)
     """`ServerConfig`: algorithm, learning_rate, ... (server only)"""
     seed: int = 0

@@ -13,11 +13,12 @@ from typing import Annotated, get_args
 
 import msgspec
 
+from lightsecagg.drivers.federation.instructions import Instructions
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.wire import kind_of
 
-VERSION = 2
+VERSION = 3
 """Of control and protocol messages together: both sides must speak the same."""
 _ROUND = struct.Struct("<BQ")
 
@@ -50,6 +51,8 @@ class RoundModel(Control, frozen=True):
     """float32, little-endian; empty when vectors are aggregated without training."""
     bound: float
     """The largest entry of an update in this round, as the settings will say too."""
+    instructions: Instructions | None = None
+    """How to train, if there is anything to train; the settings will name their hash."""
 
     def __repr__(self) -> str:
         return f"RoundModel(round={self.round}, {len(self.model)} bytes)"

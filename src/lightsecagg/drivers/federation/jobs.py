@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,11 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
-from lightsecagg.errors import ConfigurationError, JournalError
-from lightsecagg.foreign import reading
+from lightsecagg.drivers.federation.instructions import Instructions, of_metrics
+from lightsecagg.drivers.federation.observer import MetricMean
+from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
+from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
+from lightsecagg.foreign import reading, shown
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
 from lightsecagg.training.config import LocalConfig, TaskConfig
+from lightsecagg.training.metrics import Metric
 
 Reals = NDArray[np.float64]
 
@@ -38,8 +42,14 @@ class ServerJob(Protocol):
     def model(self) -> bytes:
         """What clients start from; empty if there is nothing to train."""
 
+    def instructions(self, completed: int) -> Instructions | None:
+        """How clients are to train in the round after so many completed ones; None: not at all."""
+
     def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
         """Take the average (or sum) of a round."""
+
+    def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
+        """What clients measured, on average; `rounding` bounds the error of an entry."""
 
     def evaluate(self) -> dict[str, float]:
         """Figures to report of what there is now; slow."""
@@ -57,6 +67,9 @@ class ClientJob(Protocol):
     @property
     def dimension(self) -> int | None:
         """Entries of an update, if that is known before the first model arrives."""
+
+    def instructed(self, instructions: Instructions) -> ClientJob:
+        """The job of a round with these instructions; `RemoteProtocolError` if it refuses them."""
 
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         """Train, or read the vector; slow."""
@@ -108,6 +121,14 @@ class VectorServer:
         """Nothing to train from."""
         return b""
 
+    def instructions(self, completed: int) -> Instructions | None:
+        """Nothing to train."""
+        return None
+
+    def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
+        """Nothing is measured."""
+        return {}
+
     def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
         """Keep and write the result."""
         self.result = aggregate
@@ -142,6 +163,10 @@ class VectorClient:
             raise ConfigurationError("[vectors] input must name this client's .npy or .npz file")
         self._input = table.input
         self.dimension: int | None = _read_vector(self._input)[0].size
+
+    def instructed(self, instructions: Instructions) -> VectorClient:
+        """A server that trains is another kind of federation."""
+        raise RemoteProtocolError("the server trains a model; this client's file has [vectors]")
 
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         """Read the file."""
@@ -190,20 +215,38 @@ class TrainingServer:
             training.model_layout(self._task),
             local=self._local,
         )
-        self._bound = bound
+        self._bound, self._table = bound, table
         self._vector = training.initial_model(self._task, seed=table.seed)
-        self.dimension = self._vector.size + len(self._local.extras)
+        self._metrics = training.task_metrics(self._task)
+        self._extras = (*self._local.extras, *(metric.name for metric in self._metrics))
+        self.dimension = self._vector.size + len(self._extras)
 
     def model(self) -> bytes:
         """The global model, float32, little-endian."""
         return self._vector.astype("<f4", copy=False).tobytes()
 
+    def instructions(self, completed: int) -> Instructions:
+        """What [training.local] names and the schedule says, and the metrics of the task."""
+        named = {name: getattr(self._local, name) for name in self._table.local}
+        changing = scheduled(self._table.schedule, self._local, completed)
+        return Instructions(named | changing, of_metrics(self._metrics))
+
     def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
         """Step the server optimiser."""
         average = self._training.unpack(
-            aggregate.astype(np.float32), self._local.extras, bound=self._bound
+            aggregate.astype(np.float32), self._extras, bound=self._bound
         )
         self._vector = self._optimizer.step(self._vector, average)
+
+    def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
+        """The last coordinates, in the task's own units."""
+        tail = aggregate[aggregate.size - len(self._metrics) :] / self._bound
+        return {
+            metric.name: MetricMean(
+                metric.from_extra(float(mean)), metric.error(rounding / self._bound)
+            )
+            for metric, mean in zip(self._metrics, tail, strict=True)
+        }
 
     def evaluate(self) -> dict[str, float]:
         """The task's figures; none where it has no test data, as at many a server."""
@@ -237,21 +280,55 @@ class TrainingClient:
     secret: bytes = field(repr=False)
     """`Ledger.training_secret`"""
     dimension: int | None = None
+    instructions: Instructions | None = None
+    """Of the server, accepted; None leaves this client to its own settings."""
+
+    @property
+    def local(self) -> LocalConfig:
+        """The settings to train with."""
+        if self.instructions is None:
+            return self._own
+        return adopt(self.instructions, self._own, self.table.accept)
+
+    @property
+    def set_by_server(self) -> str:
+        """Which settings are not this client's own, in words; empty if all are."""
+        return differences(self.local, self._own)
+
+    @property
+    def _own(self) -> LocalConfig:
+        own: LocalConfig = _build(LocalConfig, "local", self.table.local)
+        return own
+
+    def instructed(self, instructions: Instructions) -> TrainingClient:
+        """The same with the server's settings, if this client's file accepts them."""
+        adopt(instructions, self._own, self.table.accept)
+        return replace(self, instructions=instructions)
 
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         """Local training from the global model; the same model gives the same update (S42)."""
         from lightsecagg import training
 
-        config = task_of(self.table)
-        local = _build(LocalConfig, "local", self.table.local)
+        task, vector = task_of(self.table), np.frombuffer(model, dtype="<f4")
+        self._check_metrics(training.task_metrics(task))
         update = training.local_update(
-            config,
+            task,
             self.client,
-            np.frombuffer(model, dtype="<f4"),
-            local,
+            vector,
+            self.local,
             seed=int.from_bytes(derive_key(self.secret, hash_model(model), "seed of training")),
         )
+        extras = {**update.extras, **training.measure(task, self.client, vector)}
+        update = replace(update, extras=extras)
         return Update(training.pack(update, bound=bound), update.samples)
+
+    def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:
+        """Coordinates that the server would read otherwise must not be uploaded."""
+        if self.instructions is not None and self.instructions.metrics != of_metrics(metrics):
+            raise ConfigurationError(
+                f"this client's task measures {of_metrics(metrics)}, the server's "
+                f"{shown(self.instructions.metrics)}: (name, least, largest); use the same task"
+            )
 
 
 def _check_checkpoint(found: int, expected: int) -> None:

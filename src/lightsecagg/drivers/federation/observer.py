@@ -47,6 +47,16 @@ class PhaseRecord:
         return asdict(self) | {"end": self.start + self.seconds}
 
 
+@dataclass(frozen=True, slots=True)
+class MetricMean:
+    """What the clients measured on their own data, on average over all that are included."""
+
+    mean: float
+    """Weighted by sample counts."""
+    error: float
+    """How far rounding may have moved it."""
+
+
 @dataclass(slots=True)
 class RoundRecord:
     """One round, as the server saw it."""
@@ -63,6 +73,8 @@ class RoundRecord:
     """Phase -> clients that were given up in it."""
     refusals: dict[str, int] = field(default_factory=dict)
     """Why messages were refused, and how often."""
+    withdrawn: dict[str, list[int]] = field(default_factory=dict)
+    """Why clients sat the round out, in their own words -> who did."""
     late: dict[str, int] = field(default_factory=dict)
     aborted: str | None = None
     spoilt: bool = False
@@ -73,6 +85,11 @@ class RoundRecord:
     phases: dict[str, PhaseRecord] = field(default_factory=dict)
     samples: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    """The server's own evaluation of the model after this round."""
+    metrics: dict[str, MetricMean] = field(default_factory=dict)
+    """The clients' evaluation of the model before it."""
+    local: dict[str, int | float | str] = field(default_factory=dict)
+    """Settings of local training that the clients were told."""
     quantisation_step: float = 0.0
     """1 / c_l: the rounding error of one weighted entry is below it."""
 
@@ -80,6 +97,14 @@ class RoundRecord:
     def seconds(self) -> float:
         """How long the round took: its phases follow each other."""
         return sum(phase.seconds for phase in self.phases.values())
+
+    def told_figures(self) -> list[str]:
+        """Figures by their own names; the clients' with what rounding may have done to them."""
+        measured = [
+            f"clients' {name} {metric.mean:.4g} \u00b1 {metric.error:.1g}"
+            for name, metric in self.metrics.items()
+        ]
+        return [f"{name} {value:.4g}" for name, value in self.figures.items()] + measured
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

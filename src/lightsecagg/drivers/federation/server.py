@@ -308,10 +308,12 @@ class FederationServer:
 
     async def _run_round(self, invited: list[int]) -> RoundRecord:
         number, model = self._journal.next_round(), self._job.model()
+        instructions = self._job.instructions(self._completed)
         settings = replace(
             self._settings,
             round=number,
             model=hash_model(model or number.to_bytes(8, "big")),
+            instructions=b"" if instructions is None else instructions.digest,
         )
         self._journal.open_round(settings)
         count = len(invited)
@@ -320,13 +322,17 @@ class FederationServer:
         )
         party = RoundServer(settings, self._allow_list, invited, keep=self._keep(number))
         self._peers.backlog = backlog_limit(settings, len(model))
-        announcement = pack_control(RoundModel(number, model, settings.quantizer.bound))
+        announcement = pack_control(
+            RoundModel(number, model, settings.quantizer.bound, instructions)
+        )
         uploaders = self._journal.uploaders()
         for client in invited:
             if client in uploaders:
                 self._peers.post(client, pack_control(UploadStored(uploaders[client])))
             self._peers.post(client, announcement)
-        return await self._finish(self._driver(party, invited), party.start())
+        driver = self._driver(party, invited)
+        driver.record.local = {} if instructions is None else dict(instructions.local)
+        return await self._finish(driver, party.start())
 
     def _keep(self, number: int) -> Keep:
         """Of an upload, which is stored before the party hears of it, where it is stored."""
@@ -401,7 +407,7 @@ class FederationServer:
             reason = "round %d was aborted after %.1f s: %s"
             log.warning(reason, record.round, record.seconds, record.aborted)
             return
-        figures = "".join(f"; {name} {value:.4g}" for name, value in record.figures.items())
+        figures = "".join(f"; {text}" for text in record.told_figures())
         log.info(
             "round %d is done after %.1f s: %d of %d clients included%s (%s)",
             record.round,
@@ -421,6 +427,8 @@ class FederationServer:
                 settings.average, aggregate.total, len(aggregate.included)
             )
             await asyncio.to_thread(self._job.apply, average, samples, completed)
+            rounding = len(aggregate.included) * record.quantisation_step / samples
+            record.metrics = self._job.metrics(average, rounding)
             after = self._job.save()
         except (ConfigurationError, JournalError):
             raise  # nobody lied: whoever mends it and starts again resumes this round

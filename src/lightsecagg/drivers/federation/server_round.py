@@ -150,7 +150,8 @@ class ServerRound:
             case Misbehaved(client, reason):
                 self._drop(client, reason)
             case Spoke(client, Withdraw(number, reason)):
-                if number == self.number:
+                if number == self.number and client in self.members and client not in self._lost:
+                    self.record.withdrawn.setdefault(shown(reason), []).append(client)
                     self._drop(client, f"it withdraws: {shown(repr(reason))}")
             case Spoke(client, (number, body)):
                 if number != self.number:
