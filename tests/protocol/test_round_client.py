@@ -212,7 +212,7 @@ def proposals() -> dict[str, tuple[Settings, Policy, str]]:
         "a huge dimension": (
             replace(settings, dimension=MAX_UNANNOUNCED_DIMENSION + 1),
             policy,
-            "says so in its policy",
+            "max_dimension = 67108864; a client that expects such vectors raises it",
         ),
         "another model": (settings, replace(policy, model=hash_model(b"mine")), "global model"),
         "a model that was not given": (
@@ -750,7 +750,7 @@ def test_S01_every_setting_is_bounded_by_the_policy_or_said_to_be_free() -> None
     """A new setting needs a decision: what may a server propose that a client cannot refuse?"""
     bounded = {"protocol", "threat_model", "share_mode", "session", "round", "allow_list", "model"}
     bounded |= {"clients", "privacy", "survivors", "dimension", "bound", "neighbours", "threshold"}
-    bounded |= {"buffering", "point_rule"}
+    bounded |= {"buffering", "point_rule", "instructions"}
     free = {"dropouts", "modulus", "weighted", "max_samples", "scale"}
     names = {field.name for field in msgspec.structs.fields(_Fields)}
     assert names == bounded | free

@@ -39,7 +39,9 @@ class Policy:
     protocols: tuple[str, ...] = (ProtocolName.LIGHTSECAGG,)
     dimension: int | None = None
     """The length of the vectors this client contributes, if it is known in advance; otherwise
-    the server may ask for at most `MAX_UNANNOUNCED_DIMENSION`, lest it exhaust the memory."""
+    the server may ask for at most `max_dimension`, lest it exhaust the memory."""
+    max_dimension: int = MAX_UNANNOUNCED_DIMENSION
+    """The longest vector that it takes part with where `dimension` is not known in advance."""
     model: bytes = NO_MODEL
     """Hash of the global model that this client was given (S08). The server must name the same:
     if it could name any, it could name a new one each time and evade `max_attempts`."""
@@ -119,10 +121,10 @@ class Policy:
             raise refused("other asynchronous settings than this client's")
         if self.dimension is not None and settings.dimension != self.dimension:
             raise refused(f"dimension {settings.dimension}, this client's is {self.dimension}")
-        if self.dimension is None and settings.dimension > MAX_UNANNOUNCED_DIMENSION:
+        if self.dimension is None and settings.dimension > self.max_dimension:
             raise refused(
-                f"dimension {settings.dimension}, beyond {MAX_UNANNOUNCED_DIMENSION}; a client "
-                "that expects such vectors says so in its policy"
+                f"dimension {settings.dimension}, beyond this client's max_dimension = "
+                f"{self.max_dimension}; a client that expects such vectors raises it"
             )
         if settings.model != self.model:
             raise refused("a global model other than the one this client was given")

@@ -119,7 +119,7 @@ class Settings:
         if self.length > MAX_LENGTH:
             raise ParameterError(
                 f"dimension d = {self.dimension} is too large: an upload has at most "
-                f"{MAX_LENGTH} elements; sum the vector in parts"
+                f"{MAX_LENGTH} elements"
             )
         self.traits.check(self)
 

@@ -7,10 +7,11 @@ import gc
 import logging
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_federation import Federation
+from small_federation import DIMENSION, Federation
 
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
@@ -201,3 +202,19 @@ def test_R39_sixty_clients_are_summed(tmp_path: Path) -> None:
     (record,) = asyncio.run(federation.run(wait_for_clients=100, **phases))
     assert record.included == list(range(60))
     federation.check(record)
+
+
+def test_S01_a_client_that_expects_a_larger_model_says_so_in_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A training client learns the length of updates with the model: its file bounds it."""
+    federation = Federation(tmp_path)
+    for client, limit in ((5, DIMENSION - 1), (6, DIMENSION)):
+        job = federation.jobs[client]
+        federation.jobs[client] = SimpleNamespace(dimension=None, compute=job.compute)
+        federation.client_tables[client] = {"max_dimension": limit}
+    with caplog.at_level(logging.INFO, "lightsecagg"):
+        (record,) = asyncio.run(federation.run(number=1, advertise=600.0))
+    assert record.dropped == {"advertise": [5]}
+    reason = f"dimension {DIMENSION}, beyond this client's max_dimension = {DIMENSION - 1}"
+    assert any(reason in item.getMessage() for item in caplog.records)

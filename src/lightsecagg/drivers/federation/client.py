@@ -141,6 +141,7 @@ class FederationClient:
             threat_model=table.threat_model,
             protocols=table.protocols,
             dimension=job.dimension,
+            max_dimension=table.max_dimension,
             max_attempts=table.max_attempts,
             max_openings=table.max_openings,
             minimum=table.minimum,

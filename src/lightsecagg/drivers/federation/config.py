@@ -31,6 +31,7 @@ from lightsecagg.drivers.federation.selection import Sampling
 from lightsecagg.errors import ConfigurationError, DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
 ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
@@ -240,6 +241,9 @@ class ClientTable(Table):
     entry of an update, by who is missing from the sum."""
     scale: float | None = Field(default=None, gt=0)
     """The least c_l, steps per unit of an update; left out, as the server likes."""
+    max_dimension: int = Field(default=MAX_UNANNOUNCED_DIMENSION, gt=0)
+    """The longest update that it trains and masks: parameters of the model, lest a server that
+    asks for more exhaust the memory."""
     max_share_bytes: int | None = Field(default=None, gt=0)
     """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")
