@@ -96,3 +96,13 @@ def test_requirements_that_are_said_to_be_tested_are() -> None:
 def test_tests_name_only_requirements_that_are_listed() -> None:
     listed = {row["id"] for row in COVERAGE.finditer(read("docs/security.md"))}
     assert set(requirements_with_tests()) <= listed
+
+
+def test_the_version_to_cite_is_the_version_that_is_built() -> None:
+    def version(name: str, pattern: str) -> str:
+        found = re.search(pattern, read(name), re.M)
+        assert found is not None
+        return found[1]
+
+    built = version("pyproject.toml", r'^version = "(.*)"$')
+    assert version("CITATION.cff", r"^version: (.*)$") == built
