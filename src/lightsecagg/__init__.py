@@ -6,7 +6,7 @@
 and, to run the protocols over your own transport (docs/own-transport.md):
 
     client_party, server_party        one party in one round: messages in, outputs out
-    Send, NeedInput, Compute, Aggregate, RoundAborted     what they return
+    Send, NeedInput, Persist, Compute, Aggregate, RoundAborted     what they return
     at_once                           runs the jobs that a server asks for
     Settings, Policy, AllowList, Quantizer       what a round is, and what a client accepts
     ThreatModel, ShareMode, hash_model, every error of lightsecagg.errors
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         SERVER,
         Aggregate,
         NeedInput,
+        Persist,
         RoundAborted,
         Send,
         Update,
@@ -93,6 +94,7 @@ __all__ = [
     "ParameterError",
     "Parameters",
     "PeerGone",
+    "Persist",
     "Policy",
     "ProtocolError",
     "ProtocolName",
@@ -148,6 +150,7 @@ _HOMES = {
         "SERVER",
         "Aggregate",
         "NeedInput",
+        "Persist",
         "RoundAborted",
         "Send",
         "Update",

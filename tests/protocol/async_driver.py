@@ -129,7 +129,7 @@ class AsyncFederation(Links):
         )
         self.publishes = publish
         clients = {
-            client: AsyncLightSecAggClient(client, key, self.policy, Ledger())
+            client: AsyncLightSecAggClient(client, key, self.policy, Ledger.volatile())
             for client, key in self.keys.items()
         }
         super().__init__(server, clients, Codec(self.field))

@@ -140,7 +140,7 @@ class Federation:
     ) -> RoundClient:
         """A client with the ledger that it had in its last round."""
         source = {} if entropy is None else {"entropy": entropy}
-        ledger = self.ledgers.setdefault(client, Ledger(**source))
+        ledger = self.ledgers.setdefault(client, Ledger.volatile(**source))
         identity = self.identities[client]
         return kind(client, identity, self.policy(**policy), ledger, **source)
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from lightsecagg.drivers.local import Packet, Wire
-from lightsecagg.protocol.interface import SERVER
+from lightsecagg.protocol.interface import SERVER, Persist, UploadTaken
+from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.messages import Message
 
 Link = tuple[int, int]
 """Sender and recipient."""
+
+
+def stored(server: Any, outputs: Sequence[object]) -> list[object]:
+    """The outputs of a durable server's call, the uploads among them stored: in memory."""
+    done: list[object] = []
+    for output in outputs:
+        if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
+            kept = UploadInMemory(output.record.upload.vector)
+            done += stored(server, server.stored(output.record, kept))
+        else:
+            done.append(output)
+    return done
 
 
 class Links(Wire):
@@ -37,6 +52,11 @@ class Links(Wire):
     def lose(self, sender: int, recipient: int) -> list[Packet]:
         """Everything on a link is lost; what it was."""
         return [self.take(sender, recipient) for _ in self.on(sender, recipient)]
+
+    def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
+        """A durable server's uploads are stored on the spot."""
+        kept = stored(self.server, outputs) if party == SERVER else outputs
+        return super().compute(party, kept)
 
     def _queue(self, recipient: int) -> deque[Packet]:
         return self.up if recipient == SERVER else self.down

@@ -7,7 +7,7 @@ out or counted twice shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import parts_of, whole
+from links import stored
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.local import Packet, Wire
@@ -101,7 +102,9 @@ class Federation(Wire):
         self.settings = self.make_settings()
         server = RoundServer(self.settings, self.allow_list, self.ids)
         clients = {
-            client: self.client_class(client, self.identities[client], self.policy(), Ledger())
+            client: self.client_class(
+                client, self.identities[client], self.policy(), Ledger.volatile()
+            )
             for client in self.ids
         }
         Wire.__init__(self, server, clients, Codec(self.number_field))
@@ -178,6 +181,11 @@ class Federation(Wire):
                 self.call(party, partial(self.clients[party].set_input, self.update(party)))
             case Aggregate() | RoundAborted() if party == SERVER:
                 self.result = output
+
+    def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
+        """A durable server's uploads are stored on the spot."""
+        kept = stored(self.server, outputs) if party == SERVER else outputs
+        return super().compute(party, kept)
 
     def carry(self, packet: Packet) -> Iterable[Packet]:
         """Every share by itself, so that it can be lost by itself."""

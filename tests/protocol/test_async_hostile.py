@@ -620,9 +620,11 @@ def test_S47_a_buffer_whose_average_is_beyond_the_bound_is_refused(lie: int) -> 
 def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
-        AsyncLightSecAggClient(0, fed.keys[1], fed.policy, Ledger())
+        AsyncLightSecAggClient(0, fed.keys[1], fed.policy, Ledger.volatile())
     with pytest.raises(ParameterError, match="needs a policy with buffering"):
-        AsyncLightSecAggClient(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger())
+        AsyncLightSecAggClient(
+            0, fed.keys[0], replace(fed.policy, buffering=None), Ledger.volatile()
+        )
 
 
 # -- what integer weights leak -----------------------------------------------------------------

@@ -428,7 +428,9 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     fed.settings = replace(fed.settings, round=2)
     fed.server = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4)
     for client in range(1, 6):
-        fed.clients[client] = AsyncLightSecAggClient(client, fed.keys[client], fed.policy, Ledger())
+        fed.clients[client] = AsyncLightSecAggClient(
+            client, fed.keys[client], fed.policy, Ledger.volatile()
+        )
     fed.open()
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         next_epoch.set_input(update, 0, model_of(0))

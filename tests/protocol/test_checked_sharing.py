@@ -15,6 +15,7 @@ from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network
 from film import Film
 from hypothesis import given
 from hypothesis import strategies as st
+from links import stored
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy
@@ -407,7 +408,7 @@ def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
     )
     for sender, _, data in network.wire:
         if isinstance(message := federation.codec.decode(data), MaskedUpload):
-            resumed.receive(sender, message)
+            stored(resumed, resumed.receive(sender, message))
     network.server = resumed
     network.send(SERVER, resumed.request_for(last))
     network.train(last)

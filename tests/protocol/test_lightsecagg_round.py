@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,8 @@ import pytest
 from driver import HONEST, MALICIOUS, MODULI, PAPER, SEEDED, Federation, Network
 
 from lightsecagg.errors import LocalProtocolError, ParameterError
-from lightsecagg.field.prime import Elements
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send
-from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -29,7 +26,6 @@ from lightsecagg.protocol.messages import (
     SurvivorSignature,
 )
 from lightsecagg.protocol.round_client import Closed
-from lightsecagg.protocol.round_server import RoundServer
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED), MODULI))
 
@@ -387,28 +383,6 @@ def test_a_server_checks_whom_it_invites(invited: tuple[int, ...], match: str) -
     federation = Federation()
     with pytest.raises(ParameterError, match=match):
         type(federation.network().server)(federation.settings(), federation.allow_list, invited)
-
-
-def test_a_server_keeps_what_it_is_told_to_keep_and_nothing_after_the_sum() -> None:
-    federation = Federation()
-    kept: dict[int, weakref.ref[UploadInMemory]] = {}
-
-    def keep(client: int, vector: Elements) -> Upload:
-        upload = Remembered(vector.copy())
-        kept[client] = weakref.ref(upload)
-        return upload
-
-    network = federation.network()
-    network.server = RoundServer(federation.settings(), federation.allow_list, keep=keep)
-    network.start().run(until=lambda: len(kept) == 2)
-    assert all(reference() is not None for reference in kept.values())
-    network.finish().assert_exact(federation.ids)
-    assert kept.keys() == set(federation.ids)
-    assert all(reference() is None for reference in kept.values())
-
-
-class Remembered(UploadInMemory):
-    """An upload that can be referred to weakly."""
 
 
 def test_a_second_different_upload_or_answer_of_one_client_is_refused() -> None:

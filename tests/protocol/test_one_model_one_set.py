@@ -75,7 +75,7 @@ class Ours(Rule):
     """The ledger itself."""
 
     def __init__(self, attempts: int = 2) -> None:
-        self.ledger, self.attempts = Ledger(), attempts
+        self.ledger, self.attempts = Ledger.volatile(), attempts
 
     def upload(self) -> bool:
         try:
@@ -257,7 +257,7 @@ def test_S42_attack_a_rerun_without_the_victim_with_updates_trained_again(
 ) -> None:
     federation = Federation(7, 1, 2, 4, threat_model)
     victim = federation.ids[-1]
-    federation.ledgers = {c: OldLedger() for c in federation.ids}
+    federation.ledgers = {c: OldLedger.volatile() for c in federation.ids}
     first, second = rerun(federation, by_ulps, absent=[victim])
     learnt = difference(federation, first, second)
     np.testing.assert_array_equal(learnt, federation.exact_sum([first.inputs[victim]]))
@@ -322,7 +322,7 @@ def test_S42_every_setting_that_decides_about_the_numbers_is_part_of_the_reading
 
 def test_S42_other_vectors_where_there_is_no_model_and_a_spent_one_under_none() -> None:
     """Nothing ties two vectors without a model together; each of them is summed once."""
-    ledger = Ledger()
+    ledger = Ledger.volatile()
     first, second = (ledger.fingerprint(Update(np.full(3, x))) for x in (1.0, 2.0))
     ledger.check_update(NO_MODEL, first, b"first")
     ledger.count_upload(NO_MODEL, b"first")
@@ -335,7 +335,7 @@ def test_S42_other_vectors_where_there_is_no_model_and_a_spent_one_under_none() 
 
 
 def test_S42_an_update_that_was_spent_for_one_model_is_no_repeat_for_another() -> None:
-    ledger, other = Ledger(), hash_model(b"another")
+    ledger, other = Ledger.volatile(), hash_model(b"another")
     update = ledger.fingerprint(UPDATE)
     for model in (MODEL, other):
         ledger.check_update(model, update, b"commitment")
@@ -364,12 +364,12 @@ def coins(ledger: Ledger, model: bytes = MODEL, reading: bytes = b"r", **update:
 
 def test_S42_coins_repeat_with_the_upload_and_with_nothing_else() -> None:
     """Equal coins for two updates of one model would round what they share alike."""
-    ledger = Ledger()
+    ledger = Ledger.volatile()
     again = Ledger.from_bytes(ledger.to_bytes())
     assert coins(ledger) == coins(again)
     drawn = [
         coins(ledger),
-        coins(Ledger()),  # the key: whoever knows model and update knows no coin
+        coins(Ledger.volatile()),  # the key: whoever knows model and update knows no coin
         coins(ledger, model=hash_model(b"another")),
         coins(ledger, reading=b"another"),
         coins(ledger, samples=2),

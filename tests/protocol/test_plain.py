@@ -82,10 +82,10 @@ def test_S01_no_server_talks_a_secure_client_into_plain_summation(
     secure = federation.policy(protocols=protocols)
     opening = Opening(federation.settings.to_bytes())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
-        RoundClient(client, identity, secure, Ledger()).receive(SERVER, opening)
+        RoundClient(client, identity, secure, Ledger.volatile()).receive(SERVER, opening)
     mixed = federation.policy(protocols=(*protocols, ProtocolName.PLAIN))
     with pytest.raises(ParameterError, match=r"one protocol, but the policy names .*, plain"):
-        RoundClient(client, identity, mixed, Ledger())
+        RoundClient(client, identity, mixed, Ledger.volatile())
 
 
 def test_S01_default_policy_does_not_name_plain() -> None:
@@ -93,7 +93,7 @@ def test_S01_default_policy_does_not_name_plain() -> None:
     client = federation.ids[0]
     default = Policy(federation.allow_list, federation.settings.session, privacy=2)
     assert ProtocolName.PLAIN not in default.protocols
-    party = RoundClient(client, federation.identities[client], default, Ledger())
+    party = RoundClient(client, federation.identities[client], default, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 

@@ -239,7 +239,7 @@ def test_S01_settings_that_fall_short_of_the_policy_are_refused(name: str) -> No
     settings, policy, match = proposals()[name]
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     me = federation.ids[0]
-    client = RoundClient(me, federation.identities[me], policy, Ledger())
+    client = RoundClient(me, federation.identities[me], policy, Ledger.volatile())
     before = client.snapshot()
     with pytest.raises(RemoteProtocolError, match=match):
         client.receive(SERVER, Opening(settings.to_bytes()))
@@ -258,7 +258,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
         scale=0.5,
         max_share_bytes=4 * 7 * (4 + 2),
     )
-    client = RoundClient(me, federation.identities[me], lenient, Ledger())
+    client = RoundClient(me, federation.identities[me], lenient, Ledger.volatile())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
     assert isinstance(output, Send)
     assert isinstance(output.message, Advertise)
@@ -307,11 +307,13 @@ def test_S01_text_that_is_no_text_is_the_servers_fault() -> None:
 def test_a_client_must_be_on_its_own_allow_list() -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        RoundClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger())
+        RoundClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger.volatile())
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        RoundClient(4, federation.identities[2], federation.policy(), Ledger())
+        RoundClient(4, federation.identities[2], federation.policy(), Ledger.volatile())
     with pytest.raises(ParameterError, match="protocol 'morse' is unknown; choose one of light"):
-        RoundClient(2, federation.identities[2], federation.policy(protocols=("morse",)), Ledger())
+        RoundClient(
+            2, federation.identities[2], federation.policy(protocols=("morse",)), Ledger.volatile()
+        )
 
 
 def test_allow_lists_refuse_shared_keys_and_ids_out_of_range() -> None:
@@ -948,7 +950,7 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
                 c,
                 federation.identities[c],
                 federation.policy(),
-                Ledger(sources[c]),
+                Ledger.volatile(sources[c]),
                 sources[c],
             )
         network.start()
@@ -990,7 +992,7 @@ def test_S06_a_snapshot_from_before_the_input_does_not_mask_another_one() -> Non
     scene = film()
     client = scene.client("Sharing, closed")
     before = client.snapshot()
-    (upload,) = client.set_input(scene.federation.update(scene.me))
+    *_, upload = client.set_input(scene.federation.update(scene.me))
     assert isinstance(upload, Send)
     assert isinstance(upload.message, MaskedUpload)
     identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
@@ -1052,7 +1054,7 @@ def test_a_snapshot_belongs_to_its_client_its_allow_list_and_its_session() -> No
 
 
 def test_a_ledger_survives_storage_and_refuses_what_is_no_ledger() -> None:
-    ledger = Ledger()
+    ledger = Ledger.volatile()
     ledger.open_round(4, b"m" * 32, 2)
     update = Update(np.arange(3.0))
     ledger.count_upload(b"m" * 32)
@@ -1074,7 +1076,7 @@ def test_a_ledger_survives_storage_and_refuses_what_is_no_ledger() -> None:
 def test_fingerprints_are_keyed() -> None:
     """A stolen ledger must not confirm a guess of an update."""
     update = Update(np.arange(3.0))
-    assert Ledger().fingerprint(update) != Ledger().fingerprint(update)
+    assert Ledger.volatile().fingerprint(update) != Ledger.volatile().fingerprint(update)
 
 
 # -- S22: nothing secret is ever printed ----------------------------------------------------------

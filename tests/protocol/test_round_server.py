@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from bundles import Part, whole
 from driver import HONEST, MALICIOUS, Federation, Network
+from links import stored
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
@@ -491,7 +492,7 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     for sender, _, data in network.wire:
         message = codec.decode(data)
         if isinstance(message, MaskedUpload):
-            resumed.receive(sender, message)
+            stored(resumed, resumed.receive(sender, message))
     assert resumed.pending == {gone}
     network.server = resumed
     for client in federation.ids:

@@ -14,6 +14,7 @@ import pytest
 from bundles import shares_in, whole
 from hypothesis import given
 from hypothesis import strategies as st
+from links import stored
 from secagg_driver import DIMENSION, SESSION, Fault, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
@@ -361,7 +362,7 @@ def test_S15_leaky_graph_is_refused_unless_the_policy_says_otherwise() -> None:
     with pytest.raises(RemoteProtocolError, match="unprotected with a probability"):
         federation.clients[client].receive(SERVER, opening)
     careless = federation.policy(graph_security=0)
-    party = RoundClient(client, federation.identities[client], careless, Ledger())
+    party = RoundClient(client, federation.identities[client], careless, Ledger.volatile())
     assert isinstance(party.receive(SERVER, opening)[0], Send)
 
 
@@ -392,7 +393,7 @@ def test_S01_protocol_that_the_policy_does_not_name_is_refused() -> None:
     federation = Federation(**SPARSE)
     client = federation.ids[0]
     policy = federation.policy(protocols=(ProtocolName.SECAGG,))
-    party = RoundClient(client, federation.identities[client], policy, Ledger())
+    party = RoundClient(client, federation.identities[client], policy, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="takes part in secagg"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -401,7 +402,7 @@ def test_S08_another_model_than_the_clients_is_refused() -> None:
     federation = Federation()
     client = federation.ids[0]
     policy = federation.policy(model=hash_model(b"mine"))
-    party = RoundClient(client, federation.identities[client], policy, Ledger())
+    party = RoundClient(client, federation.identities[client], policy, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="global model"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -532,7 +533,7 @@ def leaky_federation(N: int, D: int) -> Federation:
     federation = Federation(protocol=ProtocolName.SECAGG_PLUS, N=N, T=1, D=D, k=4, t=2)
     policy = federation.policy(graph_security=0)
     for client, identity in federation.identities.items():
-        federation.clients[client] = RoundClient(client, identity, policy, Ledger())
+        federation.clients[client] = RoundClient(client, identity, policy, Ledger.volatile())
     return federation
 
 
@@ -683,7 +684,7 @@ def test_S06_update_that_was_answered_for_is_spent() -> None:
     again.settings = again.make_settings()
     again.server = RoundServer(again.settings, again.allow_list, again.ids)
     for client in again.ids:
-        kept = ledger if client == own else Ledger()
+        kept = ledger if client == own else Ledger.volatile()
         again.clients[client] = RoundClient(client, again.identities[client], again.policy(), kept)
     with pytest.raises(MaskAlreadyUsed, match="this update is spent"):
         again.run()
@@ -956,7 +957,7 @@ def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str,
         federation.settings, federation.allow_list, crashed.roster, crashed.closed
     )
     for client, upload in acknowledged:
-        assert federation.server.receive(client, upload) == []
+        assert stored(federation.server, federation.server.receive(client, upload)) == []
     for client in federation.gone:
         federation.server.drop(client)
     federation.settle()

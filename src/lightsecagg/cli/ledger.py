@@ -68,6 +68,7 @@ def forgive(
         )
         _confirm(yes)
         ledger.forgive(found[0])
+        ledger.store(ledger.to_bytes())
     typer.echo(f"Forgotten. The client may upload again for model {found[0][:16]}...")
 
 
@@ -88,6 +89,7 @@ def accept_loss(
         )
         _confirm(yes)
         ledger.accept_loss(round_number)
+        ledger.store(ledger.to_bytes())
     typer.echo(f"The client takes part in rounds after {round_number}.")
 
 

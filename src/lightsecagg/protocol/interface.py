@@ -6,6 +6,11 @@ federation, Flower, your own sockets) does, and owes a party this:
 * Deliver messages in the order in which they were sent, per pair of parties (FIFO links). A
   message out of order is refused, never turned into a wrong sum.
 * Send every returned `Send`, in order.
+* On `Persist`, store the record durably, and release what follows it in the list only then. If
+  that fails nothing that follows may leave, ever: `abort` the client, give the server's round up.
+  A server's upload is answered with `stored`, whether it could be stored or not; messages may be
+  delivered meanwhile. Parties whose memory nobody keeps (`Ledger.volatile`, a server that is not
+  `durable`) ask for nothing to be stored.
 * On `Compute`, run the job, in a thread or elsewhere, and call `computed` with its result; messages
   may be delivered meanwhile. Or run it on the spot (`jobs.at_once`).
 * On `NeedInput`, call `set_input` once, whenever training is done; messages may be delivered
@@ -16,10 +21,9 @@ federation, Flower, your own sockets) does, and owes a party this:
   `CryptoError` never: the party is unchanged then, and what to do with the peer is the driver's
   business.
 
-A client driver that must survive a process boundary stores `snapshot()` durably *before* it
-releases the outputs of the same call; see `RoundClient.restore`. A server driver that must
-survive a crash journals the calls themselves and replays them: given the same calls and the same
-entropy, a server does the same again.
+A client driver that must survive a process boundary stores `snapshot()`, which includes the ledger,
+durably *before* it releases the outputs of the same call; see `RoundClient.restore`. A server
+driver that must survive a crash stores what `Persist` names; see `RoundServer.resume`.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.field.prime import Elements
-from lightsecagg.protocol.jobs import Compute, Computing, Job, Result
-from lightsecagg.protocol.messages import Message
+from lightsecagg.protocol.jobs import Compute, Computing, Job, Result, Upload
+from lightsecagg.protocol.messages import MaskedUpload, Message, Roster, SharesClosed
 
 SERVER = 0xFFFFFFFF
 """The server's name as sender or recipient; client ids are smaller."""
@@ -76,6 +80,48 @@ class NeedInput:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerChanged:
+    """At a client: what it must never forget, as of now."""
+
+    entries: bytes = field(repr=False)
+    """The whole ledger, in the place of the one before; `Ledger.from_bytes` reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharingClosed:
+    """At the server: sharing is closed, as everybody is about to hear."""
+
+    roster: Roster
+    closed: SharesClosed
+    """Whose shares are complete, and the secret of the check, which nobody knew before."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTaken:
+    """At the server: a masked update, which counts once it is stored."""
+
+    client: int
+    upload: MaskedUpload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorsChosen:
+    """At the server: U1, which is about to be announced and never changes."""
+
+    survivors: tuple[int, ...]
+
+
+Record = LedgerChanged | SharingClosed | UploadTaken | SurvivorsChosen
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Store `record` durably; what follows in the list may leave only then."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """The round's result, at the server."""
 
@@ -102,7 +148,7 @@ class RoundAborted:
     accused: tuple[tuple[int, int], ...] = ()
 
 
-Output = Send | NeedInput | Compute | Aggregate | RoundAborted
+Output = Send | NeedInput | Persist | Compute | Aggregate | RoundAborted
 
 
 class Party(Protocol):
@@ -164,6 +210,15 @@ class ServerParty(Protocol):
 
     def computed(self, job: Job, result: Result) -> list[Output]:
         """Take the result of a job; one that nobody waits for any more changes nothing."""
+
+    def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
+        """This upload is durable, to be read there; None: it cannot be stored, the client is gone.
+
+        Once per `Persist` of an upload; until then its phase does not end.
+        """
+
+    def request_for(self, client: int) -> list[Output]:
+        """What the current phase asks of this client, again: for one that has reconnected."""
 
 
 class BufferedClientParty(Party, Protocol):

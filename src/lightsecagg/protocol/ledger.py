@@ -28,7 +28,7 @@ from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.transcript import context_hash, derive_key, uint
 from lightsecagg.errors import DecodeError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.foreign import decode
-from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.interface import LedgerChanged, Persist, Update
 from lightsecagg.protocol.settings import NO_MODEL
 
 _KEY_LENGTH = 32
@@ -74,6 +74,9 @@ class Ledger:
     * `Ledger.volatile()` says that you will not store it.
     """
 
+    durable = True
+    """Whether it is stored: then parties ask for that (`Persist`) whenever something must be."""
+
     def __init__(self, entropy: Entropy = system_entropy) -> None:
         # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
         self._entries = _Entries(key=draw(entropy, _KEY_LENGTH))
@@ -86,7 +89,9 @@ class Ledger:
         upload the same update again, and to begin counting its attempts anew. Right where a
         session ends with the process, or where no update can ever be computed a second time.
         """
-        return cls(entropy)
+        ledger = cls(entropy)
+        ledger.durable = False
+        return ledger
 
     @property
     def generation(self) -> int:
@@ -97,6 +102,10 @@ class Ledger:
     def last_round(self) -> int:
         """The newest round that was opened; every older one is over. -1 before the first."""
         return self._entries.last_round
+
+    def persisted(self) -> list[Persist]:
+        """What the driver is to store, and before anything else leaves; nothing if volatile."""
+        return [Persist(LedgerChanged(self.to_bytes()))] if self.durable else []
 
     def count_change(self) -> None:
         """A party has changed: snapshots from before are now too old to resume from."""

@@ -19,7 +19,7 @@ on four things go on at once:
 
 A failed buffer is never formed again: its masks are burnt. A client that crashed has lost its
 shares and joins the next epoch. An update is spent when it is uploaded, because its buffer may be
-summed without its owner: a driver that keeps the ledger on disk stores it before it sends.
+summed without its owner.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class AsyncLightSecAggClient:
         digest = hash_upload(settings.field, masked)
         context = scheme.round.context
         tag = sign_tag(self._identity, context, self.client, serial, version, model, digest)
-        return [Send(SERVER, BufferedUpload(tag, masked))]
+        return [*self.ledger.persisted(), Send(SERVER, BufferedUpload(tag, masked))]
 
     def abort(self, reason: str) -> None:
         """The epoch is over for this client; all secrets are forgotten (S07)."""
@@ -310,7 +310,7 @@ class AsyncLightSecAggClient:
         self.ledger.count_change()
         fresh = draw_keys(self._settings, self.client, self._identity, self._entropy)
         self._keys, self._advertise = fresh.pairs, fresh.advertise
-        return [Send(SERVER, self._advertise)]
+        return [*self.ledger.persisted(), Send(SERVER, self._advertise)]
 
     def _on_roster(self, message: Roster) -> list[Output]:
         if self._roster is not None and message == self._roster:
@@ -459,7 +459,7 @@ class AsyncLightSecAggClient:
             return [Send(SERVER, BufferRefusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
         self._consent = self._burn(self._scheme, message, terms)
-        return self._reply(self._consent)
+        return [*self.ledger.persisted(), *self._reply(self._consent)]
 
     def _held(self, terms: tuple[Term, ...]) -> dict[MaskRef, Share]:
         """Those shares of the terms' masks that are kept here."""

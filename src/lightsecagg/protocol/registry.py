@@ -34,6 +34,11 @@ def server_party(
     allow_list: AllowList,
     invited: Iterable[int] | None = None,
     entropy: Entropy = system_entropy,
+    *,
+    durable: bool = False,
 ) -> RoundServer:
-    """The server's party for one round; it invites everybody on the allow-list, or `invited`."""
-    return RoundServer(settings, allow_list, invited, entropy)
+    """The server's party for one round; it invites everybody on the allow-list, or `invited`.
+
+    A `durable` one asks for what it promises to be stored (`Persist`), and can be resumed.
+    """
+    return RoundServer(settings, allow_list, invited, entropy, durable=durable)

@@ -379,7 +379,7 @@ class RoundClient:
         keys = draw_keys(settings, self.client, self._identity, self._entropy)
         privates = tuple(pair.private_bytes() for pair in keys.pairs)
         self.state = Advertised(message.settings, privates, keys.advertise)
-        return [Send(SERVER, keys.advertise)]
+        return [*self.ledger.persisted(), Send(SERVER, keys.advertise)]
 
     def _skip_sharing(self, message: Opening) -> list[Output]:
         """A roster of nobody: there is nobody to share with, and sharing is closed already."""
@@ -391,7 +391,7 @@ class RoundClient:
             held={},
             owners=(),
         )
-        return [NeedInput()]
+        return [*self.ledger.persisted(), NeedInput()]
 
     def _on_repeated_opening(self, message: Opening) -> list[Output]:
         state = self.state
@@ -507,7 +507,8 @@ class RoundClient:
             owners=state.owners,
             fingerprint=fingerprint,
         )
-        return [Send(SERVER, MaskedUpload(_bitmap(scheme.round, held), masked, reports))]
+        upload = MaskedUpload(_bitmap(scheme.round, held), masked, reports)
+        return [*self.ledger.persisted(), Send(SERVER, upload)]
 
     def _on_survivors(self, message: SurvivorSet) -> list[Output]:
         state = self._in(Uploaded)
@@ -520,7 +521,7 @@ class RoundClient:
             return [Send(SERVER, Refusal(missing))]
         self.ledger.consent(round_.settings.model, state.fingerprint, survivors)
         if round_.settings.parameters.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
-            return self._answer_once(state, survivors)
+            return [*self.ledger.persisted(), *self._answer_once(state, survivors)]
         signature = survivor_statement(round_.context, survivors).sign(self._identity)
         self.state = Signed(
             settings=state.settings,
@@ -530,7 +531,7 @@ class RoundClient:
             survivors=survivors,
             signature=signature,
         )
-        return [Send(SERVER, SurvivorSignature(signature))]
+        return [*self.ledger.persisted(), Send(SERVER, SurvivorSignature(signature))]
 
     def _on_repeated_survivors(self, message: SurvivorSet) -> list[Output]:
         state = self.state

@@ -15,6 +15,10 @@ ignored and counted. A repeated message changes nothing. Anything else is refuse
 
 U1, once announced, never changes: it is a function of the messages received before.
 
+A durable server survives a crash (`resume`). It asks its driver to store what it has promised: an
+upload, before it counts; whose shares are complete and U1, before anybody hears of them. While an
+upload is being stored its phase goes on, past a deadline too.
+
 Sums of whole vectors are jobs (`jobs`), which the driver runs: the uploads are summed from the
 moment when U1 is announced, while clients agree and answer; when the answers are in, the masks are
 recovered and taken away. From then on everything that still arrives is late, nobody is pending, and
@@ -28,7 +32,7 @@ upload phase alone: its roster is empty, and the sum of its masks zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Self
 
 import numpy as np
@@ -44,7 +48,18 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import commit
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.interface import (
+    Aggregate,
+    Output,
+    Persist,
+    Phase,
+    Record,
+    RoundAborted,
+    Send,
+    SharingClosed,
+    SurvivorsChosen,
+    UploadTaken,
+)
 from lightsecagg.protocol.jobs import (
     Compute,
     Job,
@@ -86,9 +101,6 @@ from lightsecagg.protocol.settings import Settings
 
 _ORDER = tuple(Phase)
 
-Keep = Callable[[int, Elements], Upload]
-"""What to keep of a client's upload until it is summed."""
-
 # Which phase a message belongs to; the scheme says what an answer is.
 _PHASE_OF: dict[type, Phase] = {
     Advertise: Phase.ADVERTISE,
@@ -107,9 +119,10 @@ class RoundServer:
         allow_list: AllowList,
         invited: Iterable[int] | None = None,
         entropy: Entropy = system_entropy,
-        keep: Keep | None = None,
+        *,
+        durable: bool = False,
     ) -> None:
-        """`keep` is asked once per upload; the vector itself is kept unless it says otherwise."""
+        """A `durable` server asks for what it must remember to be stored (`Persist`)."""
         self.settings = settings
         self.phase = settings.traits.phases[0]
         self.late_messages: Counter[str] = Counter()
@@ -126,7 +139,9 @@ class RoundServer:
         self._relay: Relay | None = None
         self._outbox = Outbox()
         self._complete: list[int] = []
-        self._keep: Keep = keep or (lambda client, vector: UploadInMemory(vector))
+        self._durable = durable
+        self._storing: dict[int, UploadTaken] = {}
+        self._overdue = False  # the deadline fired while an upload was being stored
         self._uploads: dict[int, Upload] = {}
         self._held: dict[int, frozenset[int]] = {}
         self._check_secret = b""
@@ -153,16 +168,15 @@ class RoundServer:
         roster: Roster,
         closed: SharesClosed,
         entropy: Entropy = system_entropy,
-        keep: Keep | None = None,
     ) -> Self:
-        """A server that crashed after sharing was closed, back in the upload phase (R31).
+        """A durable server that crashed after sharing was closed, in the upload phase (R31).
 
         * `roster` and `closed` are what it had announced. Then hand it every upload that it had
-          acknowledged (`receive`) and, if it had announced U1, call `proceed`: U1 is a function
-          of the uploads, so it comes out the same; check that it does.
+          acknowledged (`receive`, then `stored`) and, if it had announced U1, call `proceed`: U1
+          is a function of the uploads, so it comes out the same; check that it does.
         """
         members = [member.client for member in roster.members]
-        server = cls(settings, allow_list, members, entropy, keep)
+        server = cls(settings, allow_list, members, entropy, durable=True)
         server._started = True
         server._roster = roster
         server._scheme_cache = server._registration.scheme(roster, entropy)
@@ -296,7 +310,8 @@ class RoundServer:
         if not self._started:
             raise LocalProtocolError("start the round before its first deadline")
         # Whoever is late now is out of this phase for good, though not of those before it.
-        return [] if self._collected else self._close_phase()
+        self._overdue = bool(self._storing)
+        return [] if self._collected or self._overdue else self._close_phase()
 
     def computed(self, job: Job, result: Result) -> list[Output]:
         """Take the result of a job; see `ServerParty.computed`."""
@@ -308,6 +323,22 @@ class RoundServer:
             self._summing, self._masked_sum = None, result
             return self._unmask_if_ready()
         return self._finish(result)
+
+    def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
+        """Count an upload that is durable; see `ServerParty.stored`."""
+        if self._storing.get(record.client) is not record:
+            return []  # the round was aborted meanwhile
+        client = record.client
+        del self._storing[client]
+        if upload is None:
+            del self._uploads[client], self._held[client], self._reports[client]
+            self._gone.add(client)
+        else:
+            self._uploads[client] = upload
+        if self._overdue and not self._storing:
+            self._overdue = False
+            return self._close_phase()
+        return self._advance_if_complete()
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -337,7 +368,7 @@ class RoundServer:
         return not self._started or self._collected or self.phase is Phase.DONE
 
     def _is_waiting(self) -> bool:
-        """Whether anybody is pending.
+        """Whether anybody is pending, or an upload is being stored.
 
         It is enough to know one client that is. Building `pending` for every message would make
         a phase quadratic in N, and the recovery of small models slower than its arithmetic.
@@ -348,7 +379,7 @@ class RoundServer:
         )
         if not still_pending:
             self._witness = (self.phase, max(self.pending, default=None))
-        return self._witness[1] is not None
+        return self._witness[1] is not None or bool(self._storing)
 
     def _close_phase(self) -> list[Output]:
         match self.phase:
@@ -394,10 +425,13 @@ class RoundServer:
         self._relay = None
         if abort := self._too_few(len(self._complete), "shared their masks"):
             return abort
+        if self._roster is None:
+            raise AssertionError("shares follow the roster")
         self.phase = Phase.UPLOAD
         closed = self.closed
         late = AbortRound("the shares of this client were not complete in time")
         return [
+            *self._persist(SharingClosed(self._roster, closed)),
             *self._outbox.flush(),
             *(Send(c, closed if c in self._complete else late) for c in self._members),
         ]
@@ -430,10 +464,13 @@ class RoundServer:
         reports = dict(zip(held, rows, strict=True))
         if sender in self._uploads:
             return self._on_repeated_upload(sender, message.vector, reports)
-        self._uploads[sender] = self._keep(sender, message.vector)
+        self._uploads[sender] = UploadInMemory(message.vector)
         self._held[sender] = frozenset(held)
         self._reports[sender] = reports
-        return []
+        record = UploadTaken(sender, message)
+        if self._durable:
+            self._storing[sender] = record
+        return self._persist(record)
 
     def _on_repeated_upload(
         self, sender: int, vector: Elements, reports: dict[int, Elements]
@@ -471,9 +508,9 @@ class RoundServer:
             self.settings.field, self.settings.length, [self._uploads[c] for c in survivors]
         )
         self._uploads = {}
-        compute = Compute(self._summing)
+        chosen, compute = self._persist(SurvivorsChosen(survivors)), Compute(self._summing)
         if Phase.RECOVER not in self.settings.traits.phases:
-            return [compute, *self._close_recover()]
+            return [*chosen, compute, *self._close_recover()]
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
         # Who is left out hears of it, and can forget its secrets.
@@ -481,7 +518,7 @@ class RoundServer:
         sends = [
             Send(client, announced if client in survivors else left_out) for client in self.owners
         ]
-        return [*sends, compute]
+        return [*chosen, *sends, compute]
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
@@ -562,6 +599,9 @@ class RoundServer:
     def _members(self) -> tuple[int, ...]:
         return () if self._scheme_cache is None else self._scheme_cache.round.members
 
+    def _persist(self, record: Record) -> list[Output]:
+        return [Persist(record)] if self._durable else []
+
     def _phase_of(self, message: Message) -> Phase | None:
         if isinstance(message, self._answer_type):
             return Phase.RECOVER
@@ -583,7 +623,7 @@ class RoundServer:
         self._summing, self._masked_sum, self._unmasking = None, None, None
         self._relay, self._outbox = None, Outbox()
         self._answers = {}
-        self._uploads = {}
+        self._uploads, self._storing = {}, {}
         outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
         accused = tuple(sorted(self._findings.accused))
         return [*outputs, RoundAborted(reason, self._findings.named, accused)]

@@ -21,6 +21,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.ledger import Ledger
 
 SESSION = bytes(32)
 UPDATE = Update(np.arange(5.0))
@@ -32,6 +33,7 @@ def test_S06_a_restart_forgets_nothing(tmp_path: Path) -> None:
     ledger.count_upload(b"model")
     ledger.count_upload(b"model")
     ledger.spend(ledger.fingerprint(UPDATE))
+    ledger.store(ledger.to_bytes())
     ledger.close()
     again = ClientLedger(tmp_path / "ledger", SESSION, 3)
     with pytest.raises(MaskAlreadyUsed, match="is spent"):
@@ -49,6 +51,7 @@ def test_S44_a_restart_forgets_no_opening(tmp_path: Path) -> None:
         ledger = ClientLedger(tmp_path / "ledger", SESSION, 3)
         ledger.open_round(number, b"model", 2)
         ledger.count_opening(b"model", 2)
+        ledger.store(ledger.to_bytes())
         ledger.close()
     again = ClientLedger(tmp_path / "ledger", SESSION, 3)
     with pytest.raises(RemoteProtocolError, match="opened 2 rounds from this global model"):
@@ -75,6 +78,7 @@ def test_R36_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = ClientLedger(path, SESSION, 3)
     ledger.spend(ledger.fingerprint(UPDATE))
+    ledger.store(ledger.to_bytes())
     ledger.close()
     whole = path.read_bytes()
     for position in range(0, len(whole), 7):
@@ -86,6 +90,15 @@ def test_R36_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
                 ClientLedger(path, SESSION, 3)
     path.write_bytes(whole)
     ClientLedger(path, SESSION, 3)
+
+
+def test_S06_a_client_with_a_ledger_to_keep_and_no_file_to_keep_it_in_is_refused(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(tmp_path / "state", 5, privacy=1, dropouts=1)
+    federation.ledgers[0] = Ledger()
+    with pytest.raises(ConfigurationError, match="keeps its ledger in a file"):
+        federation.client(0)
 
 
 def test_a_ledger_that_cannot_be_kept_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class NaiveClient(FederationClient):
     """Trains again in every round, and remembers what clients remembered before."""
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments[:-1], OldLedger())
+        super().__init__(*arguments[:-1], OldLedger.volatile())
 
     async def _train(self, *arguments: Any) -> Update:
         self._trained = None
@@ -305,6 +305,7 @@ def test_forgiving_needs_one_model_and_a_ledger(tmp_path: Path) -> None:
     ledger: Any = client._ledger
     for model in (b"\xab" * 32, b"\xac" * 32):
         ledger.count_upload(model)
+    ledger.store(ledger.to_bytes())
     result = command("show", "--config", config)
     assert "another process" in str(result.exception), "not while the client runs"
     ledger.close()

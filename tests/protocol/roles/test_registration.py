@@ -24,7 +24,7 @@ from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
     """A server that only opens and never sums learns from who takes part; epochs count, too."""
     fed = AsyncFederation(policy={"scale": 0.0, "max_openings": 2})
-    ledger = Ledger()
+    ledger = Ledger.volatile()
 
     def take_part(number: int) -> list[Any]:
         party = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, ledger)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientTable
 from lightsecagg.drivers.federation.envelope import (
     VERSION,
@@ -63,7 +64,16 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain, shown, where
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Send, Update
+from lightsecagg.protocol.interface import (
+    SERVER,
+    LedgerChanged,
+    NeedInput,
+    Output,
+    Persist,
+    RoundAborted,
+    Send,
+    Update,
+)
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AggregatedShare,
@@ -134,6 +144,11 @@ class FederationClient:
         self._communicator = communicator
         self._job = job
         self._ledger = ledger
+        if ledger.durable and not isinstance(ledger, ClientLedger):
+            raise ConfigurationError(
+                "a federation's client keeps its ledger in a file (ClientLedger), or says that it "
+                "keeps none (Ledger.volatile)"
+            )
         self._policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -409,12 +424,9 @@ class FederationClient:
             outputs = await asyncio.to_thread(party.receive, SERVER, message)
         except LightSecAggError as error:
             self._warn("round %d: %s", round_.number, error)
-            unaccounted = isinstance(error, JournalError)
             final = isinstance(message, Opening | Roster | SurvivorSet)  # no other will come
-            if round_.party is None or unaccounted or final:
-                # The name of a file is nobody else's business.
-                reason = "its ledger cannot be written" if unaccounted else str(error)
-                await self._withdraw(round_, reason)
+            if round_.party is None or final:
+                await self._withdraw(round_, str(error))
             return
         self._note(round_, message, start)
         await self._release(round_, outputs)
@@ -519,6 +531,9 @@ class FederationClient:
     async def _release(self, round_: _Round, outputs: list[Output]) -> None:
         for output in outputs:
             match output:
+                case Persist(LedgerChanged(entries)):
+                    if not await self._persist(round_, entries):
+                        return  # nothing leaves that a restart would not remember
                 case Send(_, message):
                     await self._send(round_, message)
                 case NeedInput():
@@ -532,6 +547,18 @@ class FederationClient:
                         round_.number,
                         reason,
                     )
+
+    async def _persist(self, round_: _Round, entries: bytes) -> bool:
+        """Store the ledger; if that is impossible, sit the round out."""
+        assert isinstance(self._ledger, ClientLedger)  # noqa: S101 - no other asks to be stored
+        try:
+            await asyncio.to_thread(self._ledger.store, entries)
+        except JournalError as error:
+            self._warn("round %d: %s", round_.number, error)
+            # The name of a file is nobody else's business.
+            await self._withdraw(round_, "its ledger cannot be written")
+            return False
+        return True
 
     async def _send(self, round_: _Round, message: Message) -> None:
         assert round_.codec is not None  # noqa: S101 - a party has spoken

@@ -6,7 +6,6 @@ same vector in two sums, or the same round run again without one client, reveals
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -29,7 +28,7 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 
 class ClientLedger(Ledger):
-    """Stored before keys, an upload or a signature leave; at most one process uses it."""
+    """A ledger and its file; at most one process uses it."""
 
     def __init__(self, path: Path, session: bytes, client: int) -> None:
         """Go on from the file, or begin it if there is none."""
@@ -43,7 +42,7 @@ class ClientLedger(Ledger):
             )
             self.new = not path.exists()
             if self.new:
-                self._store()
+                self._write(self.to_bytes())
             else:
                 self._entries = self._load()._entries
         except OSError as error:
@@ -51,40 +50,15 @@ class ClientLedger(Ledger):
                 f"[client] ledger {path} cannot be kept: {error.strerror or error}"
             ) from error
 
-    def count_opening(self, model: bytes, max_openings: int) -> None:
-        """A round begins from `model`."""
-        super().count_opening(model, max_openings)
-        self._store_or_refuse()
-
-    def count_upload(self, model: bytes, commitment: bytes = b"") -> None:
-        """An update trained from `model` leaves this client."""
-        super().count_upload(model, commitment)
-        self._store_or_refuse()
-
-    def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
-        """The update is signed or answered for, in a sum over these clients."""
-        super().consent(model, fingerprint, survivors)
-        self._store_or_refuse()
-
-    def consent_to_buffer(self, terms: Iterable[tuple[int, bytes]]) -> None:
-        """These owners' updates from these models are answered for."""
-        super().consent_to_buffer(terms)
-        self._store_or_refuse()
-
-    def spend(self, fingerprint: bytes) -> None:
-        """The update may be summed without this client's doing."""
-        super().spend(fingerprint)
-        self._store_or_refuse()
-
-    def forgive(self, model: str) -> None:
-        """Forget what left this client for one global model."""
-        super().forgive(model)
-        self._store_or_refuse()
-
-    def accept_loss(self, number: int) -> None:
-        """Go on although an older ledger is lost that knew of rounds up to `number`."""
-        super().accept_loss(number)
-        self._store_or_refuse()
+    def store(self, entries: bytes) -> None:
+        """What `LedgerChanged` names; on disk when this returns. `JournalError` if it cannot be."""
+        try:
+            self._write(entries)
+        except OSError as error:
+            raise JournalError(
+                f"the ledger {self._path} cannot be written: {error.strerror or error}; nothing "
+                "was sent that it does not account for"
+            ) from error
 
     def close(self) -> None:
         """Let another process have it."""
@@ -108,16 +82,6 @@ class ClientLedger(Ledger):
             )
         return entries
 
-    def _store(self) -> None:
-        stored = _Stored(self._session, self._client, self.to_bytes())
+    def _write(self, entries: bytes) -> None:
+        stored = _Stored(self._session, self._client, entries)
         write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(stored)))
-
-    def _store_or_refuse(self) -> None:
-        """Nothing may leave that a restart would not remember."""
-        try:
-            self._store()
-        except OSError as error:
-            raise JournalError(
-                f"the ledger {self._path} cannot be written: {error.strerror or error}; nothing "
-                "was sent that it does not account for"
-            ) from error

@@ -48,8 +48,15 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Aggregate, Output, Phase
-from lightsecagg.protocol.round_server import Keep, RoundServer
+from lightsecagg.protocol.interface import (
+    Aggregate,
+    Output,
+    Persist,
+    Phase,
+    SurvivorsChosen,
+    UploadTaken,
+)
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings, hash_model
 
@@ -320,7 +327,7 @@ class FederationServer:
         log.info(
             "round %d begins with %d clients: %s (%s)", number, count, listed(invited), self._score
         )
-        party = RoundServer(settings, self._allow_list, invited, keep=self._keep(number))
+        party = RoundServer(settings, self._allow_list, invited, durable=True)
         self._peers.backlog = backlog_limit(settings, len(model))
         announcement = pack_control(
             RoundModel(number, model, settings.quantizer.bound, instructions)
@@ -333,10 +340,6 @@ class FederationServer:
         driver = self._driver(party, invited)
         driver.record.local = {} if instructions is None else dict(instructions.local)
         return await self._finish(driver, party.start())
-
-    def _keep(self, number: int) -> Keep:
-        """Of an upload, which is stored before the party hears of it, where it is stored."""
-        return lambda client, vector: self._journal.upload(number, client)
 
     def _driver(
         self, party: RoundServer, members: Iterable[int], stored: Iterable[int] | None = None
@@ -355,27 +358,25 @@ class FederationServer:
     async def _resume(self, number: int, pending: PendingRound) -> None:
         members = [member.client for member in pending.roster.members]
         party = RoundServer.resume(
-            pending.settings,
-            self._allow_list,
-            pending.roster,
-            pending.closed,
-            keep=self._keep(number),
+            pending.settings, self._allow_list, pending.roster, pending.closed
         )
         self._peers.backlog = backlog_limit(pending.settings, len(self._job.model()))
         outputs: list[Output] = []
         for client in sorted(pending.uploaded):
             upload = self._journal.load_upload(number, client)
             try:
-                outputs += party.receive(client, upload)
+                for output in party.receive(client, upload):
+                    if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
+                        stored = self._journal.upload(number, client)
+                        outputs += party.stored(output.record, stored)
             except Exception as error:
-                # The crash came between storing and refusing it; nobody had acknowledged it. What
-                # no one foresaw counts as a refusal too, or every restart would end here (S41).
+                # What no one foresaw counts as a refusal, or every restart would end here (S41).
                 log.warning("round %d: a stored upload is refused: %s", number, explain(error))
                 self._journal.discard_upload(number, client)
         if pending.survivors is not None:
             if party.phase is Phase.UPLOAD:
                 outputs += party.proceed()
-            if party.survivors != pending.survivors:
+            if Persist(SurvivorsChosen(pending.survivors)) not in outputs:
                 raise JournalError(
                     f"round {number}: the stored uploads do not give the survivor set that was "
                     "announced; refusing to announce another"

@@ -35,7 +35,17 @@ from lightsecagg.drivers.federation.peers import Greeted, Misbehaved, PeerEvent,
 from lightsecagg.drivers.transport.communicator import Disconnected, ServerCommunicator
 from lightsecagg.errors import JournalError, RecoveryError
 from lightsecagg.foreign import explain, shown
-from lightsecagg.protocol.interface import Aggregate, Output, Phase, RoundAborted, Send
+from lightsecagg.protocol.interface import (
+    Aggregate,
+    Output,
+    Persist,
+    Phase,
+    RoundAborted,
+    Send,
+    SharingClosed,
+    SurvivorsChosen,
+    UploadTaken,
+)
 from lightsecagg.protocol.jobs import Compute, Job, Result
 from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.round_server import RoundServer
@@ -83,8 +93,6 @@ class ServerRound:
         self._deadline = self._next_tick = 0.0
         self._bytes = (0, 0)
         self._phase_began = time.monotonic()
-        self._announced = False
-        self._sharing_closed = party.roster is not None
         self._failed = False
         self._jobs: deque[Job] = deque()
         self._computing: asyncio.Task[Result] | None = None
@@ -177,37 +185,34 @@ class ServerRound:
             return
         try:
             message = self._codec.decode(body)
-            if isinstance(message, MaskedUpload):
-                await self._take_upload(client, message)
-            else:
-                self._step(lambda: self.party.receive(client, message))
+            outputs = self.party.receive(client, message)
         except Exception as error:  # at most its sender is harmed by a message (S41)
             self._peers.cut(client, error)
             self._drop(client, explain(error))
-
-    async def _take_upload(self, client: int, message: MaskedUpload) -> None:
-        """Durable before it is counted, and counted before it is acknowledged."""
-        new = self.party.phase is Phase.UPLOAD and client in self.party.pending
-        if new and message.vector.shape == (self.party.settings.length,):
-            try:
-                await asyncio.to_thread(self._journal.store_upload, self.number, client, message)
-            except JournalError as error:
-                self._refusals["JournalError"] += 1
-                log.error("round %d: the upload of client %d: %s", self.number, client, error)
-                self._drop(client, "its upload could not be stored")
-                reason = "the server could not store the upload"
-                self._peers.post(client, pack_control(RoundOver(self.number, reason)))
-                return
-        try:
-            self._step(lambda: self.party.receive(client, message))
-        except Exception:
-            if new:
-                self._journal.discard_upload(self.number, client)
-            raise
-        if new:
-            self._stored.add(client)
-        if client in self._stored:
+            return
+        match outputs:
+            case [Persist(UploadTaken() as record)]:
+                await self._store_upload(record)
+            case _:
+                self._step(lambda: outputs)
+        if isinstance(message, MaskedUpload) and client in self._stored:
             self._peers.post(client, pack_control(UploadStored(self.number)))
+
+    async def _store_upload(self, record: UploadTaken) -> None:
+        """Durable before it is counted, and counted before it is acknowledged."""
+        client, number = record.client, self.number
+        try:
+            await asyncio.to_thread(self._journal.store_upload, number, client, record.upload)
+        except JournalError as error:
+            self._refusals["JournalError"] += 1
+            log.error("round %d: the upload of client %d: %s", number, client, error)
+            reason = "the server could not store the upload"
+            self._peers.post(client, pack_control(RoundOver(number, reason)))
+            self._drop(client, "its upload could not be stored")
+            self._step(lambda: self.party.stored(record, None))
+            return
+        self._stored.add(client)
+        self._step(lambda: self.party.stored(record, self._journal.upload(number, client)))
 
     # -- dropouts ----------------------------------------------------------------------------
 
@@ -256,17 +261,13 @@ class ServerRound:
         self.record.aborted = reason
 
     def _release(self, outputs: list[Output]) -> None:
-        """Make durable what these outputs announce, then let them go."""
-        if not self._sharing_closed and self.party.phase not in (Phase.ADVERTISE, Phase.SHARE):
-            if self.party.roster is not None:
-                self._journal.close_sharing(self.number, self.party.roster, self.party.closed)
-            self._sharing_closed = True
-        if self.party.survivors and not self._announced:
-            self._journal.announce(self.number, self.party.survivors)
-            self._announced = True
         encoded: dict[int, bytes] = {}
         for output in outputs:
             match output:
+                case Persist(SharingClosed(roster, closed)):
+                    self._journal.close_sharing(self.number, roster, closed)
+                case Persist(SurvivorsChosen(survivors)):
+                    self._journal.announce(self.number, survivors)
                 case Send(client, message):
                     self._peers.post(client, self._encode(message, encoded))
                 case Aggregate():
