@@ -21,7 +21,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientTable
 from lightsecagg.drivers.federation.envelope import (
@@ -134,6 +135,7 @@ class FederationClient:
         job: ClientJob,
         ledger: Ledger,
         executor: Executor | None = None,
+        callbacks: Iterable[ClientCallback] = (),
     ) -> None:
         """`ledger` is this client's memory of the session, see `client_ledger`.
 
@@ -183,6 +185,7 @@ class FederationClient:
         self._failing_since: float | None = None
         self._pause = _FIRST_PAUSE
         self._complaint = ""
+        self._callbacks = Callbacks(callbacks)
         self._log = PeerLog(log)
         # Its own lines, which the server's messages cause, must not crowd out the warnings.
         self._news = PeerLog(log, burst=_NEWS_BURST, interval=_NEWS_INTERVAL)
@@ -216,6 +219,7 @@ class FederationClient:
             if self._own_executor and self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             await self._communicator.close()
+            await asyncio.to_thread(self._callbacks.close)
             self._log.close()
             self._news.close()
             self._traffic.close()
@@ -339,6 +343,7 @@ class FederationClient:
                 self._end(number, aborted)
             case Goodbye(reason, finished):
                 self._finished = content
+                self._callbacks.tell("finished", shown(reason))
                 if finished:
                     words, count = shown(reason), self.rounds
                     self._tell("goodbye: %s; rounds with its update: %d", words, count)
@@ -355,6 +360,7 @@ class FederationClient:
         round_ = self._round = _Round(message.round, message.model, message.bound, digest)
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
         self._tell("round %d begins%s", message.round, source)
+        self._callbacks.tell("round_begins", message.round)
         if self._unremembered > self._ledger.last_round:
             self._warn(
                 "the server has stored an upload of this client's in round %d, but its ledger's "
@@ -402,6 +408,7 @@ class FederationClient:
         self._trained = (task, update, round_.instructions)
         seconds = time.monotonic() - began
         self._tell("round %d: its update is ready after %.1f s", message.round, seconds)
+        self._callbacks.tell("trained", message.round, seconds)
         round_.spans.append({"phase": "training", "start": start, "end": time.time()})
         return update
 
@@ -581,17 +588,25 @@ class FederationClient:
         if round_ is None or round_.number != number:
             return
         state = None if round_.party is None else round_.party.state
+        included = aborted is None and isinstance(state, Uploaded | Signed | Answered)
         if aborted is not None:
             self._tell("round %d was aborted: %s", number, shown(aborted))
-        elif isinstance(state, Uploaded | Signed | Answered):
+        elif included:
             self.rounds += 1
             self._tell("round %d is done, with this client's update", number)
         else:
             self._tell("round %d is done, without this client", number)
         self._trace_spans(round_)
-        self._abandon("the round is over")
+        self._leave("the round is over")
+        self._callbacks.tell("round_ended", number, included, aborted and shown(aborted))
 
     def _abandon(self, reason: str) -> None:
+        """Leave a round that this client does not see the end of."""
+        if self._round is not None:
+            self._callbacks.tell("round_ended", self._round.number, False, reason)
+            self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
         """Forget the round and its secrets."""
         if self._round is None:
             return

@@ -176,6 +176,21 @@ class ScheduleTable(Table):
     """Of the learning rate, whichever of the two tables it comes from."""
 
 
+class StoppingTable(Table):
+    """[early_stopping] end the federation when a figure has stopped improving."""
+
+    figure: str = Field(min_length=1)
+    """One that the task's `evaluate` reports, or `clients.NAME`: one that the clients measure."""
+    goal: Literal["lower", "higher"]
+    """Which values are better."""
+    patience: int = Field(default=5, ge=1)
+    """Rounds in a row that do not improve it."""
+    least_change: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """What is no more than this is no improvement."""
+    min_rounds: int = Field(default=1, ge=1)
+    """Completed rounds before which it never stops."""
+
+
 class TrainingTable(Table):
     """[training] a PyTorch task; the same on the server and on every client."""
 
@@ -217,6 +232,8 @@ class ServerTable(Table):
     """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
     """Prometheus metrics and /health on 127.0.0.1; none if left out."""
+    callbacks: tuple[str, ...] = ()
+    """`module:Class`, each a `ServerCallback`: your own code, told of every round."""
     trace: Path | None = None
     """Demo only: write each round's recovered average into this folder."""
 
@@ -260,6 +277,8 @@ class ClientTable(Table):
     """Seconds of failed reconnection after which the client gives up."""
     patience: float = Field(default=86_400.0, gt=0)
     """Seconds of silence of a connected server after which the client gives up."""
+    callbacks: tuple[str, ...] = ()
+    """`module:Class`, each a `ClientCallback`: your own code, told of every round."""
     trace: Path | None = None
     """Demo only: write timings, and the plain update (!), into this folder."""
 
@@ -274,6 +293,7 @@ class ServerConfig(Table):
     tls: TlsTable = TlsTable()
     training: TrainingTable | None = None
     vectors: VectorsTable | None = None
+    early_stopping: StoppingTable | None = None
 
     @model_validator(mode="after")
     def _check_min_clients(self) -> Self:

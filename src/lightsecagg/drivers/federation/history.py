@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lightsecagg.drivers.federation.durable import write_synced
 from lightsecagg.drivers.federation.observer import RoundRecord, log
@@ -43,6 +44,10 @@ class History:
 
     def __contains__(self, number: int) -> bool:
         return number in self._lines
+
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, by round."""
+        return [json.loads(line) for _, line in sorted(self._lines.items())]
 
     def put(self, *records: RoundRecord) -> None:
         """Add rounds, each in the place of an earlier record of its number."""

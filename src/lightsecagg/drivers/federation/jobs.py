@@ -21,6 +21,7 @@ from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
 from lightsecagg.drivers.federation.instructions import Instructions, of_metrics
 from lightsecagg.drivers.federation.observer import MetricMean
 from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
+from lightsecagg.drivers.federation.stopping import CLIENTS
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.foreign import reading, shown
 from lightsecagg.protocol.interface import Update
@@ -53,6 +54,9 @@ class ServerJob(Protocol):
 
     def evaluate(self) -> dict[str, float]:
         """Figures to report of what there is now; slow."""
+
+    def reports(self, figure: str) -> bool:
+        """Whether rounds may have this figure, or metric of the clients, by its full name."""
 
     def save(self) -> bytes:
         """The state to checkpoint."""
@@ -143,6 +147,10 @@ class VectorServer:
     def evaluate(self) -> dict[str, float]:
         """The norm of the latest result."""
         return {} if self.result is None else {"norm": float(np.linalg.norm(self.result))}
+
+    def reports(self, figure: str) -> bool:
+        """The norm, and nothing else."""
+        return figure == "norm"
 
     def save(self) -> bytes:
         """The latest result."""
@@ -253,6 +261,12 @@ class TrainingServer:
         if not self._task.can_evaluate:
             return {}
         return self._training.evaluate(self._task, self._vector)
+
+    def reports(self, figure: str) -> bool:
+        """Metrics are named by the task; what `evaluate` returns is not known before it does."""
+        if figure.startswith(CLIENTS):
+            return figure.removeprefix(CLIENTS) in [metric.name for metric in self._metrics]
+        return self._task.can_evaluate
 
     def save(self) -> bytes:
         """Model and optimiser state, as npz."""

@@ -90,6 +90,8 @@ class RoundRecord:
     """The clients' evaluation of the model before it."""
     local: dict[str, int | float | str] = field(default_factory=dict)
     """Settings of local training that the clients were told."""
+    stopped: str | None = None
+    """Why no round follows, if it was stopped early."""
     quantisation_step: float = 0.0
     """1 / c_l: the rounding error of one weighted entry is below it."""
 

@@ -8,20 +8,32 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lightsecagg.drivers.federation.callbacks import (
+    ClientCallback,
+    ServerCallback,
+    load_callbacks,
+)
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import (
     ClientConfig,
     FederationTable,
     ServerConfig,
+    StoppingTable,
     TlsTable,
 )
-from lightsecagg.drivers.federation.jobs import ClientJob, make_client_job, make_server_job
+from lightsecagg.drivers.federation.jobs import (
+    ClientJob,
+    ServerJob,
+    make_client_job,
+    make_server_job,
+)
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
 from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
+from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
@@ -40,7 +52,9 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
             f"[aggregation] clients N = {config.aggregation.clients} exceeds the "
             f"{len(allow_list)} identities of the allow-list"
         )
+    callbacks = load_callbacks(config.server.callbacks, ServerCallback, "server.callbacks")
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
+    stopping = _early_stopping(config.early_stopping, job)
     settings = make_settings(config.aggregation, job, session, allow_list)
     _mind_the_rounding(settings)
     communicator = GrpcServer(
@@ -71,6 +85,8 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
         metrics,
         progress,
         config.server.trace,
+        callbacks,
+        stopping,
     )
 
 
@@ -94,6 +110,9 @@ def build_client(
         server_name=config.server.name,
         plaintext=config.tls.insecure,
     )
+    if config.client.callbacks:
+        named = config.client.callbacks
+        extra["callbacks"] = load_callbacks(named, ClientCallback, "client.callbacks")
     log.info("client %d connects to %s", config.client.id, config.server.address)
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
@@ -158,6 +177,18 @@ def run_clients(configs: Sequence[ClientConfig]) -> None:
         # A training that nobody waits for any more must not outlive this program.
         for child in multiprocessing.active_children():
             child.terminate()
+
+
+def _early_stopping(table: StoppingTable | None, job: ServerJob) -> EarlyStopping | None:
+    """The rule, if there is one; a figure that nobody reports is refused."""
+    if table is None:
+        return None
+    if not job.reports(table.figure):
+        raise ConfigurationError(
+            f"[early_stopping] figure = {table.figure!r}: no round will have it; name one that the "
+            f"task's `evaluate` returns, or {CLIENTS}NAME for one of its `metrics`"
+        )
+    return EarlyStopping(table)
 
 
 def _mind_the_rounding(settings: Settings) -> None:

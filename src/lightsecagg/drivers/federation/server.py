@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from lightsecagg.drivers.federation.budgets import backlog_limit
+from lightsecagg.drivers.federation.callbacks import Callbacks, ServerCallback
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
 from lightsecagg.drivers.federation.envelope import (
     Goodbye,
@@ -36,6 +37,7 @@ from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, listed
 from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
+from lightsecagg.drivers.federation.stopping import EarlyStopping
 from lightsecagg.drivers.transport.communicator import ServerCommunicator
 from lightsecagg.errors import (
     Aborted,
@@ -120,6 +122,8 @@ class FederationServer:
         metrics: Metrics | None = None,
         progress: Progress | None = None,
         trace: Path | None = None,
+        callbacks: Iterable[ServerCallback] = (),
+        stopping: EarlyStopping | None = None,
     ) -> None:
         """`settings` as `make_settings` makes them; each round fills in its number and model."""
         self._settings, self._rounds = settings, rounds
@@ -128,6 +132,7 @@ class FederationServer:
         self._metrics = metrics or Metrics()
         self._progress = progress or (lambda phase, done, expected: None)
         self._trace = trace
+        self._callbacks, self._early = Callbacks(callbacks), stopping
         self._history = History(journal.folder / "rounds.json")
         self._peers = Peers(communicator, len(allow_list))
         self._stopping = asyncio.Event()
@@ -152,12 +157,13 @@ class FederationServer:
                     log.warning("round %d is abandoned as demanded", number)
                     self._journal.abandon(number, "abandoned by the operator")
             await self._peers.start()
+            self._look_back()
             await self._resume_unfinished()
             self._recall()
-            while self._completed < self._rounds.number and not self._stopping.is_set():
+            while (end := self._end()) is None and not self._stopping.is_set():
                 await self._one_round()
-            if self._completed >= self._rounds.number:
-                await self._say_goodbye("the federation has finished", True, comeback)
+            if end is not None:
+                await self._say_goodbye(end, True, comeback)
             else:
                 log.info("stopped with %s; clients wait for this server to come back", self._score)
         except Aborted as error:
@@ -167,11 +173,24 @@ class FederationServer:
             await self._peers.close()
             self._journal.close()
             self._metrics.close()
+            await asyncio.to_thread(self._callbacks.close)
         return self.records
 
     def stop(self) -> None:
         """Finish the current round, then end (SIGTERM)."""
         self._stopping.set()
+
+    def _end(self) -> str | None:
+        """Why no round follows; None if one does."""
+        if self._completed >= self._rounds.number:
+            return "the federation has finished"
+        return None if self._early is None else self._early.reason(self._completed)
+
+    def _look_back(self) -> None:
+        """Early stopping counts the rounds before a restart too."""
+        if self._early is not None:
+            for record in self._history.records():
+                self._early.observe(record)
 
     def _restore_model(self) -> None:
         stored = self._journal.load_model()
@@ -333,6 +352,7 @@ class FederationServer:
             RoundModel(number, model, settings.quantizer.bound, instructions)
         )
         uploaders = self._journal.uploaders()
+        self._callbacks.tell("round_begins", number, list(invited))
         for client in invited:
             if client in uploaders:
                 self._peers.post(client, pack_control(UploadStored(uploaders[client])))
@@ -392,6 +412,7 @@ class FederationServer:
         if record.aborted is None:
             await self._evaluate(record)
         self._say_how_it_ended(record)
+        self._judge(record)
         if record.aborted is not None:
             self._journal.abandon(record.round, record.aborted)
         over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
@@ -401,7 +422,16 @@ class FederationServer:
         self._metrics.connected = len(self._peers.ready())
         self._metrics.record(record)
         await asyncio.to_thread(self._history.put, record)
+        self._callbacks.tell("round_ended", record)
         return record
+
+    def _judge(self, record: RoundRecord) -> None:
+        """Whether this round is the last, by the rule of early stopping."""
+        if self._early is None:
+            return
+        if not self._early.observe(record.to_json()):
+            log.warning("round %d has no figure of [early_stopping] to judge by", record.round)
+        record.stopped = self._early.reason(self._completed)
 
     def _say_how_it_ended(self, record: RoundRecord) -> None:
         if record.aborted is not None:
@@ -462,6 +492,7 @@ class FederationServer:
         for client in told:
             self._peers.post(client, goodbye)
         log.info("goodbye to %d clients: %s", len(told), reason)
+        self._callbacks.tell("finished", reason)
         absent = set(self._allow_list.clients) - told
         if absent and time.monotonic() < comeback:
             log.info("all rounds are done; waiting for clients that come back, to tell them")
