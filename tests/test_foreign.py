@@ -19,7 +19,7 @@ import lightsecagg
 from lightsecagg import foreign
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import context_hash
-from lightsecagg.drivers.federation import client_ledger, envelope, provisioning
+from lightsecagg.drivers.federation import client_ledger, provisioning
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.durable import seal
@@ -30,6 +30,7 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.session import envelope
 
 SOURCE = Path(lightsecagg.__file__).parent
 DEEP = b"\x91" * 1100 + b"\xc0"

@@ -27,7 +27,7 @@ EXTRAS = (
     "torch",
 )
 COMMAND_LINE = ("click", "rich", "typer")
-CORE = ("errors", "foreign", "params", "field", "crypto", "masks", "protocol")
+CORE = ("errors", "foreign", "params", "field", "crypto", "masks", "protocol", "session")
 
 
 def modules(layer: str) -> list[str]:
@@ -62,7 +62,7 @@ def test_importing_the_package_loads_no_extra_and_no_command_line() -> None:
     assert loaded_by("import lightsecagg", (*EXTRAS, *COMMAND_LINE)) == []
 
 
-def test_all_modules_from_protocol_down_load_no_extra_and_no_command_line() -> None:
+def test_all_modules_from_session_down_load_no_extra_and_no_command_line() -> None:
     names = [name for layer in CORE for name in modules(layer)]
     assert "lightsecagg.masks.one_shot_recovery" in names
     assert "lightsecagg.field" in names
@@ -85,7 +85,7 @@ main()
 
 # -- the contracts in pyproject.toml -------------------------------------------------------------
 
-PURE = "no clock, thread, socket or framework from protocol down"
+PURE = "no clock, thread, socket or framework in session, protocol and below"
 
 
 def contracts(folder: Path, module: str, statement: str) -> str:
@@ -120,10 +120,12 @@ print(lint_imports(no_cache=True))
         ("protocol/wire.py", "import asyncio", "BROKEN"),
         ("protocol/schemes/coded_masks.py", "from time import monotonic", "BROKEN"),
         ("masks/mask_encoding.py", "import random", "BROKEN"),
+        ("session/interface.py", "import asyncio", "BROKEN"),
+        ("session/envelope.py", "from time import monotonic", "BROKEN"),
         ("drivers/local.py", "import asyncio", "KEPT"),
     ],
 )
-def test_the_guard_finds_clocks_and_loops_from_protocol_down(
+def test_the_guard_finds_clocks_and_loops_from_session_down(
     tmp_path: Path, module: str, statement: str, verdict: str
 ) -> None:
     assert f"{PURE} {verdict}" in contracts(tmp_path, module, statement)

@@ -33,8 +33,6 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
-from lightsecagg.drivers.federation.instructions import Instructions
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.report import phase_table
@@ -44,6 +42,8 @@ from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.session.instructions import Instructions
+from lightsecagg.session.record import RoundRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.protocol.interface import Update
+from lightsecagg.session.record import RoundRecord
 
 DIMENSION = 23
 

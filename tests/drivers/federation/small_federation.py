@@ -20,13 +20,14 @@ from lightsecagg.drivers.federation.config import (
 )
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import Metrics, RoundRecord
+from lightsecagg.drivers.federation.observer import Metrics
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.session.record import RoundRecord
 
 SESSION = bytes(range(32))
 DIMENSION = 37

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from small_federation import SESSION, Federation
 
-from lightsecagg.drivers.federation import budgets
-from lightsecagg.drivers.federation.envelope import pack_protocol
 from lightsecagg.drivers.federation.server import make_settings
 from lightsecagg.drivers.transport.framing import chunks
 from lightsecagg.planning.traffic import share_counts
 from lightsecagg.protocol.interface import Phase
+from lightsecagg.session import budgets
+from lightsecagg.session.envelope import pack_protocol
 
 
 @pytest.mark.parametrize("protocol", ["lightsecagg", "secagg"])

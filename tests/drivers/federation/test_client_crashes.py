@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from network_federation import NetworkFederation
 
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.session.record import RoundRecord
 
 SCRIPT = Path(__file__).with_name("doomed_client.py")
 VICTIM = 5

@@ -14,7 +14,15 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation import peers as peers_module
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.envelope import (
+from lightsecagg.drivers.federation.peers import Peers
+from lightsecagg.drivers.transport.communicator import Connected, Disconnected, Limits, Received
+from lightsecagg.drivers.transport.memory import MemoryClient, MemoryServer
+from lightsecagg.errors import Aborted, PeerGone, TransportError
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.protocol import messages
+from lightsecagg.protocol.messages import MaskedUpload, Opening
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import (
     VERSION,
     Goodbye,
     Hello,
@@ -26,15 +34,7 @@ from lightsecagg.drivers.federation.envelope import (
     pack_protocol,
     unpack,
 )
-from lightsecagg.drivers.federation.observer import RoundRecord
-from lightsecagg.drivers.federation.peers import Peers
-from lightsecagg.drivers.transport.communicator import Connected, Disconnected, Limits, Received
-from lightsecagg.drivers.transport.memory import MemoryClient, MemoryServer
-from lightsecagg.errors import Aborted, PeerGone, TransportError
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.protocol import messages
-from lightsecagg.protocol.messages import MaskedUpload, Opening
-from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.record import RoundRecord
 
 HELLO = pack_control(Hello(VERSION, -1))
 

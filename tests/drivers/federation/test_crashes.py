@@ -17,11 +17,11 @@ import pytest
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
-from lightsecagg.drivers.federation.envelope import UploadStored, unpack
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.programs import build_client
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.protocol.interface import Update
+from lightsecagg.session.envelope import UploadStored, unpack
 
 CLIENTS, DIMENSION = 6, 23
 SCRIPT = Path(__file__).with_name("crashing_server.py")

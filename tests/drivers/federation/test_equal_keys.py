@@ -11,9 +11,9 @@ from network_federation import NetworkFederation
 
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.roles import registration
+from lightsecagg.session.record import RoundRecord
 
 
 class Colluder(FederationClient):

@@ -14,19 +14,8 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.drivers.federation import client as client_module
-from lightsecagg.drivers.federation import envelope, server_round
 from lightsecagg.drivers.federation import peers as peers_module
-from lightsecagg.drivers.federation.envelope import (
-    VERSION,
-    Goodbye,
-    Hello,
-    RoundModel,
-    Withdraw,
-    pack_control,
-    pack_protocol,
-    unpack,
-)
-from lightsecagg.drivers.federation.observer import RoundRecord
+from lightsecagg.drivers.federation import server_round
 from lightsecagg.drivers.federation.peers import Peers
 from lightsecagg.drivers.peer_log import BURST
 from lightsecagg.drivers.transport.communicator import Received
@@ -36,6 +25,18 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.protocol.messages import AbortRound, Opening
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session import envelope
+from lightsecagg.session.envelope import (
+    VERSION,
+    Goodbye,
+    Hello,
+    RoundModel,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+    unpack,
+)
+from lightsecagg.session.record import RoundRecord
 
 CLIENTS = 8
 HELLO = pack_control(Hello(VERSION, -1))

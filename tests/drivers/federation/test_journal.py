@@ -20,13 +20,13 @@ from small_federation import SESSION, Federation
 from lightsecagg.drivers.federation import journal as journal_module
 from lightsecagg.drivers.federation import marked_database
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import MaskedUpload, Member, Roster, SharesClosed
 from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.session.record import RoundRecord
 
 UPLOADS = {
     client: MaskedUpload(

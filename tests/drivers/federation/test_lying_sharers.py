@@ -11,10 +11,10 @@ from network_federation import NetworkFederation
 
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, PreparedMask
+from lightsecagg.session.record import RoundRecord
 
 CLIENTS = 8
 LIAR = 3

@@ -12,11 +12,11 @@ import pytest
 from network_federation import NetworkFederation
 
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
-from lightsecagg.drivers.federation.envelope import VERSION, Hello, pack_control, pack_protocol
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.transport.grpc import GrpcClient
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import PeerGone, TransportError
+from lightsecagg.session.envelope import VERSION, Hello, pack_control, pack_protocol
+from lightsecagg.session.record import RoundRecord
 
 
 def cut_everybody(proxy: Any) -> None:

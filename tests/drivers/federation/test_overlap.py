@@ -21,8 +21,8 @@ from small_federation import Federation
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.protocol.interface import Update
+from lightsecagg.session.record import RoundRecord
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")

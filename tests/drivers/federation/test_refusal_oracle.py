@@ -21,13 +21,6 @@ from network_federation import DIMENSION, NetworkFederation
 from small_federation import Federation, FreshVectors
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.envelope import (
-    RoundModel,
-    Withdraw,
-    pack_control,
-    pack_protocol,
-    unpack,
-)
 from lightsecagg.drivers.federation.peers import Greeted, Spoke
 from lightsecagg.errors import Aborted
 from lightsecagg.field.quantization import Quantizer
@@ -36,6 +29,13 @@ from lightsecagg.protocol.messages import SharesClosed
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import (
+    RoundModel,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+    unpack,
+)
 
 MODEL = b"the same model in every round"
 LARGEST = {0: 0.3141, 1: 0.2718, 2: 0.0577, 3: 0.9159}

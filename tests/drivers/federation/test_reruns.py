@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.errors import Aborted, ConfigurationError, ParameterError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.settings import hash_model
+from lightsecagg.session.record import RoundRecord
 
 CLIENTS = 6
 VICTIM = CLIENTS - 1

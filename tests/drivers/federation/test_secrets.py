@@ -15,14 +15,15 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.crypto import entropy
-from lightsecagg.drivers.federation.envelope import RoundModel, unpack
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import JsonFormatter, RoundRecord
+from lightsecagg.drivers.federation.observer import JsonFormatter
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import Roster, SharesClosed
 from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.session.envelope import RoundModel, unpack
+from lightsecagg.session.record import RoundRecord
 
 # A model of one number, repeated: whoever sees it anywhere sees the update.
 CANARY = 0.7853981633974483

@@ -20,18 +20,18 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import AggregationTable
-from lightsecagg.drivers.federation.envelope import (
+from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.drivers.transport.communicator import Limits, Received
+from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
+from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.session.envelope import (
     VERSION,
     Hello,
     Withdraw,
     pack_control,
     pack_protocol,
 )
-from lightsecagg.drivers.federation.observer import RoundRecord
-from lightsecagg.drivers.federation.server import FederationServer
-from lightsecagg.drivers.transport.communicator import Limits, Received
-from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
-from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.session.record import RoundRecord
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from small_federation import Federation, FreshVectors
 
-from lightsecagg.drivers.federation.envelope import Hello, RoundModel, describe, pack_control
-from lightsecagg.drivers.federation.observer import JsonFormatter, LineFormatter, listed
+from lightsecagg.drivers.federation.observer import JsonFormatter, LineFormatter
 from lightsecagg.errors import Aborted
+from lightsecagg.session.envelope import Hello, RoundModel, describe, pack_control
+from lightsecagg.session.record import listed
 
 
 def told(caplog: pytest.LogCaptureFixture, start: str, level: int = logging.INFO) -> list[str]:

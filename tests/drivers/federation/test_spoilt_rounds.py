@@ -18,13 +18,13 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import VectorsTable
-from lightsecagg.drivers.federation.envelope import RoundOver, unpack
 from lightsecagg.drivers.federation.jobs import VectorServer
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.errors import ConfigurationError, RecoveryError
 from lightsecagg.params import DEFAULT_MODULUS as Q
 from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.session.envelope import RoundOver, unpack
+from lightsecagg.session.record import RoundRecord
 
 
 class Liar(FederationClient):

@@ -16,14 +16,14 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import AcceptTable, ScheduleTable, TrainingTable
-from lightsecagg.drivers.federation.envelope import RoundModel, pack_control, unpack
-from lightsecagg.drivers.federation.instructions import Instructions
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.drivers.federation.steering import adopt, scheduled
 from lightsecagg.errors import Aborted, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import AggregatedShare
+from lightsecagg.session.envelope import RoundModel, pack_control, unpack
+from lightsecagg.session.instructions import Instructions
+from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.config import LocalConfig
 
 OWN = LocalConfig(epochs=2, batch_size=32, learning_rate=0.05)

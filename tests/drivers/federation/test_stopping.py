@@ -13,11 +13,11 @@ from network_federation import NetworkFederation
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.config import ServerConfig, StoppingTable, load_config
-from lightsecagg.drivers.federation.observer import MetricMean, RoundRecord
 from lightsecagg.drivers.federation.programs import build_server
 from lightsecagg.drivers.federation.stopping import EarlyStopping
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.session.record import MetricMean, RoundRecord
 
 
 def stops_after(values: list[float | None], **table: Any) -> int | None:

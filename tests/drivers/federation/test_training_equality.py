@@ -13,9 +13,9 @@ from small_federation import Federation
 from lightsecagg.drivers.federation import jobs
 from lightsecagg.drivers.federation.config import TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
-from lightsecagg.drivers.federation.observer import RoundRecord
 from lightsecagg.errors import JournalError
 from lightsecagg.params import ThreatModel
+from lightsecagg.session.record import RoundRecord
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")

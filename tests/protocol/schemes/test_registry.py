@@ -16,7 +16,6 @@ from toy import PADS, PadsClient, PadsServer
 
 import lightsecagg
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.drivers.federation.budgets import phase_budget
 from lightsecagg.drivers.federation.config import AggregationTable, VectorsTable
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.server import make_settings
@@ -39,6 +38,7 @@ from lightsecagg.protocol.interface import Aggregate, Phase, RoundAborted
 from lightsecagg.protocol.schemes.registry import SCHEMES, register, scheme_of
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.budgets import phase_budget
 
 
 @pytest.fixture

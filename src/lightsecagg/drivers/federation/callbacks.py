@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from lightsecagg.drivers.federation.observer import RoundRecord, log
+from lightsecagg.drivers.federation.observer import log
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.plugin import load_named
 
 PATIENCE: Final = 30.0

@@ -33,19 +33,6 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientTable
-from lightsecagg.drivers.federation.envelope import (
-    VERSION,
-    Goodbye,
-    Hello,
-    RoundModel,
-    RoundOver,
-    UploadStored,
-    Withdraw,
-    describe,
-    pack_control,
-    pack_protocol,
-    unpack,
-)
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
@@ -91,6 +78,19 @@ from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.round_client import Answered, RoundClient, Signed, Uploaded
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import (
+    VERSION,
+    Goodbye,
+    Hello,
+    RoundModel,
+    RoundOver,
+    UploadStored,
+    Withdraw,
+    describe,
+    pack_control,
+    pack_protocol,
+    unpack,
+)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
 _NEWS_BURST, _NEWS_INTERVAL = 200, 1.0

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.durable import write_synced
-from lightsecagg.drivers.federation.observer import RoundRecord, log
+from lightsecagg.drivers.federation.observer import log
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.foreign import reading
+from lightsecagg.session.record import RoundRecord
 
 
 class History:

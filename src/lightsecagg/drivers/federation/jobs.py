@@ -18,14 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
-from lightsecagg.drivers.federation.instructions import Instructions, of_metrics
-from lightsecagg.drivers.federation.observer import MetricMean
 from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
 from lightsecagg.drivers.federation.stopping import CLIENTS
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.foreign import reading, shown
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
+from lightsecagg.session.instructions import Instructions, of_metrics
+from lightsecagg.session.record import MetricMean
 from lightsecagg.training.config import LocalConfig, TaskConfig
 from lightsecagg.training.metrics import Metric
 

@@ -14,15 +14,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from lightsecagg.drivers.federation.envelope import (
-    VERSION,
-    Goodbye,
-    Hello,
-    Withdraw,
-    describe,
-    pack_control,
-    unpack,
-)
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import (
@@ -34,6 +25,15 @@ from lightsecagg.drivers.transport.communicator import (
 )
 from lightsecagg.errors import PeerGone, RemoteProtocolError
 from lightsecagg.foreign import explain
+from lightsecagg.session.envelope import (
+    VERSION,
+    Goodbye,
+    Hello,
+    Withdraw,
+    describe,
+    pack_control,
+    unpack,
+)
 
 GREETING_DEADLINE = 10.0
 """Seconds in which a new stream must say hello."""

@@ -29,7 +29,7 @@ from lightsecagg.drivers.federation.jobs import (
     make_server_job,
 )
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, log
+from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
@@ -38,6 +38,7 @@ from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.record import RoundRecord
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

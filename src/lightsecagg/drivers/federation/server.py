@@ -20,20 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lightsecagg.drivers.federation.budgets import backlog_limit
 from lightsecagg.drivers.federation.callbacks import Callbacks, ServerCallback
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
-from lightsecagg.drivers.federation.envelope import (
-    Goodbye,
-    RoundModel,
-    RoundOver,
-    UploadStored,
-    pack_control,
-)
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal, PendingRound
-from lightsecagg.drivers.federation.observer import Metrics, RoundRecord, listed, log
+from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
@@ -61,6 +53,15 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.session.budgets import backlog_limit
+from lightsecagg.session.envelope import (
+    Goodbye,
+    RoundModel,
+    RoundOver,
+    UploadStored,
+    pack_control,
+)
+from lightsecagg.session.record import RoundRecord, listed
 
 _GOODBYE_TIMEOUT = 5.0
 _SPOILT = "the sum is spoilt: it cannot be used"

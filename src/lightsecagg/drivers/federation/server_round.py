@@ -20,17 +20,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from lightsecagg.drivers.federation.budgets import phase_budget
 from lightsecagg.drivers.federation.config import RoundsTable
-from lightsecagg.drivers.federation.envelope import (
-    RoundOver,
-    UploadStored,
-    Withdraw,
-    pack_control,
-    pack_protocol,
-)
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.observer import PhaseRecord, RoundRecord, log
+from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.federation.peers import Greeted, Misbehaved, PeerEvent, Peers, Spoke
 from lightsecagg.drivers.transport.communicator import Disconnected, ServerCommunicator
 from lightsecagg.errors import JournalError, RecoveryError
@@ -50,6 +42,15 @@ from lightsecagg.protocol.jobs import Compute, Job, Result
 from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.budgets import phase_budget
+from lightsecagg.session.envelope import (
+    RoundOver,
+    UploadStored,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+)
+from lightsecagg.session.record import PhaseRecord, RoundRecord
 
 Progress = Callable[[str, int, int], None]
 """Told (phase, messages in, messages expected) while a round runs."""

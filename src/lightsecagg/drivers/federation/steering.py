@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from lightsecagg.drivers.federation.config import AcceptTable, ScheduleTable
-from lightsecagg.drivers.federation.instructions import Instructions, Value
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.foreign import shown
+from lightsecagg.session.instructions import Instructions, Value
 from lightsecagg.training.config import LocalConfig
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, get_args
 
 import msgspec
 
-from lightsecagg.drivers.federation.instructions import Instructions
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.wire import kind_of
+from lightsecagg.session.instructions import Instructions
 
 VERSION = 3
 """Of control and protocol messages together: both sides must speak the same."""

@@ -1,0 +1,1 @@
+"""What server and clients of a federation say to each other around the rounds, without any I/O."""
