@@ -6,15 +6,17 @@ known without knowing any coin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from bundles import Part, whole
 from links import Link, Links
 
+from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.local import Packet
 from lightsecagg.errors import DecodeError, RemoteProtocolError
@@ -24,9 +26,9 @@ from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, NeedInput, Send, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import (
     AsyncLightSecAggServer,
     BufferAggregate,
@@ -51,11 +53,16 @@ def model_of(version: int) -> bytes:
     return hash_model(b"model %d" % version)
 
 
+def change(party: EpochClient, **fields: Any) -> None:
+    """Give a client another memory than it has."""
+    party.state = msgspec.structs.replace(party.state, **fields)
+
+
 class AsyncFederation(Links):
     """N clients and their server; nothing moves until the test delivers it."""
 
     server: AsyncLightSecAggServer
-    clients: dict[int, AsyncLightSecAggClient]
+    clients: dict[int, EpochClient]
 
     def __init__(
         self,
@@ -74,11 +81,13 @@ class AsyncFederation(Links):
         protocol: str = ProtocolName.LIGHTSECAGG,
         scale: float = 1.0,
         policy: Mapping[str, Any] = MappingProxyType({"scale": 0.0}),
+        entropy: Callable[[str], Entropy] = lambda name: system_entropy,
         **buffering: Any,
     ) -> None:
         """Not strict, and with clients that accept every c_l, unless told otherwise.
 
         * `publish`: whether the server names the model of each version, as it should.
+        * `entropy`: party's name -> where it draws from; "keys", "server", "client 0", ...
         """
         table = StalenessTable.from_function(polynomial(1.0), 64, 5)
         self.buffering = Buffering(
@@ -102,7 +111,8 @@ class AsyncFederation(Links):
             max_weight=self.buffering.table.max_weight,
             scale=scale,
         )
-        self.keys = {client: IdentityKey.generate() for client in range(clients)}
+        keys = entropy("keys")
+        self.keys = {client: IdentityKey(keys(32)) for client in range(clients)}
         self.allow_list = AllowList({client: key.public for client, key in self.keys.items()})
         self.settings = Settings(
             protocol,
@@ -125,11 +135,18 @@ class AsyncFederation(Links):
             **policy,
         )
         server = AsyncLightSecAggServer(
-            self.settings, self.allow_list, buffer_size, spare_answers=spare_answers
+            self.settings,
+            self.allow_list,
+            buffer_size,
+            entropy=entropy("server"),
+            spare_answers=spare_answers,
         )
         self.publishes = publish
+        sources = self.sources = {client: entropy(f"client {client}") for client in self.keys}
         clients = {
-            client: AsyncLightSecAggClient(client, key, self.policy, Ledger.volatile())
+            client: EpochClient(
+                client, key, self.policy, Ledger.volatile(sources[client]), sources[client]
+            )
             for client, key in self.keys.items()
         }
         super().__init__(server, clients, Codec(self.field))
@@ -214,7 +231,7 @@ class AsyncFederation(Links):
         outputs = self.clients[client].set_input(
             Update(vector), version, model_of(version) if model is None else model
         )
-        message = outputs[0].message  # type: ignore[union-attr]
+        message = outputs[-1].message  # type: ignore[union-attr]
         assert isinstance(message, BufferedUpload)
         signed = vector.astype(np.int64) % self.field.modulus
         self.updates[client, message.tag.serial] = signed.astype(np.uint32)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from async_driver import AsyncFederation
+from async_driver import AsyncFederation, change
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy
@@ -118,7 +118,7 @@ def test_S46_an_owner_of_garbage_is_dropped_told_and_named(threat_model: ThreatM
     upload(fed, 0, 1, 2, 3)
     assert fed.results == []
     assert fed.server.waiting == 3
-    assert not fed.clients[0]._outstanding, "it was told that its upload waits no longer"
+    assert not fed.clients[0].state.outstanding, "it was told that its upload waits no longer"
     upload(fed, 4)
     (result,) = fed.results
     assert result.owners == (1, 2, 3, 4)
@@ -282,10 +282,10 @@ def test_S46_a_second_different_report_is_refused_and_a_late_one_ignored() -> No
 
 def test_S46_masks_beyond_the_chain_are_refused() -> None:
     fed = AsyncFederation().open(masks=1)
-    fed.clients[0]._next_serial = 4096
+    change(fed.clients[0], next_serial=4096)
     with pytest.raises(LocalProtocolError, match="an epoch has 4096 masks of one client"):
         fed.clients[0].restock()
-    fed.clients[0]._next_serial = 4095
+    change(fed.clients[0], next_serial=4095)
     shares = shares_of(fed, 0)
     beyond = ShareBundle((*shares[:1], replace(shares[1], serial=4096)))
     with pytest.raises(RemoteProtocolError, match="shares its mask 4096"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+from async_driver import HONEST, MALICIOUS, AsyncFederation, change, model_of
 from bundles import shares_in, whole
 
 from lightsecagg.crypto.identity import IdentityKey
@@ -15,6 +15,8 @@ from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtoco
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
+from lightsecagg.protocol.client_machine import Advertised
+from lightsecagg.protocol.epoch_client import Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
@@ -63,8 +65,7 @@ def shares_of(fed: AsyncFederation, owner: int) -> list[SealedShare]:
 
 def share_beyond_the_cap(fed: AsyncFederation, owner: int) -> None:
     """What an owner does who does not care how many shares its peers keep."""
-    fed.clients[owner]._stock.clear()
-    fed.clients[owner]._outstanding.clear()
+    change(fed.clients[owner], stock={}, outstanding=())
     fed.send(owner, fed.clients[owner].restock())
     fed.settle()
 
@@ -179,7 +180,7 @@ def test_S02_one_roster_and_one_opening_per_epoch() -> None:
     fed, messages = client_at("registered")
     roster = messages[Roster]
     assert isinstance(roster, Roster)
-    with pytest.raises(RemoteProtocolError, match="one roster per epoch"):
+    with pytest.raises(RemoteProtocolError, match="different roster in one epoch"):
         fed.tell(ME, Roster(roster.members[::-1]))
     with pytest.raises(RemoteProtocolError, match="two epochs at once"):
         fed.tell(ME, Opening(replace(fed.settings, round=2).to_bytes()))
@@ -199,7 +200,7 @@ def test_S28_a_server_that_drops_every_upload_costs_a_client_no_memory() -> None
         fed.tell(0, UploadDropped(tag.serial))
         party.restock()
     assert party.room == 1
-    assert sorted(party._kept[0]) == [5, 6]
+    assert sorted(party.state.kept[0]) == [5, 6]
     assert party.late_messages.total() == 0
     fed.tell(0, UploadDropped(0))  # again
     fed.tell(0, UploadDropped(6))  # is in stock, not uploaded: nothing to drop
@@ -218,7 +219,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
             fed.settle()
     assert len(fed.results) == 10
     tau_max = fed.buffering.table.max_staleness
-    assert sorted(fed.clients[5]._models) == list(range(9 - tau_max, 10))
+    assert sorted(fed.clients[5].state.models) == list(range(9 - tau_max, 10))
     assert sorted(fed.server._models) == list(range(9 - tau_max, 11))
 
 
@@ -305,7 +306,7 @@ def test_R30_a_client_that_was_away_when_the_roster_came_still_takes_part() -> N
     for client in range(5):
         fed.send(client, fed.clients[client].restock())
     fed.settle()
-    assert fed.clients[5]._scheme is None
+    assert isinstance(fed.clients[5].state, Advertised)
     fed.lose(SERVER, 5)  # the roster was sent to nobody
     fed.rejoin(5)
     fed.settle()
@@ -328,7 +329,7 @@ def test_R30_a_client_that_missed_the_opening_gets_it_on_return() -> None:
     fed.rejoin(5)
     fed.settle()
     assert fed.server.phase is Phase.UPLOAD
-    assert fed.clients[5]._scheme is not None
+    assert isinstance(fed.clients[5].state, Registered)
 
 
 # -- the server: stock -------------------------------------------------------------------------
@@ -360,12 +361,12 @@ def test_S29_the_server_relays_good_shares_only() -> None:
 def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_next() -> None:
     fed = registered(stock=2)
     for serial in range(5):
-        fed.clients[0]._stock.clear()
+        fed.clients[0].state.stock.clear()
         for share in shares_of(fed, 0)[:-1]:  # the connection breaks before the last one
             fed.server.receive(0, whole(share))
         assert fed.server._relay._begun[0][0] == serial
         assert len(fed.server._relay._begun[0][1]) == 4
-    fed.clients[0]._stock.clear()
+    fed.clients[0].state.stock.clear()
     outputs = [
         output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
     ]
@@ -391,7 +392,7 @@ def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> No
     assert len(fed.server._mailbox[5]) <= 2
     fed.rejoin(5)
     fed.settle()
-    assert set(fed.clients[5]._kept[0]) >= set(waiting)
+    assert set(fed.clients[5].state.kept[0]) >= set(waiting)
 
 
 def test_S29_an_owner_that_pushes_out_its_own_shares_spoils_no_buffer() -> None:
@@ -416,7 +417,7 @@ def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
     fed.send(0, fed.clients[0].restock(2))
     fed.settle()
     for serial in (0, 1):
-        fed.clients[0]._stock.pop(serial)  # they expired at their owner
+        fed.clients[0].state.stock.pop(serial)  # they expired at their owner
     assert fed.upload(0).serial == 2
     fed.settle()
     assert list(fed.server._mailbox[5]) == [(0, 2)]
@@ -428,7 +429,7 @@ def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -
     for owner in (0, 1, 2, 3):
         fed.send(owner, fed.clients[owner].restock())
         fed.settle()
-        fed.clients[owner]._stock.pop(0)  # 5 has no share of the other one
+        fed.clients[owner].state.stock.pop(0)  # 5 has no share of the other one
         fed.upload(owner)
         fed.step_up(owner)
     fed.rejoin(5)
@@ -487,7 +488,7 @@ def test_R30_refusals_end_a_buffer_without_a_deadline_and_name_the_owner(
     """Client 0 shared nothing that opens; everybody else refuses its buffer, and says why."""
     fed = AsyncFederation(threat_model=threat_model).open()
     for client in range(1, 6):
-        fed.clients[client]._kept[0].clear()
+        fed.clients[client].state.kept[0].clear()
     for owner in (0, 1, 2, 3):
         fed.upload(owner)
         fed.settle()

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
+from async_driver import HONEST, MALICIOUS, AsyncFederation, change, model_of
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -24,9 +24,10 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.client_machine import Closed
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
     AbortRound,
@@ -182,9 +183,7 @@ def test_a_client_that_was_away_gets_the_shares_of_waiting_uploads() -> None:
     for owner in (0, 1, 2):
         fed.send(owner, fed.clients[owner].restock())
         fed.settle()
-        fed.clients[owner]._stock = {  # the masks that 5 has not seen come first
-            serial: mask for serial, mask in fed.clients[owner]._stock.items() if serial == 2
-        }
+        change(fed.clients[owner], stock={2: fed.clients[owner].state.stock[2]})  # unseen by 5
         fed.upload(owner)
         fed.settle()
     fed.rejoin(5)
@@ -423,14 +422,12 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         party.set_input(update, 0, model_of(0))
     assert party.stock == 1
-    next_epoch = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, party.ledger)
+    next_epoch = EpochClient(0, fed.keys[0], fed.policy, party.ledger)
     fed.clients[0] = next_epoch
     fed.settings = replace(fed.settings, round=2)
     fed.server = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4)
     for client in range(1, 6):
-        fed.clients[client] = AsyncLightSecAggClient(
-            client, fed.keys[client], fed.policy, Ledger.volatile()
-        )
+        fed.clients[client] = EpochClient(client, fed.keys[client], fed.policy, Ledger.volatile())
     fed.open()
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         next_epoch.set_input(update, 0, model_of(0))
@@ -438,7 +435,7 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
 
 def test_S06_an_epoch_is_opened_once() -> None:
     fed = AsyncFederation().open()
-    again = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
+    again = EpochClient(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
     fed.clients[0] = again
     opening = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4).start()[0]
     with pytest.raises(RemoteProtocolError, match="already seen round 1"):
@@ -466,19 +463,18 @@ def test_S06_a_forked_party_does_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
     fed = AsyncFederation().open()
     party = fed.clients[0]
-    newer = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, party.ledger)
+    newer = EpochClient(0, fed.keys[0], fed.policy, party.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
-    with pytest.raises(RemoteProtocolError, match="the epoch is over"):
+    with pytest.raises(RemoteProtocolError, match="epoch 1 is over"):
         fed.tell(0, UploadDropped(0))
     with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
         fed.upload(0)
-    assert not party._kept
-    assert not party._stock
-    assert not party._keys
+    assert party.state == Closed("this client has opened epoch 2")
+    assert not party._masks
     another = fed.clients[1]  # which notices when it is asked for something, not when told
-    newer = AsyncLightSecAggClient(1, fed.keys[1], fed.policy, another.ledger)
+    newer = EpochClient(1, fed.keys[1], fed.policy, another.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
-    with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
+    with pytest.raises(RemoteProtocolError, match="has opened epoch 2"):
         another.restock()
 
 
@@ -558,10 +554,10 @@ def test_peers_keep_a_bounded_number_of_an_owner_s_shares() -> None:
     """An owner that shares more than it may costs its peers no memory: old shares go first."""
     fed = AsyncFederation(stock=2).open()
     for _ in range(3):
-        fed.clients[0]._stock.clear()  # an owner that does not count
+        fed.clients[0].state.stock.clear()  # an owner that does not count
         fed.send(0, fed.clients[0].restock())
         fed.settle()
-    assert sorted(fed.clients[1]._kept[0]) == [3, 4]
+    assert sorted(fed.clients[1].state.kept[0]) == [3, 4]
 
 
 def test_S22_nothing_secret_is_printed() -> None:
@@ -569,9 +565,9 @@ def test_S22_nothing_secret_is_printed() -> None:
     fill(fed, (0, 1, 2, 3))
     fed.settle()
     party = fed.clients[0]
-    assert repr(party) == "AsyncLightSecAggClient(client=0, time=0)"
-    assert "answer" not in repr(party._consent)
-    assert "share" not in repr(party._kept[4]).replace("KeptShare", "")
+    assert repr(party) == "EpochClient(client=0, state=Answered)"
+    assert repr(party.state) == "Answered"
+    assert "share" not in repr(party.state.kept[4]).replace("KeptShare", "")
 
 
 # -- the server's refusals ---------------------------------------------------------------------

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from lightsecagg.errors import MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.one_shot_recovery import recover_mask
 from lightsecagg.params import ShareMode
+from lightsecagg.protocol import client_machine
 from lightsecagg.protocol import roster as roster_module
-from lightsecagg.protocol import round_client as round_client_module
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.client_machine import Advertised, Closed, Table
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -41,8 +43,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import Round, sign_keys
 from lightsecagg.protocol.round_client import (
-    Advertised,
-    Closed,
+    TRANSITIONS,
     RoundClient,
     Signed,
     Uploaded,
@@ -197,11 +198,12 @@ def input_of(federation: Federation, client: int) -> Elements:
 class AnswersAgain(RoundClient):
     """Algorithm 1 to the letter: nothing makes a user answer once."""
 
-    def _on_survivors(self, message: SurvivorSet) -> list[Output]:
-        before = self.state
-        outputs = super()._on_survivors(message)
-        self.state = before
+    def forget(self, state: Uploaded, message: SurvivorSet) -> list[Output]:
+        outputs = self._on_survivors(state, message)
+        self.state = state
         return outputs
+
+    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SurvivorSet): forget}
 
 
 def ask_for_two_sets(federation: Federation, kind: type[RoundClient]) -> Elements:
@@ -236,9 +238,10 @@ def test_S04_attack_two_survivor_sets(share_mode: ShareMode) -> None:
 class TrustsTheServer(RoundClient):
     """Malicious-server mode without the check of the certificate."""
 
-    def _on_certificate(self, message: Certificate) -> list[Output]:
-        state = self._in(Signed)
+    def trust(self, state: Signed, message: Certificate) -> list[Output]:
         return self._answer_once(state, state.survivors)
+
+    transitions: ClassVar[Table] = {**TRANSITIONS, (Signed, Certificate): trust}
 
 
 @dataclass
@@ -405,7 +408,7 @@ def bind_only_C0(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(fixed, context=settings.context)
 
     monkeypatch.setattr(roster_module, "fix_round", naive)
-    monkeypatch.setattr(round_client_module, "fix_round", naive)
+    monkeypatch.setattr(client_machine, "fix_round", naive)
 
 
 def show_another_order(federation: Federation) -> tuple[Network, int, Callable[[int], int]]:
@@ -475,14 +478,11 @@ def test_S02_the_roster_in_another_order_is_another_round(share_mode: ShareMode)
 class KeepsItsKeys(RoundClient):
     """Saves the trouble of fresh keys in every round."""
 
-    def _on_opening(self, message: Opening) -> list[Output]:
-        super()._on_opening(message)
+    def _advertise(self, message: Opening, settings: Settings) -> Advertised:
         pair = AgreementKey(hashlib.sha256(b"static %d" % self.client).digest())
-        context = Settings.from_bytes(message.settings).context
-        signature = sign_keys(self._identity, context, self.client, (pair.public,))
+        signature = sign_keys(self._identity, settings.context, self.client, (pair.public,))
         advertise = Advertise((pair.public,), signature)
-        self.state = Advertised(message.settings, (pair.private_bytes(),), advertise)
-        return [Send(SERVER, advertise)]
+        return Advertised(message.settings, (pair.private_bytes(),), advertise)
 
 
 def bind_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,7 +493,7 @@ def bind_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(fixed, context=b"always the same".ljust(32))
 
     monkeypatch.setattr(roster_module, "fix_round", naive)
-    monkeypatch.setattr(round_client_module, "fix_round", naive)
+    monkeypatch.setattr(client_machine, "fix_round", naive)
     monkeypatch.setattr("lightsecagg.protocol.roles.registration.fix_round", naive)
     keep_doubts_to_itself(monkeypatch)
 

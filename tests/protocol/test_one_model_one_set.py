@@ -23,9 +23,9 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer, BufferAggregate
 from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer, BufferSignature, Opening
 from lightsecagg.protocol.rounding import uniform_words
@@ -419,7 +419,7 @@ def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old
     fed.send(5, fed.clients[5].receive(SERVER, BufferAnnounced(9, later)))
     with pytest.raises(RemoteProtocolError, match="too old"):
         fed.clients[5].ledger.check_buffer([(4, model_of(0))])
-    newer = AsyncLightSecAggClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)
+    newer = EpochClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
     assert newer.ledger is fed.clients[5].ledger
     with pytest.raises(LightSecAggError, match="client 0's update"):
@@ -437,15 +437,14 @@ class Epoch(Wire):
     """Six of ten clients, and a server that can do without the signatures of two."""
 
     server: AsyncLightSecAggServer
-    clients: dict[int, AsyncLightSecAggClient]
+    clients: dict[int, EpochClient]
 
     def __init__(self, number: int, ten: AsyncFederation, members: Iterable[int]) -> None:
         six = AsyncFederation(6, dropouts=2, buffer_size=3, threat_model=MALICIOUS)
         settings = replace(six.settings, round=number, allow_list=ten.allow_list.digest)
         server = AsyncLightSecAggServer(settings, ten.allow_list, 3, members)
         clients = {
-            i: AsyncLightSecAggClient(i, ten.keys[i], ten.policy, ten.clients[i].ledger)
-            for i in members
+            i: EpochClient(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members
         }
         super().__init__(server, clients, Codec(settings.field))
         self.quantizer, self.result = settings.quantizer, np.empty(0)

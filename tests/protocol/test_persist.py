@@ -15,6 +15,7 @@ from driver import HONEST, MALICIOUS, Federation, Network
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import (
     SERVER,
     LedgerChanged,
@@ -29,7 +30,6 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
@@ -102,7 +102,7 @@ def test_S06_what_a_client_must_remember_is_stored_before_anything_leaves(
 @BOTH
 def test_S06_an_asynchronous_client_stores_before_it_speaks(threat_model: ThreatModel) -> None:
     fed = AsyncFederation(threat_model=threat_model)
-    party = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, Ledger())
+    party = EpochClient(0, fed.keys[0], fed.policy, Ledger())
     fed.clients[0] = party
     disk, send = Disk(), fed.send
 

@@ -67,6 +67,7 @@ from lightsecagg.protocol.round_client import (
 )
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.schemes.interface import PreparedMask
 from lightsecagg.protocol.settings import ProtocolName, Settings, _Fields, hash_model
 from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
 
@@ -974,6 +975,27 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
     assert wires[0] == wires[1], "bit for bit the same messages"
 
 
+def test_a_seeded_snapshot_holds_seeds_from_which_the_mask_is_derived_again() -> None:
+    """With U = N nobody is sent anything longer than a seed; the paper's mode keeps the mask."""
+    sizes, uploads = {}, {}
+    for share_mode in (SEEDED, PAPER):
+        federation = Federation(5, 1, 0, 5, share_mode=share_mode, dimension=20_000)
+        network = federation.network()
+        network.train_at_once = False
+        network.start().run()
+        party = network.clients[2]
+        sizes[share_mode] = len(party.snapshot())
+        arguments = (federation.identities[2], federation.policy(), party.generation)
+        moved = RoundClient.restore(party.snapshot(), *arguments)
+        update = Update(np.ones(20_000), 3)
+        uploads[share_mode] = [each.set_input(update)[-1] for each in (party, moved)]
+        assert not moved._masks
+    assert sizes[SEEDED] < 5_000
+    assert sizes[PAPER] > 4 * 20_000
+    for stayed, restored in uploads.values():
+        assert stayed == restored, "the same mask, hence the same bytes"
+
+
 def test_S06_an_older_snapshot_is_refused() -> None:
     scene = film()
     newest = scene.client("Answered").generation
@@ -1185,6 +1207,9 @@ def test_S16_sizes_on_the_wire_do_not_depend_on_the_input() -> None:
 
 def test_S16_the_control_a_zero_mask_would_show_the_canary() -> None:
     class Unmasked(CodedMasksClient):
+        def prepare(self, *arguments: Any) -> PreparedMask:
+            return super().prepare(*arguments)._replace(expanded=None)
+
         def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
             return np.zeros(self.settings.length, dtype=np.uint32)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import shamir
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.pairwise_masks import client_mask
+from lightsecagg.protocol.client_machine import Closed, Table
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Phase, Send
 from lightsecagg.protocol.messages import (
     Certificate,
@@ -29,7 +31,7 @@ from lightsecagg.protocol.messages import (
     SurvivorSet,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import Closed, RoundClient, Uploaded, _by_mask, _terms
+from lightsecagg.protocol.round_client import TRANSITIONS, RoundClient, Uploaded, _by_mask, _terms
 from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks
 from lightsecagg.protocol.schemes.registry import SCHEMES
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
@@ -107,10 +109,11 @@ def ask(
 class AnswersEverything(RoundClient):
     """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
 
-    def _on_survivors(self, message: SurvivorSet) -> list[Output]:
-        state = self._in(Uploaded)
+    def answer(self, state: Uploaded, message: SurvivorSet) -> list[Output]:
         held, terms = _by_mask(state.held), _terms(message.survivors)
         return [Send(SERVER, self._scheme(state).answer(held, terms, state.owners))]
+
+    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SurvivorSet): answer}
 
 
 def ask_twice(federation: Federation) -> tuple[int, bytes | None, bytes | None]:

@@ -11,9 +11,10 @@ from driver import Federation
 
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
+from lightsecagg.protocol.client_machine import Advertised, Closed
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
 from lightsecagg.protocol.roles.registration import Registration, draw_keys, enter_roster
@@ -27,7 +28,7 @@ def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
     ledger = Ledger.volatile()
 
     def take_part(number: int) -> list[Any]:
-        party = AsyncLightSecAggClient(0, fed.keys[0], fed.policy, ledger)
+        party = EpochClient(0, fed.keys[0], fed.policy, ledger)
         return party.receive(SERVER, Opening(replace(fed.settings, round=number).to_bytes()))
 
     for number in (1, 2):
@@ -91,9 +92,9 @@ def test_who_is_late_with_its_keys_is_told_so_that_it_can_forget_them() -> None:
     assert isinstance(late, AbortRound)
     fed.step_down(5)
     party = fed.clients[5]
-    assert party._keys
+    assert isinstance(party.state, Advertised)
     assert party.receive(SERVER, late) == [RoundAborted(late.reason)]
-    assert not party._keys
+    assert party.state == Closed(late.reason)
 
 
 def test_the_client_side_and_the_server_side_agree_on_the_roster() -> None:

@@ -32,6 +32,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferedClientParty,
@@ -42,7 +43,6 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_client import AsyncLightSecAggClient
 from lightsecagg.protocol.lightsecagg_async_server import (
     AsyncLightSecAggServer,
     BufferAggregate,
@@ -133,7 +133,7 @@ class ProtectedFederation(MeteredWire):
         # Rounding is not secret in a simulation; given keys make a run reproducible.
         self._ledgers = [Ledger.volatile(rounding.bytes) for _ in keys]
         clients = {
-            client: AsyncLightSecAggClient(client, key, policy, self._ledgers[client])
+            client: EpochClient(client, key, policy, self._ledgers[client])
             for client, key in enumerate(keys)
         }
         self._rounding = rounding

@@ -81,14 +81,17 @@ class CodedMasksClient(ClientScheme):
             for position, recipient in enumerate(self.round.members)
         ]
         own = shares.pop(self.round.positions[self.client])
-        return PreparedMask(field.to_bytes(encoded.mask), (own.kind.value, own.plaintext), shares)
+        kept = (own.kind.value, own.plaintext)
+        if seeds:
+            return PreparedMask(_pack_seeds(serial, seeds), kept, shares, encoded.mask)
+        return PreparedMask(field.to_bytes(encoded.mask), kept, shares)
 
     def _draw_seeds(self, entropy: Entropy) -> dict[int, bytes]:
+        return {p: draw(entropy, prg.SEED_LENGTH) for p in self._seeded_positions()}
+
+    def _seeded_positions(self) -> list[int]:
         own, U = self.round.positions[self.client], self.settings.parameters.survivors
-        return {
-            position: draw(entropy, prg.SEED_LENGTH)
-            for position in seeded_positions(own, len(self.round.members), U)
-        }
+        return seeded_positions(own, len(self.round.members), U)
 
     def _encode_from_seeds(self, serial: int, seeds: Mapping[int, bytes]) -> EncodedMask:
         seeded = {
@@ -139,8 +142,19 @@ class CodedMasksClient(ClientScheme):
         return report_on_shares(field, shares, coefficients).reshape(-1)
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
-        """The mask itself."""
+        """The mask itself, which seeds stand for in seeded mode."""
+        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+            return self._encode_from_seeds(*self._unpack_seeds(secret)).mask
         return self.settings.field.from_bytes(secret, self.settings.length)
+
+    def _unpack_seeds(self, secret: bytes) -> tuple[int, dict[int, bytes]]:
+        serial, seeds = int.from_bytes(secret[:8]), secret[8:]
+        cuts = range(0, len(seeds), prg.SEED_LENGTH)
+        positions = self._seeded_positions()
+        return serial, {
+            position: seeds[cut : cut + prg.SEED_LENGTH]
+            for position, cut in zip(positions, cuts, strict=True)
+        }
 
     def answer(
         self, held: Mapping[MaskRef, Share], terms: Sequence[Term], owners: Sequence[int]
@@ -159,6 +173,11 @@ class CodedMasksClient(ClientScheme):
         if kind == ShareKind.EXPLICIT.value:
             return self.settings.field.from_bytes(data, self.settings.shared_length)
         return self._expand(data, ref, self.client)
+
+
+def _pack_seeds(serial: int, seeds: Mapping[int, bytes]) -> bytes:
+    """All that a seeded mask follows from, in 8 + 32 U bytes."""
+    return b"".join([serial.to_bytes(8), *seeds.values()])
 
 
 class CodedMasksServer(ServerScheme):

@@ -64,6 +64,8 @@ class PreparedMask(NamedTuple):
     """The owner's own share."""
     outgoing: list[OutgoingShare]
     """The peers' shares, to be sealed."""
+    expanded: Elements | None = None
+    """What `mask` would make of the secret, where that is known by now and takes time."""
 
     def __repr__(self) -> str:
         return f"PreparedMask(outgoing={len(self.outgoing)})"

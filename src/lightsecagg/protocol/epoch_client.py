@@ -1,0 +1,562 @@
+"""A client in one epoch of the buffered-asynchronous mode, Section 4.2 and Appendix F.
+
+Theory of operation. A client registers once per epoch (Opening, Advertise, Roster, as in a
+synchronous round); C1 and everybody's evaluation points then hold for the whole epoch. From then
+on four things go on at once:
+
+* stock: the client draws masks, numbered by a serial, and shares them ahead of time (`restock`);
+* work: whenever training is done, `set_input` masks the update with the oldest mask of the stock
+  and uploads it with a signed tag;
+* keeping: it keeps its peers' shares under (owner, serial). Serials of one owner only increase,
+  so a share that was used and is delivered again is refused. When a mask's shares are complete it
+  reports on the one that it keeps, once, by coefficients to which the roster binds the server;
+* answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
+  the shares: the answer is computed and the shares are forgotten in the same step in which the
+  buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
+  With the shares it burns (owner, model): of one owner and one model, whatever versions the
+  server gives it, one update is summed and no other (S42). Signers know of their own epoch only,
+  so an owner uploads from one model in one epoch.
+
+So the states are those of registration (`client_machine`), and then of the answer alone:
+
+    Registered   has consented to no buffer yet
+    Signed       malicious-server mode: has signed the buffer of time t; the answer waits
+    Answered     has answered for the buffer of time t; a repeated request gets the same again
+
+From each of the three the next buffer leads on; one that was signed and never certified is lost.
+
+A failed buffer is never formed again: its masks are burnt. An update is spent when it is uploaded,
+because its buffer may be summed without its owner. A client whose process ends goes on from its
+`snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import (
+    CryptoError,
+    LocalProtocolError,
+    ParameterError,
+    RemoteProtocolError,
+)
+from lightsecagg.masks.checked_sharing import CHAIN_LENGTH, is_in_chain
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.buffers import (
+    buffer_statement,
+    buffer_terms,
+    buffer_weights,
+    check_models,
+    check_tag,
+    hash_upload,
+    sign_tag,
+)
+from lightsecagg.protocol.client_machine import (
+    Advertised,
+    ClientMachine,
+    Closed,
+    Fixed,
+    Stored,
+    Table,
+    Waiting,
+    on,
+    table,
+)
+from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    AggregatedShare,
+    BufferAnnounced,
+    BufferAnswer,
+    BufferCertificate,
+    BufferedUpload,
+    BufferRefusal,
+    BufferSignature,
+    MaskComplete,
+    MaskReport,
+    Opening,
+    Roster,
+    SealedShare,
+    ShareBundle,
+    UploadDropped,
+)
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.roles.agreement import check_certificate
+from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
+from lightsecagg.protocol.roles.holder import check_address, open_peer_share
+from lightsecagg.protocol.roles.registration import accept_opening
+from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
+from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.protocol.share_exchange import Share
+
+
+class KeptShare(msgspec.Struct, frozen=True, array_like=True):
+    """A share that waits for its buffer."""
+
+    share: Share
+    since: int | None = None
+    """The first buffer that this client consented to after the share came; it expires by this.
+
+    Not the last one before: a client that was away for long would forget what it has just got.
+    """
+    report: MaskReport | None = None
+    """What this client has said of it; it says the same again (S46)."""
+
+    def __repr__(self) -> str:
+        return f"KeptShare(since={self.since})"
+
+
+Kept = dict[int, dict[int, KeptShare]]
+"""Owner -> serial -> share, the own ones included."""
+
+
+class Registered(Fixed, frozen=True, kw_only=True):
+    """Masks, shares and models, but no buffer."""
+
+    private_keys: tuple[bytes, ...]
+    next_serial: int
+    stock: dict[int, bytes]
+    """Serial -> what the scheme makes the mask of."""
+    outstanding: tuple[int, ...]
+    """Serials that wait for their buffer, ascending."""
+    kept: Kept
+    last_serial: dict[int, int]
+    """Owner -> the newest serial that was seen."""
+    chains: dict[int, tuple[int, bytes]]
+    """Owner -> the number of its last check secret, and the secret."""
+    models: dict[int, bytes]
+    """Version -> hash, as used or signed for here."""
+    time: int
+    """Of the last buffer that this client has consented to; -1 before the first."""
+
+
+class Signed(Registered, frozen=True, kw_only=True):
+    """The buffer of `time` is signed; the answer waits for the certificate."""
+
+    buffer: BufferAnnounced
+    answer: bytes
+    """The sum of the shares, which are burnt."""
+    signature: bytes
+
+
+class Answered(Registered, frozen=True, kw_only=True):
+    """The buffer of `time` is answered for."""
+
+    buffer: BufferAnnounced
+    answer: bytes
+
+
+AnyState = Waiting | Advertised | Registered | Signed | Answered | Closed
+R = TypeVar("R", bound=Registered)
+
+
+class _Snapshot(Stored, frozen=True):
+    state: AnyState
+
+
+class EpochClient(ClientMachine[AnyState]):
+    """One client in one epoch; see the theory of operation and `interface`."""
+
+    mode = "epoch"
+    decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger,
+        entropy: Entropy = system_entropy,
+    ) -> None:
+        super().__init__(client, identity, policy, ledger, entropy)
+        if policy.buffering is None or not all(
+            traits_of(protocol).protected and traits_of(protocol).buffered
+            for protocol in policy.protocols
+        ):
+            raise ParameterError("the asynchronous mode needs a policy with buffering")
+        self._buffering: Buffering = policy.buffering
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def stock(self) -> int:
+        """How many shared masks are ready; an upload takes one."""
+        return len(self.state.stock) if isinstance(self.state, Registered) else 0
+
+    @property
+    def room(self) -> int:
+        """How many more masks may be shared before peers drop old ones."""
+        used = len(self.state.outstanding) if isinstance(self.state, Registered) else 0
+        return self._buffering.stock - self.stock - used
+
+    @property
+    def time(self) -> int:
+        """The time of the last buffer that this client has signed or answered for."""
+        return self.state.time if isinstance(self.state, Registered) else -1
+
+    @property
+    def stored(self) -> int:
+        """See `ClientParty.stored`."""
+        if not isinstance(self.state, Registered):
+            return 0
+        secrets = sum(map(len, self.state.stock.values()))
+        masks = sum(mask.nbytes for mask in self._masks.values())
+        shares = (kept.share for of in self.state.kept.values() for kept in of.values())
+        return secrets + masks + sum(len(data) for _, data in shares)
+
+    def restock(self, count: int = 1) -> list[Output]:
+        """Draw and share `count` more masks, ahead of time."""
+        state = self._registered()
+        if not 1 <= count <= self.room:
+            raise LocalProtocolError(
+                f"{self.stock} masks are ready and {len(state.outstanding)} in use; peers keep at "
+                f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
+            )
+        scheme, first = self._scheme(state), state.next_serial
+        if scheme.settings.traits.checked and first + count > CHAIN_LENGTH:
+            raise LocalProtocolError(
+                f"an epoch has {CHAIN_LENGTH} masks of one client; join the next one"
+            )
+        stock, shares = dict(state.stock), list[SealedShare]()
+        changed = replace(state, stock=stock, next_serial=first + count)
+        for serial in range(first, first + count):
+            mask = scheme.prepare(serial, state.private_keys, self._entropy)
+            stock[serial] = mask.secret
+            self._keep_mask(serial, mask)
+            changed = self._keep(changed, self.client, serial, mask.own)
+            shares += seal_shares(scheme, self._key(state), mask, serial, self._entropy)
+        self._change(changed)
+        return [*send_shares(shares)]
+
+    def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
+        """Mask and upload an update that was trained from the model of time `version`.
+
+        Takes the oldest mask of the stock; call `restock` first if there is none. The update is
+        spent from now on.
+
+        * `version`: the time of the global model, as the server gave it.
+        * `model`: the hash of the model that was really trained from (`hash_model`). Compute it
+          here: a server that may name any hash also escapes `max_attempts`.
+        """
+        state = self._registered()
+        scheme = self._scheme(state)
+        settings = scheme.settings
+        check_input(settings, update)
+        if not state.stock:
+            raise LocalProtocolError("no shared mask is ready; call restock first")
+        fingerprint = self.ledger.fingerprint(update)
+        self.ledger.check_unspent(fingerprint)
+        self.ledger.check_attempts(model, self._policy.max_attempts)
+        self.ledger.check_epoch(model)
+        if version < 0 or state.models.get(version, model) != model:
+            raise RemoteProtocolError(
+                f"the server gave this client two different models of version {version}, or "
+                "another one than its peers have trained from"
+            )
+        serial = min(state.stock)
+        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
+        mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
+        masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
+        self.ledger.count_upload(model)
+        self.ledger.spend(fingerprint)
+        self._change(
+            replace(
+                state,
+                stock={s: secret for s, secret in state.stock.items() if s != serial},
+                outstanding=(*state.outstanding, serial),
+                models={**state.models, version: model},
+            )
+        )
+        digest = hash_upload(settings.field, masked)
+        context = scheme.round.context
+        tag = sign_tag(self._identity, context, self.client, serial, version, model, digest)
+        return [*self.ledger.persisted(), Send(SERVER, BufferedUpload(tag, masked))]
+
+    def _registered(self) -> Registered:
+        self._check_process()
+        self._check_newest()
+        if isinstance(self.state, Closed):
+            reason = self.state.reason
+            raise LocalProtocolError(f"the epoch is over for client {self.client}: {reason}")
+        if not isinstance(self.state, Registered):
+            raise LocalProtocolError(f"client {self.client} is not registered yet")
+        return self.state
+
+    # -- registration ------------------------------------------------------------------------
+
+    def _on_opening(self, state: Waiting, message: Opening) -> list[Output]:
+        settings = accept_opening(message, self._policy, self.ledger)
+        self.state = advertised = self._advertise(message, settings)
+        return [*self.ledger.persisted(), Send(SERVER, advertised.advertise)]
+
+    def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
+        scheme, _ = self._enter_roster(state, message)
+        ends = zip(scheme.round.members, message.checks, strict=False)
+        self.state = Registered(
+            settings=state.settings,
+            roster=message,
+            private_keys=state.private_keys,
+            next_serial=0,
+            stock={},
+            outstanding=(),
+            kept={},
+            last_serial={},
+            chains={owner: (-1, end) for owner, end in ends},
+            models={},
+            time=-1,
+        )
+        return [NeedInput()]
+
+    # -- keeping shares ----------------------------------------------------------------------
+
+    def _on_shares(self, state: Registered, message: ShareBundle) -> list[Output]:
+        """Keep the peers' shares; one that does not open is simply not kept."""
+        scheme, newest = self._scheme(state), dict(state.last_serial)
+        for share in message.shares:
+            check_address(scheme, share)
+            if share.serial <= newest.get(share.owner, -1):
+                raise RemoteProtocolError(
+                    f"share {share.serial} of client {share.owner} is refused: serials only "
+                    f"increase and {newest[share.owner]} was seen; a used share must not come back"
+                )
+            newest[share.owner] = share.serial
+        changed = state
+        for share in message.shares:
+            try:
+                opened = open_peer_share(scheme, self._key(state), share)
+            except CryptoError as error:
+                self.refused_shares[share.owner] = f"share {share.serial}: {error}"
+            else:
+                changed = self._keep(changed, share.owner, share.serial, opened)
+        self.state = changed
+        return []
+
+    def _on_complete(self, state: Registered, message: MaskComplete) -> list[Output]:
+        """Report on the share of a mask that is kept here; a repeat gets the same again."""
+        owner, serial = message.owner, message.serial
+        if owner not in state.chains:
+            raise RemoteProtocolError(f"no mask of client {owner} is to be checked here")
+        last, known = state.chains[owner]
+        if not is_in_chain(known, last, message.check_secret, serial):
+            raise RemoteProtocolError(
+                f"the server reveals another secret for mask {serial} of client {owner} than the "
+                "roster binds it to: reports by different coefficients would reveal masks"
+            )
+        changed = state
+        if serial > last:
+            chains = {**state.chains, owner: (serial, message.check_secret)}
+            changed = replace(changed, chains=chains)
+        kept = state.kept.get(owner, {}).get(serial)
+        report = MaskReport(owner, serial, ())  # it did not open, was lost, or is used
+        if kept is not None and kept.report is not None:
+            report = kept.report
+        elif kept is not None:
+            held = {MaskRef(owner, serial): kept.share}
+            values = self._scheme(state).report(held, message.check_secret)
+            report = MaskReport(owner, serial, tuple(map(int, values)))
+            changed = _with(changed, owner, serial, replace(kept, report=report))
+        self.state = changed
+        return [Send(SERVER, report)]
+
+    def _on_dropped(self, state: Registered, message: UploadDropped) -> list[Output]:
+        """Stop counting an upload; its mask stays used and its update spent."""
+        if message.serial not in state.outstanding:
+            return self._on_late(state, message)
+        left = tuple(serial for serial in state.outstanding if serial != message.serial)
+        self.state = replace(state, outstanding=left)
+        return []
+
+    def _keep(self, state: R, owner: int, serial: int, share: Share) -> R:
+        """Keep the newest shares of each owner, this client included; memory has an end."""
+        changed = _with(state, owner, serial, KeptShare(share))
+        changed = replace(changed, last_serial={**state.last_serial, owner: serial})
+        if len(changed.kept[owner]) > self._buffering.stock:
+            return self._without(changed, [MaskRef(owner, min(changed.kept[owner]))])
+        return changed
+
+    def _without(self, state: R, masks: Iterable[MaskRef]) -> R:
+        """The shares of these masks are forgotten, and the masks that are this client's own."""
+        gone = list(masks)
+        kept = dict(state.kept)
+        for owner, serial in gone:
+            kept[owner] = {s: share for s, share in kept[owner].items() if s != serial}
+        own = {serial for owner, serial in gone if owner == self.client}
+        if not own:
+            return replace(state, kept=kept)
+        self._masks = {s: mask for s, mask in self._masks.items() if s not in own}
+        return replace(
+            state,
+            kept=kept,
+            stock={s: secret for s, secret in state.stock.items() if s not in own},
+            outstanding=tuple(s for s in state.outstanding if s not in own),
+        )
+
+    def _expire(self, state: R) -> R:
+        """Forget the shares and models that are too old for any buffer that may still come."""
+        lifetime = self._buffering.share_lifetime
+        old = [
+            MaskRef(owner, serial)
+            for owner, of in state.kept.items()
+            for serial, kept in of.items()
+            if kept.since is not None and state.time - kept.since > lifetime
+        ]
+        state = self._without(state, old)
+        kept = {
+            owner: {s: _since(share, state.time) for s, share in of.items()}
+            for owner, of in state.kept.items()
+        }
+        oldest = state.time - self._buffering.table.max_staleness
+        models = {version: model for version, model in state.models.items() if version >= oldest}
+        for model in set(state.models.values()) - set(models.values()):
+            self.ledger.close_model(model)
+        return replace(state, kept=kept, models=models)
+
+    # -- answering ---------------------------------------------------------------------------
+
+    def _on_buffer(self, state: Registered, message: BufferAnnounced) -> list[Output]:
+        if message.time <= state.time:
+            raise RemoteProtocolError(
+                f"a buffer of time {message.time} is refused: this client has consented to "
+                f"another of time {state.time}; answering both would reveal a client's model"
+            )
+        scheme = self._scheme(state)
+        weights = buffer_weights(scheme.round, self._buffering, message, self._policy.minimum)
+        for tag in message.tags:
+            check_tag(scheme.round, self._policy.allow_list, tag)
+        check_models(message, state.models)
+        terms = buffer_terms(message, weights)
+        if missing := scheme.missing(_held(state, terms), terms):
+            return [Send(SERVER, BufferRefusal(message.time, missing))]
+        self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
+        return self._consent(scheme, state, message, terms)
+
+    def _on_another_buffer(
+        self, state: Signed | Answered, message: BufferAnnounced
+    ) -> list[Output]:
+        return self._reply(state) if message == state.buffer else self._on_buffer(state, message)
+
+    def _consent(
+        self,
+        scheme: ClientScheme,
+        state: Registered,
+        buffer: BufferAnnounced,
+        terms: tuple[Term, ...],
+    ) -> list[Output]:
+        """Compute the answer and forget the shares, in one step."""
+        answer = scheme.answer(_held(state, terms), terms, scheme.round.members)
+        if not isinstance(answer, AggregatedShare):
+            raise AssertionError("a scheme with an asynchronous mode answers with a sum of shares")
+        burnt = self._without(state, (term.ref for term in terms))
+        # No later buffer may name another model of these versions (S08).
+        models = {**state.models, **{tag.version: tag.model for tag in buffer.tags}}
+        self.ledger.consent_to_buffer((tag.owner, tag.model) for tag in buffer.tags)
+        burnt = self._expire(replace(burnt, models=models, time=buffer.time))
+        said = {"buffer": buffer, "answer": scheme.settings.field.to_bytes(answer.vector)}
+        if scheme.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
+            statement = buffer_statement(scheme.round.context, buffer)
+            signature = statement.sign(self._identity)
+            consented: Signed | Answered = _become(Signed, burnt, **said, signature=signature)
+        else:
+            consented = _become(Answered, burnt, **said)
+        self.state = consented
+        return [*self.ledger.persisted(), *self._reply(consented)]
+
+    def _reply(self, state: Signed | Answered) -> list[Output]:
+        if isinstance(state, Signed):
+            return [Send(SERVER, BufferSignature(state.time, state.signature))]
+        field = self._settings(state).field
+        vector = field.from_bytes(state.answer, len(state.answer) // 4)
+        return [Send(SERVER, BufferAnswer(state.time, vector))]
+
+    def _on_certificate(self, state: Signed, message: BufferCertificate) -> list[Output]:
+        self._check_time(state, message)
+        round_ = self._scheme(state).round
+        statement = buffer_statement(round_.context, state.buffer)
+        check_certificate(round_, self._policy.allow_list, statement, message.signatures)
+        self.state = answered = _become(Answered, state, buffer=state.buffer, answer=state.answer)
+        return self._reply(answered)
+
+    def _on_repeated_certificate(self, state: Answered, message: BufferCertificate) -> list[Output]:
+        self._check_time(state, message)
+        return self._reply(state)
+
+    def _check_time(self, state: Signed | Answered, message: BufferCertificate) -> None:
+        if message.time != state.time:
+            raise RemoteProtocolError(
+                f"a certificate for time {message.time}, for which this client signed nothing"
+            )
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _change(self, state: Registered) -> None:
+        """The driver's doing, not a message's."""
+        self.state = state
+        self.ledger.count_change()
+
+    def _key(self, state: Registered) -> AgreementKey:
+        return self._sealing_key(state.private_keys[0])
+
+
+def _become(kind: type[R], state: Registered, **fields: Any) -> R:
+    """The state of another kind with everything that is not of the buffer."""
+    common = {name: getattr(state, name) for name in Registered.__struct_fields__}
+    return kind(**common, **fields)
+
+
+def _with(state: R, owner: int, serial: int, share: KeptShare) -> R:
+    mine = {**state.kept.get(owner, {}), serial: share}
+    return replace(state, kept={**state.kept, owner: mine})
+
+
+def _since(share: KeptShare, time: int) -> KeptShare:
+    return replace(share, since=time) if share.since is None else share
+
+
+def _held(state: Registered, terms: tuple[Term, ...]) -> dict[MaskRef, Share]:
+    """Those shares of the terms' masks that are kept here."""
+    kept = {term.ref: state.kept.get(term.ref.owner, {}) for term in terms}
+    return {ref: of[ref.serial].share for ref, of in kept.items() if ref.serial in of}
+
+
+TRANSITIONS: Table = table(
+    [
+        on(Waiting, Opening, EpochClient._on_opening),
+        on(Waiting, UploadDropped, EpochClient._on_late),
+        on(Advertised, Opening, EpochClient._on_repeated_opening),
+        on(Advertised, Roster, EpochClient._on_roster),
+        on(Advertised, UploadDropped, EpochClient._on_late),
+        on(Registered, Opening, EpochClient._on_repeated_opening),
+        on(Registered, Roster, EpochClient._on_repeated_roster),
+        on(Registered, ShareBundle, EpochClient._on_shares),
+        on(Registered, MaskComplete, EpochClient._on_complete),
+        on(Registered, UploadDropped, EpochClient._on_dropped),
+        on(Registered, BufferAnnounced, EpochClient._on_buffer),
+        on(Signed, Opening, EpochClient._on_repeated_opening),
+        on(Signed, Roster, EpochClient._on_repeated_roster),
+        on(Signed, ShareBundle, EpochClient._on_shares),
+        on(Signed, MaskComplete, EpochClient._on_complete),
+        on(Signed, UploadDropped, EpochClient._on_dropped),
+        on(Signed, BufferAnnounced, EpochClient._on_another_buffer),
+        on(Signed, BufferCertificate, EpochClient._on_certificate),
+        on(Answered, Opening, EpochClient._on_repeated_opening),
+        on(Answered, Roster, EpochClient._on_repeated_roster),
+        on(Answered, ShareBundle, EpochClient._on_shares),
+        on(Answered, MaskComplete, EpochClient._on_complete),
+        on(Answered, UploadDropped, EpochClient._on_dropped),
+        on(Answered, BufferAnnounced, EpochClient._on_another_buffer),
+        on(Answered, BufferCertificate, EpochClient._on_repeated_certificate),
+        *(on(state, AbortRound, EpochClient._on_abort) for state in get_args(AnyState)),
+    ]
+)
+"""(state, message) -> handler. What is not here is refused."""
+
+EpochClient.transitions = TRANSITIONS
