@@ -34,7 +34,7 @@ from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.transport.certificates import Authority, Validity
 from lightsecagg.drivers.transport.grpc import GrpcClient
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.errors import TransportError
+from lightsecagg.errors import ConfigurationError, TransportError
 from lightsecagg.protocol.interface import Update
 
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()"]
@@ -154,6 +154,43 @@ def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -
     assert any(line.startswith("round 1 is done after ") for line in said)
     assert said.index("goodbye to 5 clients: the federation has finished") > 0
     assert all(datetime.fromisoformat(line["time"]).utcoffset() is not None for line in lines)
+
+
+def test_a_federation_over_pytorch_rpc(programs: Programs) -> None:
+    transport = "server.transport=torch-rpc"
+    server = programs.server(transport, "rounds.settle=120", flags=("--json",))
+    clients = [programs.clients(*ids, settings=(transport,)) for ids in ((0, 1, 2), (3, 4))]
+    code, out, err = programs.finish(server, timeout=240)
+    assert code == 0, err
+    assert "with PyTorch RPC: no TLS, and whoever reaches it can execute code" in err
+    (record,) = json.loads(out)["rounds"]
+    assert record["included"] == list(range(CLIENTS))
+    assert [programs.finish(process, timeout=240)[0] for process in clients] == [0, 0]
+    with np.load(programs.made.server.parent / "result.npz") as stored:
+        result = stored["result"]
+    expected = np.sum([programs.vector(i) for i in range(CLIENTS)], axis=0)
+    np.testing.assert_allclose(result, expected, atol=CLIENTS * record["quantisation_step"])
+
+
+@pytest.mark.parametrize("role", ["server", "client"])
+def test_S21_pytorch_rpc_leaves_the_machine_only_if_the_user_understands(
+    programs: Programs, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = "--i-understand-torch-rpc-executes-code"
+    path = programs.made.server if role == "server" else programs.made.clients[0]
+    command = [role, "--config", str(path), "--set", "server.transport=torch-rpc"]
+    command += ["--set", "server.address=192.0.2.1:7700"]
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, ConfigurationError)
+    assert flag in str(refused.exception)
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        f"lightsecagg.drivers.federation.programs.run_{'server' if role == 'server' else 'clients'}",
+        lambda *_, understood, **__: seen.append(understood),
+    )
+    for flags in ([], [flag]):
+        assert CliRunner().invoke(app, command + flags).exit_code == 0
+    assert seen == [False, True]
 
 
 def test_quiet_programs_leave_the_log_empty(programs: Programs) -> None:

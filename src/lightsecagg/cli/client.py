@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli.extras import require
+from lightsecagg.cli.options import ExecutesCode
 from lightsecagg.cli.output import LogLevel, Quiet, level_of, print_json
 
 app = typer.Typer(add_completion=False)
@@ -25,6 +26,7 @@ def client(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the effective configuration and exit.")
     ] = False,
+    understood: ExecutesCode = False,
     log_level: LogLevel = "info",
     quiet: Quiet = False,
 ) -> None:
@@ -46,4 +48,4 @@ def client(
     set_up_logging(level_of(log_level, quiet=quiet))
     from lightsecagg.drivers.federation.programs import run_clients
 
-    run_clients(loaded)
+    run_clients(loaded, understood=understood)

@@ -86,6 +86,14 @@ Dimension = Annotated[
 DefendAgainst = Annotated[ThreatModel, typer.Option(help="Whom the clients defend against.")]
 FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
 
+ExecutesCode = Annotated[
+    bool,
+    typer.Option(
+        "--i-understand-torch-rpc-executes-code",
+        help="Let server.transport = torch-rpc leave this machine.",
+    ),
+]
+
 Bandwidth = Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")]
 ServerBandwidth = Annotated[float, typer.Option(help="Of the server, Mbit/s each way.")]
 Latency = Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")]

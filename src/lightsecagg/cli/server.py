@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli.extras import require
+from lightsecagg.cli.options import ExecutesCode
 from lightsecagg.cli.output import LogLevel, Quiet, level_of, phase_bar, print_json
 
 app = typer.Typer(add_completion=False)
@@ -28,6 +29,7 @@ def server(
             "--abandon-round", help="Give up the round that a crash left, instead of resuming it."
         ),
     ] = False,
+    understood: ExecutesCode = False,
     log_level: LogLevel = "info",
     quiet: Quiet = False,
     as_json: Annotated[
@@ -54,6 +56,6 @@ def server(
     from lightsecagg.drivers.federation.programs import run_server
 
     with phase_bar(wanted=not quiet) as progress:
-        records = run_server(loaded, progress, abandon=abandon_round)
+        records = run_server(loaded, progress, abandon=abandon_round, understood=understood)
     if as_json:
         print_json({"rounds": [record.to_json() for record in records]})

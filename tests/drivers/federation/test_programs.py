@@ -21,7 +21,7 @@ def test_a_client_that_fails_is_reported_while_the_others_go_on(
     finished: list[str] = []
 
     class Client:
-        def __init__(self, name: str) -> None:
+        def __init__(self, name: str, *, understood: bool) -> None:
             self.name = name
 
         async def run(self) -> None:

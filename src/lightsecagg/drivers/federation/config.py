@@ -226,6 +226,8 @@ class ServerTable(Table):
     """[server] where it listens and keeps its state."""
 
     address: str = "127.0.0.1:7700"
+    transport: Literal["grpc", "torch-rpc"] = "grpc"
+    """What carries the messages. PyTorch RPC executes what peers send: for laboratories only."""
     state: Path = Path("state")
     """Journal, checkpoints and reports."""
     name: str | None = None

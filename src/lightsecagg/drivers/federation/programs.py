@@ -34,6 +34,7 @@ from lightsecagg.drivers.federation.provisioning import load_allow_list, load_id
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
+from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
@@ -43,10 +44,13 @@ from lightsecagg.session.record import RoundRecord
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def build_server(config: ServerConfig, progress: Progress | None = None) -> FederationServer:
-    """Everything that `lightsecagg server` needs, checked before a socket is opened."""
-    from lightsecagg.drivers.transport.grpc import GrpcServer
+def build_server(
+    config: ServerConfig, progress: Progress | None = None, *, understood: bool = False
+) -> FederationServer:
+    """Everything that `lightsecagg server` needs, checked before a socket is opened.
 
+    `understood`: PyTorch RPC may leave the machine.
+    """
     allow_list, session = _trust(config.federation)
     if config.aggregation.clients > len(allow_list):
         raise ConfigurationError(
@@ -58,12 +62,7 @@ def build_server(config: ServerConfig, progress: Progress | None = None) -> Fede
     stopping = _early_stopping(config.early_stopping, job)
     settings = make_settings(config.aggregation, job, session, allow_list)
     _mind_the_rounding(settings)
-    communicator = GrpcServer(
-        config.server.address,
-        frozenset(allow_list.clients),
-        _credentials(config.tls),
-        plaintext=config.tls.insecure,
-    )
+    communicator = _server_communicator(config, frozenset(allow_list.clients), understood)
     if config.server.trace is not None:
         log.warning("the server writes its averages to %s: a trace", config.server.trace)
         config.server.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,22 +94,13 @@ def build_client(
     config: ClientConfig,
     kind: Callable[..., FederationClient] = FederationClient,
     job: ClientJob | None = None,
+    *,
+    understood: bool = False,
     **extra: Any,
 ) -> FederationClient:
     """Everything that `lightsecagg client` needs; `job` replaces the configured one."""
-    from lightsecagg.drivers.transport.grpc import GrpcClient
-
     allow_list, session = _trust(config.federation)
-    credentials = _credentials(config.tls)
-    if credentials is not None:
-        credentials.check_client(config.client.id)  # trying to connect would not mend it
-    communicator = GrpcClient(
-        config.server.address,
-        config.client.id,
-        credentials,
-        server_name=config.server.name,
-        plaintext=config.tls.insecure,
-    )
+    communicator = _client_communicator(config, understood)
     if config.client.callbacks:
         named = config.client.callbacks
         extra["callbacks"] = load_callbacks(named, ClientCallback, "client.callbacks")
@@ -135,7 +125,11 @@ def build_client(
 
 
 def run_server(
-    config: ServerConfig, progress: Progress | None = None, *, abandon: bool = False
+    config: ServerConfig,
+    progress: Progress | None = None,
+    *,
+    abandon: bool = False,
+    understood: bool = False,
 ) -> list[RoundRecord]:
     """Until all rounds are done; SIGTERM and SIGINT finish the current round first (R40).
 
@@ -143,7 +137,7 @@ def run_server(
     """
 
     async def main() -> list[RoundRecord]:
-        server = build_server(config, progress)
+        server = build_server(config, progress, understood=understood)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, _stop_gracefully, server, number)
@@ -152,7 +146,7 @@ def run_server(
     return asyncio.run(main())
 
 
-def run_clients(configs: Sequence[ClientConfig]) -> None:
+def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) -> None:
     """Several logical clients in one process, each with its own identity and connection.
 
     All run to their end: a failure is logged when it happens, and the first is raised at the end.
@@ -168,7 +162,8 @@ def run_clients(configs: Sequence[ClientConfig]) -> None:
             return error
 
     async def main() -> None:
-        ends = await asyncio.gather(*(run(build_client(config)) for config in configs))
+        clients = [build_client(config, understood=understood) for config in configs]
+        ends = await asyncio.gather(*(run(client) for client in clients))
         for failure in filter(None, ends):
             raise failure
 
@@ -215,6 +210,38 @@ def _stop_gracefully(server: FederationServer, number: int) -> None:
 def _trust(table: FederationTable) -> tuple[AllowList, bytes]:
     session = bytes.fromhex(table.session)
     return load_allow_list(table.allow_list, bytes.fromhex(table.authority), session), session
+
+
+def _server_communicator(
+    config: ServerConfig, clients: frozenset[int], understood: bool
+) -> ServerCommunicator:
+    if config.server.transport == "torch-rpc":
+        from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
+
+        return TorchRpcServer(config.server.address, clients, understood=understood)
+    from lightsecagg.drivers.transport.grpc import GrpcServer
+
+    credentials = _credentials(config.tls)
+    return GrpcServer(config.server.address, clients, credentials, plaintext=config.tls.insecure)
+
+
+def _client_communicator(config: ClientConfig, understood: bool) -> ClientCommunicator:
+    if config.server.transport == "torch-rpc":
+        from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+
+        return TorchRpcClient(config.server.address, config.client.id, understood=understood)
+    from lightsecagg.drivers.transport.grpc import GrpcClient
+
+    credentials = _credentials(config.tls)
+    if credentials is not None:
+        credentials.check_client(config.client.id)  # trying to connect would not mend it
+    return GrpcClient(
+        config.server.address,
+        config.client.id,
+        credentials,
+        server_name=config.server.name,
+        plaintext=config.tls.insecure,
+    )
 
 
 def _credentials(table: TlsTable) -> Credentials | None:

@@ -30,6 +30,7 @@ from lightsecagg.drivers.transport.tls import (
     client_of_pem,
     explain_failure,
     is_loopback,
+    join_address,
     split_address,
 )
 from lightsecagg.errors import (
@@ -117,7 +118,7 @@ class GrpcServer(StreamServer):
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         service = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
         server.add_generic_rpc_handlers((service,))
-        address = _join(self._host, self._port)
+        address = join_address(self._host, self._port)
         try:
             if tls is None:
                 self._port = server.add_insecure_port(address)
@@ -135,7 +136,7 @@ class GrpcServer(StreamServer):
     @property
     def address(self) -> str:
         """host:port, with the real port once the server has started."""
-        return _join(self._host, self._port)
+        return join_address(self._host, self._port)
 
     async def close(self) -> None:
         """Send what is queued, as long as the deadline allows, then end every stream."""
@@ -273,9 +274,9 @@ class GrpcClient(StreamClient):
         except TimeoutError:
             await self._shut()
             raise TransportError(
-                f"client {self._client} cannot connect: {_join(self._host, self._port)} did not "
-                f"answer within {self._limits.connect_timeout:g} s; check the address, the network "
-                "and any firewall"
+                f"client {self._client} cannot connect: {join_address(self._host, self._port)} did "
+                f"not answer within {self._limits.connect_timeout:g} s; check the address, the "
+                "network and any firewall"
             ) from None
         except BaseException as error:
             await self._shut()
@@ -307,7 +308,7 @@ class GrpcClient(StreamClient):
         ]
         if is_loopback(self._host):
             options.append(("grpc.enable_http_proxy", 0))
-        target = _join(self._host, self._port)
+        target = join_address(self._host, self._port)
         compression = grpc.Compression.NoCompression
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, options, compression)
@@ -397,7 +398,3 @@ def _announced(context: Any) -> int | None:
     text = str(dict(context.invocation_metadata()).get(_CLIENT_ID, ""))
     valid = text.isascii() and text.isdecimal() and len(text) <= 10
     return int(text) if valid and str(int(text)) == text else None
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

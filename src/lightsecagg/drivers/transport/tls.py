@@ -147,6 +147,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def explain_failure(
     host: str, port: int, credentials: Credentials | None, server_name: str
 ) -> TransportError:

@@ -1,0 +1,528 @@
+"""PyTorch RPC, the transport of the paper's own system: for laboratories, and off unless asked for.
+
+**Whoever reaches an agent's port can execute code in its process**: PyTorch RPC unpickles calls
+and knows neither certificates nor passwords. So every address must be loopback, unless the user
+says in so many words that this is understood; every peer is believed the id that it announces.
+
+What is ours crosses as bytes: one function, `exchange`, takes a tensor of bytes and returns one.
+Only clients call. A client opens a stream, pushes chunks, and pulls: a pull is answered when there
+is a chunk, or after a second with nothing. So the server never has to find a client, clients come
+and go as they like (members of a PyTorch RPC group may not), and who has stopped pulling is gone.
+
+    request   operation u8 | stream 16 bytes | payload
+    answer    verdict u8 | payload
+
+PyTorch allows a process one agent, which all clients in it share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from lightsecagg.crypto.entropy import draw, system_entropy
+from lightsecagg.drivers.transport.communicator import Limits
+from lightsecagg.drivers.transport.link import LOST, Read, Write
+from lightsecagg.drivers.transport.pipes import Pipe, PipeServer
+from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
+from lightsecagg.drivers.transport.tls import is_loopback, join_address, split_address
+from lightsecagg.errors import (
+    ConfigurationError,
+    DecodeError,
+    LightSecAggError,
+    MissingExtra,
+    PeerGone,
+    Refused,
+    TransportError,
+)
+from lightsecagg.foreign import explain, shown, where
+
+# Its own complaints, on stderr, would stand above ours, which say the same for people.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+try:
+    import torch
+    import torch.distributed.autograd
+    import torch.distributed.rpc
+except ImportError as missing:
+    raise MissingExtra("PyTorch RPC needs torch", "torch") from missing
+
+distributed: Any = torch.distributed  # parts of it are not in its stubs
+rpc: Any = distributed.rpc
+if not rpc.is_available():
+    raise ConfigurationError(
+        f"this build of torch ({torch.__version__}) has no RPC; take another build, or "
+        'server.transport = "grpc"'
+    )
+
+FLAG: Final = "--i-understand-torch-rpc-executes-code"
+"""With this the command line lets PyTorch RPC leave the machine."""
+
+_log = logging.getLogger(__name__)
+_VERSION: Final = 1
+_OPEN, _PUSH, _PULL, _CLOSE = range(4)
+_DONE, _NOT_YET, _GONE, _REFUSED, _FAILED = range(5)
+_REQUEST: Final = struct.Struct("!B16s")
+_OPENING: Final = struct.Struct("!BI")
+_HOLD: Final = 1.0
+"""Seconds after which a pull is answered, whether or not there is a chunk."""
+_SERVER: Final = "server"
+_AGENTS: Final = 0x7FFF
+"""Numbers that PyTorch has for the agents of a group; the server's is 0."""
+_THREADS: Final = 4
+
+
+# -- the one agent of this process -----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Agent:
+    """This process's membership, shared by the parties in it."""
+
+    host: str
+    port: int
+    store: Any
+    """Where the server's agent can be found; PyTorch's, and served by the server."""
+    users: int = 0
+    broken: bool = False
+    """The connection to the server was lost: everybody has to leave before somebody may join."""
+
+
+_lock = threading.Lock()
+_agent: _Agent | None = None
+_serving: TorchRpcServer | None = None
+
+
+def _join(host: str, port: int, seconds: float, listener: socket.socket | None = None) -> _Agent:
+    """Join the group of the server at this address, as its server if there is a listener. Blocks.
+
+    An agent is made without PyTorch's own ceremony, `init_rpc`, in which a newcomer calls on every
+    member: one that has crashed would keep all others out for ever.
+    """
+    global _agent
+    with _lock:
+        if _agent is not None:
+            if listener is not None or _agent.broken or (_agent.host, _agent.port) != (host, port):
+                where_to = join_address(_agent.host, _agent.port)
+                raise TransportError(
+                    f"this process still speaks PyTorch RPC with {where_to}, and one agent is all "
+                    "that PyTorch allows it; try again once that has ended, or use a process each"
+                )
+        else:
+            _agent = _new_agent(host, port, seconds, listener)
+        _agent.users += 1
+        return _agent
+
+
+def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | None) -> _Agent:
+    if is_loopback(host):
+        # Otherwise the agent, which listens on a port of its own, would be found by the network.
+        os.environ["TP_SOCKET_IFNAME"] = _loopback_interface()
+    store = distributed.TCPStore(
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    number = 0 if listener is not None else store.add("agents", 1)
+    if number > _AGENTS:
+        raise TransportError(f"PyTorch RPC has numbers for {_AGENTS} agents; restart the server")
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=_THREADS, rpc_timeout=seconds, _transports=["uv"], _channels=["basic"]
+    )
+    name = _SERVER if listener is not None else f"peer{number}"
+    group = distributed.PrefixStore("lightsecagg", store)
+    distributed.autograd._init(
+        0
+    )  # every call asks for it; always the same number, or it is refused
+    rpc.api._init_rpc_states(rpc.TensorPipeAgent(group, name, number, None, options, {}, []))
+    return _Agent(host, port, store)
+
+
+def _leave(agent: _Agent) -> None:
+    """The last one out ends the agent. Blocks."""
+    global _agent
+    with _lock:
+        agent.users -= 1
+        if agent.users == 0:
+            _agent = None
+            rpc.shutdown(graceful=False)
+
+
+def _loopback_interface() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), names[0])
+
+
+def _tensor(data: bytes) -> Any:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(tensor: Any) -> bytes:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.uint8:
+        raise DecodeError("only bytes cross this transport")
+    return bytes(tensor.numpy().tobytes())
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator, unused-ignore]
+def exchange(request: Any) -> Any:
+    """What a client calls at its server: bytes in, bytes out, later."""
+    answer: Any = torch.futures.Future()
+    server = _serving
+    if server is None:
+        answer.set_result(_tensor(_reply(_FAILED, "the server is closing")))
+    else:
+        server.ask(_bytes(request), answer)
+    return answer
+
+
+def _reply(verdict: int, reason: object) -> bytes:
+    return bytes([verdict]) + str(reason).encode("utf-8")
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A client's stream, as its calls know it."""
+
+    inwards: Pipe
+    outwards: Pipe
+    pushing: bool = False
+    """Whether a chunk waits for room."""
+    watch: asyncio.TimerHandle | None = None
+
+
+class TorchRpcServer(PipeServer):
+    """A `ServerCommunicator` whose clients reach their pipes by remote calls."""
+
+    def __init__(
+        self,
+        address: str,
+        clients: Container[int],
+        *,
+        understood: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        """`address` is host:port, port 0 for any; `clients` holds the ids that may connect.
+
+        `understood`: the user accepts that whoever reaches a port can execute code.
+        """
+        super().__init__(clients, limits)
+        self._host, self._port = split_address(address)
+        check_address(self._host, understood)
+        self._agent: _Agent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[bytes, _Stream] = {}
+        self._emptied = asyncio.Event()
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """host:port, with the real port once the server has started."""
+        return join_address(self._host, self._port)
+
+    async def start(self) -> None:
+        """Listen, on the address itself: PyTorch left alone would listen on every one."""
+        global _serving
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            listener = socket.create_server((self._host, self._port), family=family)
+        except OSError as error:
+            raise TransportError(
+                f"cannot listen on {self.address}; is another server running there?"
+            ) from error
+        with listener:
+            self._port = listener.getsockname()[1]
+            self._agent = await _in_thread(
+                _join, self._host, self._port, self._limits.connect_timeout, listener
+            )
+        self._loop = asyncio.get_running_loop()
+        _serving = self
+        await super().start()
+        _log.warning(
+            "listening on %s with PyTorch RPC: no TLS, and whoever reaches it can execute code",
+            self.address,
+        )
+
+    async def close(self) -> None:
+        """Send what is queued, as long as the deadline allows, then end every stream."""
+        global _serving
+        await super().close()
+        # A client that has pulled the end says so; only then is nothing under way to it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.close_timeout):
+                while self._streams:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        for token in tuple(self._streams):
+            self._forget(token)
+        if _serving is self:
+            _serving = None
+        await asyncio.gather(*self._calls)
+        if self._agent is not None:
+            agent, self._agent = self._agent, None
+            await asyncio.to_thread(_leave, agent)
+
+    def ask(self, request: bytes, answer: Any) -> None:
+        """Answer a call, later; PyTorch calls this from a thread of its own."""
+        assert self._loop is not None  # noqa: S101 - start() has set it
+        self._loop.call_soon_threadsafe(self._begin, request, answer)
+
+    def _begin(self, request: bytes, answer: Any) -> None:
+        task = asyncio.create_task(self._answer(request, answer))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _answer(self, request: bytes, answer: Any) -> None:
+        answer.set_result(_tensor(await self._serve_safely(request)))
+
+    async def _serve_safely(self, request: bytes) -> bytes:
+        try:
+            return await self._serve(request)
+        except Exception as error:  # a call does no harm beyond itself (S41)
+            return _reply(_GONE, explain(error))
+
+    async def _serve(self, request: bytes) -> bytes:
+        if len(request) < _REQUEST.size:
+            raise DecodeError(f"a request has {_REQUEST.size} bytes or more, not {len(request)}")
+        operation, token = _REQUEST.unpack_from(request)
+        payload = request[_REQUEST.size :]
+        if operation == _OPEN:
+            return self._open(payload)
+        stream = self._streams.get(token)
+        if stream is None:
+            return _reply(_GONE, LOST)
+        if operation == _PUSH:
+            return await self._push(stream, payload)
+        if operation == _PULL:
+            return await self._pull(token, stream)
+        if operation == _CLOSE:
+            self._forget(token)
+            return bytes([_DONE])
+        raise DecodeError(f"operation {operation} does not exist")
+
+    def _open(self, payload: bytes) -> bytes:
+        try:
+            if len(payload) != _OPENING.size or payload[0] != _VERSION:
+                raise self._refuse("another version", "use the same release on both sides")
+            inwards, outwards = self.accept(_OPENING.unpack(payload)[1])
+        except Refused as error:
+            return _reply(_REFUSED, error)
+        except TransportError as error:
+            return _reply(_FAILED, error)
+        token = draw(system_entropy, 16)
+        self._streams[token] = _Stream(inwards, outwards)
+        self._watch(token)
+        return bytes([_DONE]) + token
+
+    async def _push(self, stream: _Stream, chunk: bytes) -> bytes:
+        if stream.pushing:
+            stream.inwards.close("the peer did not wait for the answer to its last chunk")
+        stream.pushing = True
+        # What comes after the end is dropped: the client learns of the end where it pulls, behind
+        # everything that was said to it before.
+        with suppress(PeerGone):
+            await stream.inwards.put(chunk)
+        stream.pushing = False
+        return bytes([_DONE])
+
+    async def _pull(self, token: bytes, stream: _Stream) -> bytes:
+        self._watch(token)
+        try:
+            async with asyncio.timeout(_HOLD):
+                return bytes([_DONE]) + await stream.outwards.get()
+        except TimeoutError:
+            return bytes([_NOT_YET])
+        except PeerGone as gone:
+            return _reply(_GONE, gone)
+
+    def _watch(self, token: bytes) -> None:
+        """From now on, the client has so long to pull again."""
+        stream, seconds = self._streams[token], _HOLD + self._limits.keepalive
+        if stream.watch is not None:
+            stream.watch.cancel()
+        loop = asyncio.get_running_loop()
+        stream.watch = loop.call_later(seconds, self._forget, token)
+
+    def _forget(self, token: bytes) -> None:
+        """The client has left, or has not been heard of."""
+        stream = self._streams.pop(token, None)
+        if stream is None:
+            return
+        if stream.watch is not None:
+            stream.watch.cancel()
+        stream.inwards.close(LOST)
+        stream.outwards.close(told_to_client(LOST))
+        self._emptied.set()
+
+
+# -- a client --------------------------------------------------------------------------------------
+
+
+class TorchRpcClient(StreamClient):
+    """A `ClientCommunicator` to a `TorchRpcServer`."""
+
+    def __init__(
+        self,
+        address: str,
+        client: int,
+        *,
+        understood: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        """`understood`: the user accepts that whoever reaches a port can execute code."""
+        super().__init__(limits or Limits())
+        self._host, self._port = split_address(address)
+        check_address(self._host, understood)
+        self._client = client
+        self._agent: _Agent | None = None
+        self._token = bytes(16)
+        self._admitted = False
+        """Whether the server has ever let us in."""
+
+    async def _open(self) -> tuple[Read, Write]:
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout):
+                await self._establish()
+        except TimeoutError:
+            await self._shut()
+            raise TransportError(
+                f"client {self._client} cannot connect: {join_address(self._host, self._port)} "
+                f"did not answer within {self._limits.connect_timeout:g} s; check the address, and "
+                "that it is a server of this transport"
+            ) from None
+        except BaseException as error:
+            await self._shut()
+            if isinstance(error, TransportError):
+                # Who was let in before has the right configuration: it is not refused for good.
+                final = isinstance(error, Refused) and not self._admitted
+                kind = Refused if final else TransportError
+                raise kind(f"client {self._client} cannot connect: {error}") from error
+            if isinstance(error, Exception) and not isinstance(error, LightSecAggError):
+                raise TransportError(
+                    f"client {self._client} cannot connect: {where(error)}"
+                ) from error
+            raise
+        self._admitted = True
+        return self._read, self._write
+
+    async def _establish(self) -> None:
+        await self._knock()
+        self._agent = await _in_thread(_join, self._host, self._port, self._limits.connect_timeout)
+        opening = _OPENING.pack(_VERSION, self._client)
+        verdict, payload = await self._call(_OPEN, opening, self._limits.connect_timeout)
+        if verdict == _REFUSED:
+            raise Refused(
+                f"the server refused this client: {shown(payload.decode('utf-8', 'replace'))}"
+            )
+        if verdict != _DONE or len(payload) != len(self._token):
+            raise TransportError(
+                f"the server opened no stream: {shown(payload.decode('utf-8', 'replace'))}"
+            )
+        self._token = payload
+
+    async def _knock(self) -> None:
+        """PyTorch tries again for long where nobody listens, and logs much."""
+        try:
+            _, writer = await asyncio.open_connection(self._host, self._port)
+        except ConnectionRefusedError:
+            address = join_address(self._host, self._port)
+            raise TransportError(f"nobody listens at {address}; is the server running?") from None
+        except OSError as error:
+            raise TransportError(f"{self._host} cannot be reached: {error.strerror}") from error
+        writer.close()
+
+    async def _shut(self) -> None:
+        if self._agent is None:
+            return
+        agent, self._agent = self._agent, None
+        try:
+            if not agent.broken:
+                with suppress(PeerGone):
+                    await self._call(_CLOSE, b"", self._limits.close_timeout, agent)
+        finally:
+            await asyncio.to_thread(_leave, agent)
+
+    async def _read(self) -> bytes:
+        while True:
+            # Answered within _HOLD, by a server that lives.
+            verdict, payload = await self._call(_PULL, b"", _HOLD + self._limits.keepalive)
+            if verdict == _DONE:
+                return payload
+            if verdict != _NOT_YET:
+                raise PeerGone(shown(payload.decode("utf-8", "replace")))
+
+    async def _write(self, chunk: bytes) -> None:
+        # The link has a deadline of its own, which comes first and says what happened.
+        verdict, payload = await self._call(_PUSH, chunk, 2 * self._limits.stall_timeout)
+        if verdict != _DONE:
+            raise PeerGone(shown(payload.decode("utf-8", "replace")))
+
+    async def _call(
+        self, operation: int, payload: bytes, seconds: float, agent: _Agent | None = None
+    ) -> tuple[int, bytes]:
+        """One remote call, with its deadline; `PeerGone` if it fails."""
+        agent = agent or self._agent
+        if agent is None:
+            raise PeerGone(LOST)
+        request = _tensor(_REQUEST.pack(operation, self._token) + payload)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[bytes] = loop.create_future()
+
+        def settle(future: Any) -> None:
+            if done.done():  # nobody waits any more
+                return
+            try:
+                done.set_result(_bytes(future.value()))
+            except Exception:  # PyTorch's own, and in many words
+                done.set_exception(PeerGone(LOST))
+
+        def wake(future: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, future)
+
+        try:
+            rpc.rpc_async(_SERVER, exchange, (request,), timeout=seconds).add_done_callback(wake)
+            answer = await done
+        except (RuntimeError, PeerGone):
+            agent.broken = True
+            raise PeerGone(LOST) from None
+        return answer[0], answer[1:]
+
+
+def check_address(host: str, understood: bool) -> None:
+    """Loopback, or by explicit wish anything (S21)."""
+    if not is_loopback(host) and not understood:
+        raise ConfigurationError(
+            f"PyTorch RPC on or to {host} is refused: whoever reaches a port of it can execute "
+            'code in the process behind; use server.transport = "grpc", a loopback address in a '
+            f"laboratory, or say {FLAG}"
+        )
+
+
+async def _in_thread(join: Any, *arguments: Any) -> _Agent:
+    """Join in a thread; if nobody waits for it any more, leave again."""
+    joining = asyncio.ensure_future(asyncio.to_thread(join, *arguments))
+
+    def leave(task: asyncio.Future[_Agent]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            threading.Thread(target=_leave, args=(task.result(),)).start()
+
+    try:
+        return await asyncio.shield(joining)
+    except asyncio.CancelledError:
+        joining.add_done_callback(leave)
+        raise
