@@ -184,8 +184,9 @@ def test_S21_pytorch_rpc_leaves_the_machine_only_if_the_user_understands(
     assert isinstance(refused.exception, ConfigurationError)
     assert flag in str(refused.exception)
     seen: list[bool] = []
+    program = {"server": "run_server", "client": "run_clients"}[role]
     monkeypatch.setattr(
-        f"lightsecagg.drivers.federation.programs.run_{'server' if role == 'server' else 'clients'}",
+        f"lightsecagg.drivers.federation.programs.{program}",
         lambda *_, understood, **__: seen.append(understood),
     )
     for flags in ([], [flag]):
