@@ -24,7 +24,9 @@ from lightsecagg.drivers.federation.config import (
 )
 from lightsecagg.drivers.federation.jobs import VectorClient
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity, provision
+from lightsecagg.drivers.federation.membership import load_membership
+from lightsecagg.drivers.federation.provisioning import load_identity, provision
+from lightsecagg.drivers.federation.register import load_register
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, JournalError
 from lightsecagg.experiments.asynchronous import read_cell
@@ -72,7 +74,11 @@ def party_files(folder: Path) -> dict[str, Reader]:
     return {
         "server.toml": (server, lambda: load_config(ServerConfig, server)),
         "client.toml": (client, lambda: load_config(ClientConfig, client)),
-        "allow-list": (allow_list, lambda: load_allow_list(allow_list, made.authority_key)),
+        "allow-list": (allow_list, lambda: load_membership(allow_list, made.authority_key)),
+        "register": (
+            made.directory / "authority" / "members.json",
+            lambda: load_register(made.directory / "authority"),
+        ),
         "identity": (own / "identity.key", lambda: load_identity(own / "identity.key")),
         "authority": (authority, load_credentials),
         "certificate": (certificate, load_credentials),
@@ -137,7 +143,7 @@ def empty_run() -> tuple[Any, Any]:
 
 
 PARTY_FILES = [
-    *("server.toml", "client.toml", "allow-list", "identity"),
+    *("server.toml", "client.toml", "allow-list", "register", "identity"),
     *("authority", "certificate", "key", "ledger", "journal"),
 ]
 DATA_FILES = [

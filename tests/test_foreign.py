@@ -19,7 +19,7 @@ import lightsecagg
 from lightsecagg import foreign
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import context_hash
-from lightsecagg.drivers.federation import client_ledger, provisioning
+from lightsecagg.drivers.federation import client_ledger, membership
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.durable import seal
@@ -121,7 +121,7 @@ def test_S41_deep_nesting_in_an_allow_list_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "allow-list.json"
     path.write_text('{"version": 1, "deep": ' + "[" * 2000)
     with pytest.raises(ConfigurationError, match=f"{path} is not an allow-list"):
-        provisioning.load_allow_list(path, bytes(32))
+        membership.load_membership(path, bytes(32))
 
 
 @pytest.mark.parametrize("error", [RecursionError("x"), MemoryError(), KeyError("x"), OSError()])

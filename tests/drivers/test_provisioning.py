@@ -14,17 +14,18 @@ from typer.testing import CliRunner
 from lightsecagg.cli.main import app
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.membership import load_membership, sign_membership
 from lightsecagg.drivers.federation.provisioning import (
     Provisioned,
-    load_allow_list,
     load_identity,
     provision,
-    sign_allow_list,
 )
 from lightsecagg.drivers.transport.tls import Credentials, client_of
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.training.config import LocalConfig, TaskConfig
+
+AUTHORITY = ("ca.key", "ca.pem", "allow-list.key", "allow-list.json", "members.json")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_layout_and_modes_keep_secrets_with_their_owner(made: Provisioned) -> No
     names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*")}
     client_files = {"ca.pem", "client.pem", "client.key", "identity.key", "allow-list.json"}
     expected = {"authority", "server", "clients"}
-    expected |= {f"authority/{name}" for name in ("ca.key", "ca.pem", "allow-list.key")}
+    expected |= {f"authority/{name}" for name in AUTHORITY}
     expected |= {
         f"server/{name}"
         for name in ("server.toml", "ca.pem", "server.pem", "server.key", "allow-list.json")
@@ -82,7 +83,7 @@ def test_configuration_files_are_what_server_and_client_read(made: Provisioned) 
         assert own.server.address == server.server.address
         assert bytes.fromhex(own.federation.session) == made.session
         authority = bytes.fromhex(own.federation.authority)
-        allow_list = load_allow_list(own.federation.allow_list, authority, made.session)
+        allow_list = load_membership(own.federation.allow_list, authority, made.session).allow_list
         assert allow_list.clients == (0, 1, 2, 3)
         assert allow_list[client] == load_identity(own.client.identity).public
         Credentials.load(own.tls.ca, own.tls.certificate, own.tls.key).check_client(client)
@@ -120,7 +121,7 @@ def test_two_federations_share_nothing(made: Provisioned, tmp_path: Path) -> Non
     assert other.session != made.session
     assert other.authority_key != made.authority_key
     with pytest.raises(ConfigurationError, match="does not verify"):
-        load_allow_list(other.server.parent / "allow-list.json", made.authority_key)
+        load_membership(other.server.parent / "allow-list.json", made.authority_key)
 
 
 def test_S24_server_cannot_change_the_allow_list(made: Provisioned, tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_S24_server_cannot_change_the_allow_list(made: Provisioned, tmp_path: Pa
         path = tmp_path / "allow-list.json"
         path.write_text(json.dumps(genuine | change))
         with pytest.raises(ConfigurationError, match=reason):
-            load_allow_list(path, made.authority_key, made.session)
+            load_membership(path, made.authority_key, made.session)
 
     clients = genuine["clients"]
     refused({"clients": [*clients, {"id": 9, "key": intruder}]}, "does not verify")
@@ -141,24 +142,27 @@ def test_S24_server_cannot_change_the_allow_list(made: Provisioned, tmp_path: Pa
     refused({"clients": [*clients, {"id": 9, "key": clients[0]["key"]}]}, "share an identity key")
     refused({"session": "00" * 32}, "does not verify")
     refused({"signature": "00" * 64}, "does not verify")
-    refused({"version": 2}, "version 2")
+    refused({"number": 2}, "does not verify")
+    refused({"number": -1}, "must be in")
+    refused({"revoked_certificates": ["00" * 32]}, "does not verify")
+    refused({"version": 3}, "version 3")
     refused({"extra": 1}, "not an allow-list")
     refused({"signature": "zz"}, "not an allow-list")
     (tmp_path / "allow-list.json").write_text("[1")
     with pytest.raises(ConfigurationError, match="not an allow-list"):
-        load_allow_list(tmp_path / "allow-list.json", made.authority_key)
+        load_membership(tmp_path / "allow-list.json", made.authority_key)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_allow_list(tmp_path / "none.json", made.authority_key)
+        load_membership(tmp_path / "none.json", made.authority_key)
 
 
 def test_a_genuine_list_of_another_session_is_refused(tmp_path: Path) -> None:
     authority = IdentityKey.generate()
     allow_list = AllowList({7: IdentityKey.generate().public})
     path = tmp_path / "allow-list.json"
-    path.write_bytes(sign_allow_list(authority, b"a" * 32, allow_list))
-    assert load_allow_list(path, authority.public).digest == allow_list.digest
+    path.write_bytes(sign_membership(authority, b"a" * 32, 1, allow_list))
+    assert load_membership(path, authority.public).allow_list.digest == allow_list.digest
     with pytest.raises(ConfigurationError, match="another session"):
-        load_allow_list(path, authority.public, b"b" * 32)
+        load_membership(path, authority.public, b"b" * 32)
 
 
 @pytest.mark.parametrize("content", [b"", b"zz" * 32, b"00" * 31, b"\xff" * 64])

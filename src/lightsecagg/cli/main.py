@@ -21,6 +21,7 @@ COMMANDS = {
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
     "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
+    "members": ("lightsecagg.cli.members", "Admit, revoke and renew in a federation that runs."),
     "model": ("lightsecagg.cli.model", "Take the trained model out of a federation."),
     "plan": ("lightsecagg.cli.plan", "Forecast what a federation will cost, and choose U."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),

@@ -33,6 +33,8 @@ class Hello(Control, frozen=True):
     version: int
     round: int
     """The round whose party is still alive here; -1 for none."""
+    members: int = 0
+    """The number of the allow-list that it holds; 0 where lists have none."""
 
 
 class Withdraw(Control, frozen=True):
@@ -41,6 +43,16 @@ class Withdraw(Control, frozen=True):
     round: int
     reason: Annotated[str, msgspec.Meta(max_length=500)]
     """For the server's log. Never about the update: the server must not learn of it."""
+
+
+class NewMembers(Control, frozen=True):
+    """S -> C: an allow-list that is newer than the client's; the authority has signed it."""
+
+    content: bytes
+    """The signed file."""
+
+    def __repr__(self) -> str:
+        return f"NewMembers({len(self.content)} bytes)"
 
 
 class RoundModel(Control, frozen=True):
@@ -83,7 +95,7 @@ class Goodbye(Control, frozen=True):
 
 
 FromClient = Hello | Withdraw
-AnyControl = FromClient | RoundModel | UploadStored | RoundOver | Goodbye
+AnyControl = FromClient | NewMembers | RoundModel | UploadStored | RoundOver | Goodbye
 _decoder = msgspec.msgpack.Decoder(AnyControl)
 
 

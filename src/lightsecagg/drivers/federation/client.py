@@ -34,6 +34,7 @@ from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientTable
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
+from lightsecagg.drivers.federation.membership import KnownMembers
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
@@ -82,6 +83,7 @@ from lightsecagg.session.envelope import (
     VERSION,
     Goodbye,
     Hello,
+    NewMembers,
     RoundModel,
     RoundOver,
     UploadStored,
@@ -130,7 +132,7 @@ class FederationClient:
         table: ClientTable,
         session: bytes,
         identity: IdentityKey,
-        allow_list: AllowList,
+        members: AllowList | KnownMembers,
         communicator: ClientCommunicator,
         job: ClientJob,
         ledger: Ledger,
@@ -139,6 +141,7 @@ class FederationClient:
     ) -> None:
         """`ledger` is this client's memory of the session, see `client_ledger`.
 
+        `members` are fixed, or those of a list that the server may replace by a newer one.
         `executor` runs training in `process` mode; one is made and owned if left out.
         """
         self._table = table
@@ -151,6 +154,8 @@ class FederationClient:
                 "a federation's client keeps its ledger in a file (ClientLedger), or says that it "
                 "keeps none (Ledger.volatile)"
             )
+        self._members = None if isinstance(members, AllowList) else members
+        allow_list = members if isinstance(members, AllowList) else members.current.allow_list
         self._policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -235,7 +240,8 @@ class FederationClient:
             try:
                 await self._communicator.connect()
                 number = -1 if self._round is None else self._round.number
-                await self._post(pack_control(Hello(VERSION, number)))
+                edition = 0 if self._members is None else self._members.current.number
+                await self._post(pack_control(Hello(VERSION, number, edition)))
                 self._tell("connected")
                 return
             except Refused:
@@ -335,6 +341,8 @@ class FederationClient:
         match content:
             case RoundModel():
                 await self._begin(content)
+            case NewMembers(signed):
+                self._take_members(signed)
             case UploadStored(number):
                 self._unremembered = number if number > self._ledger.last_round else -1
                 if self._round is not None and self._round.number == number:
@@ -352,6 +360,22 @@ class FederationClient:
                     await self._on_protocol(self._round, body)
             case Hello() | Withdraw():
                 self._warn("the server speaks like a client")
+
+    def _take_members(self, signed: bytes) -> None:
+        """Later rounds are of these members; the one under way keeps those it began with."""
+        if self._members is None:
+            self._warn("the server sent an allow-list; this client's is fixed")
+            return
+        most = self._table.max_removed
+        try:
+            found = self._members.take(signed, self._table.privacy if most is None else most)
+        except LightSecAggError as error:
+            self._warn("%s", error)
+            return
+        if found is not None:
+            self._policy = replace(self._policy, allow_list=found.allow_list)
+            count = len(found.allow_list)
+            self._tell("allow-list number %d is in use, with %d clients", found.number, count)
 
     async def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")

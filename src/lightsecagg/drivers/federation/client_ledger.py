@@ -22,6 +22,8 @@ class _Stored(msgspec.Struct, frozen=True):
     session: bytes
     client: int
     entries: bytes
+    membership: tuple[int, bytes] = (0, b"")
+    """Number and digest of the newest allow-list that this client has used."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Stored)
@@ -34,6 +36,8 @@ class ClientLedger(Ledger):
         """Go on from the file, or begin it if there is none."""
         super().__init__()
         self._path, self._session, self._client = path, session, client
+        self.membership: tuple[int, bytes] = (0, b"")
+        """Number and digest of the newest allow-list that was used; no older one is any more."""
         try:
             self._lock = ProcessLock(
                 path.with_suffix(".lock"),
@@ -60,6 +64,12 @@ class ClientLedger(Ledger):
                 "was sent that it does not account for"
             ) from error
 
+    def remember_membership(self, number: int, digest: bytes) -> None:
+        """This allow-list is in use from now on."""
+        if self.membership != (number, digest):
+            self.membership = (number, digest)
+            self.store(self.to_bytes())
+
     def close(self) -> None:
         """Let another process have it."""
         self._lock.release()
@@ -80,8 +90,9 @@ class ClientLedger(Ledger):
                 f"{stored.session.hex()[:8]}..., this is client {self._client} in session "
                 f"{self._session.hex()[:8]}...; check [client] ledger"
             )
+        self.membership = stored.membership
         return entries
 
     def _write(self, entries: bytes) -> None:
-        stored = _Stored(self._session, self._client, entries)
+        stored = _Stored(self._session, self._client, entries, self.membership)
         write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(stored)))

@@ -267,6 +267,9 @@ class ClientTable(Table):
     """The most bytes that the shares of one round may take here, 4 N L."""
     ledger: Path = Path("ledger")
     """What it must remember across restarts: the updates that are spent, the uploads per model."""
+    max_removed: int | None = Field(default=None, ge=0)
+    """Clients that an allow-list from the server may remove; left out, as many as `privacy` says.
+    The list that lies at `federation.allow_list` when the client starts may remove any."""
     max_attempts: int = Field(default=2, ge=1, le=2)
     """Uploads for one global model, at most."""
     max_openings: int = Field(default=16, ge=1)

@@ -352,6 +352,18 @@ class Journal:
             raise JournalError(f"the checkpoint {path} is damaged; restore it from a backup")
         return int(completed), data
 
+    # -- members -----------------------------------------------------------------------------
+
+    def membership(self) -> bytes | None:
+        """The signed allow-list of the latest rounds."""
+        return self._meta("membership")
+
+    def keep_membership(self, content: bytes) -> None:
+        """All rounds from now on use this signed allow-list."""
+        if self.membership() != content:
+            with self._db.change():
+                self._set_meta("membership", content)
+
     def _meta(self, key: str) -> bytes | None:
         with self._db.reporting("read"):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from lightsecagg.drivers.federation.membership import Membership
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import (
@@ -29,6 +30,7 @@ from lightsecagg.session.envelope import (
     VERSION,
     Goodbye,
     Hello,
+    NewMembers,
     Withdraw,
     describe,
     pack_control,
@@ -134,6 +136,7 @@ class Peers:
         self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
         self.backlog = _SMALL
         """The most bytes that may wait for one client; see `budgets.backlog_limit`."""
+        self._members: Membership | None = None
         self.refusals: Counter[str] = Counter()
         """Why clients were cut, by the type of the error."""
 
@@ -200,6 +203,23 @@ class Peers:
         if peer is not None:
             peer.refused = True
         self._communicator.disconnect(client, reason)
+
+    def use_members(self, members: Membership) -> None:
+        """From now on these are the members: the others leave, and all hear of the new list."""
+        self._members, self._admitted = members, len(members.allow_list)
+        news = pack_control(NewMembers(members.content))
+        for client, peer in self._peers.items():
+            if client in members.allow_list:
+                self.post(client, news)
+            elif peer.gone_since is None:
+                self._turn_away(client, peer, "revoked", _revoked(client, members))
+
+    def _turn_away(self, client: int, peer: _Peer, kind: str, reason: str) -> None:
+        """Say goodbye to it and listen no more; if it does not leave, it is cut."""
+        self._warn(client, "client %d is turned away: %s", client, reason)
+        self.refusals[kind] += 1
+        self.post(client, pack_control(Goodbye(reason, finished=False)))
+        peer.greeted, peer.refused = False, True
 
     def wake(self) -> None:
         """Let `next` return now; it does anyway if events wait."""
@@ -268,15 +288,30 @@ class Peers:
                 f"this server speaks version {VERSION} of the federation's messages, the client "
                 f"version {hello.version}; use the same release on both sides"
             )
-            self._warn(client, "client %d is turned away: %s", client, reason)
-            self.refusals["version"] += 1
-            self.post(client, pack_control(Goodbye(reason, finished=False)))
-            peer.greeted, peer.refused = False, True
+            self._turn_away(client, peer, "version", reason)
             return None
+        if self._members is not None:
+            if client not in self._members.allow_list:  # it connected when the list changed
+                self._turn_away(client, peer, "revoked", _revoked(client, self._members))
+                return None
+            self._compare_members(client, hello.members, self._members)
         here = str(len(self.ready())) + (f" of {self._admitted}" if self._admitted else "")
         name = f"client {client}"
         self._log.write(logging.INFO, name, "client %d connected (%s)", client, here)
         return Greeted(client, hello.round)
+
+    def _compare_members(self, client: int, number: int, members: Membership) -> None:
+        if number < members.number:
+            self.post(client, pack_control(NewMembers(members.content)))
+        elif number > members.number:
+            self._warn(
+                client,
+                "client %d holds allow-list number %d, this server number %d: its rounds are "
+                "refused there until [federation] allow_list is the newest",
+                client,
+                number,
+                members.number,
+            )
 
     def _trace(self, direction: str, client: int, data: bytes) -> None:
         if log.isEnabledFor(logging.DEBUG):
@@ -296,6 +331,10 @@ class Peers:
             waits = peer.gone_since is None and not peer.greeted
             if waits and now - peer.since > GREETING_DEADLINE:
                 self._cut(client, f"it did not say hello within {GREETING_DEADLINE:g} s")
+
+
+def _revoked(client: int, members: Membership) -> str:
+    return f"client {client} is not on the allow-list any more (number {members.number})"
 
 
 def _is_ready(peer: _Peer) -> bool:

@@ -6,6 +6,8 @@ import asyncio
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.callbacks import (
@@ -29,15 +31,15 @@ from lightsecagg.drivers.federation.jobs import (
     make_server_job,
 )
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
-from lightsecagg.drivers.federation.provisioning import load_allow_list, load_identity
+from lightsecagg.drivers.federation.provisioning import load_identity
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
-from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.record import RoundRecord
 
@@ -51,18 +53,18 @@ def build_server(
 
     `understood`: PyTorch RPC may leave the machine.
     """
-    allow_list, session = _trust(config.federation)
-    if config.aggregation.clients > len(allow_list):
-        raise ConfigurationError(
-            f"[aggregation] clients N = {config.aggregation.clients} exceeds the "
-            f"{len(allow_list)} identities of the allow-list"
-        )
+    path, authority, session = _trust(config.federation)
+    members = MembersInUse(path, authority, session)
     callbacks = load_callbacks(config.server.callbacks, ServerCallback, "server.callbacks")
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     stopping = _early_stopping(config.early_stopping, job)
-    settings = make_settings(config.aggregation, job, session, allow_list)
+    settings_for = partial(make_settings, config.aggregation, job, session)
+    settings = settings_for(members.current.allow_list)
+    _mind_the_members(config.aggregation.clients, settings)
     _mind_the_rounding(settings)
-    communicator = _server_communicator(config, frozenset(allow_list.clients), understood)
+    admitted = frozenset(members.current.allow_list.clients)
+    communicator = _server_communicator(config, admitted, understood)
+    communicator.admit(admitted, members.current.revoked)
     if config.server.trace is not None:
         log.warning("the server writes its averages to %s: a trace", config.server.trace)
         config.server.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,14 +73,14 @@ def build_server(
         metrics.serve(config.server.metrics_port)
         log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
     try:
-        journal = Journal(config.server.state, config.federation.session)
+        journal = _journal(config, members)
     except LightSecAggError:
         metrics.close()
         raise
     return FederationServer(
         settings,
         config.rounds,
-        allow_list,
+        members.current.allow_list,
         communicator,
         job,
         journal,
@@ -87,7 +89,19 @@ def build_server(
         config.server.trace,
         callbacks,
         stopping,
+        members,
+        settings_for,
     )
+
+
+def _journal(config: ServerConfig, members: MembersInUse) -> Journal:
+    journal = Journal(config.server.state, config.federation.session)
+    try:
+        members.recall(journal)
+    except LightSecAggError:
+        journal.close()
+        raise
+    return journal
 
 
 def build_client(
@@ -99,7 +113,7 @@ def build_client(
     **extra: Any,
 ) -> FederationClient:
     """Everything that `lightsecagg client` needs; `job` replaces the configured one."""
-    allow_list, session = _trust(config.federation)
+    path, authority, session = _trust(config.federation)
     communicator = _client_communicator(config, understood)
     if config.client.callbacks:
         named = config.client.callbacks
@@ -115,13 +129,14 @@ def build_client(
             config.client.ledger,
         )
     try:
+        members = KnownMembers(path, authority, session, ledger, config.client.id)
         job = job or make_client_job(
             config.training, config.vectors, config.client.id, ledger.training_secret
         )
+        return kind(config.client, session, identity, members, communicator, job, ledger, **extra)
     except LightSecAggError:
         ledger.close()
         raise
-    return kind(config.client, session, identity, allow_list, communicator, job, ledger, **extra)
 
 
 def run_server(
@@ -187,6 +202,20 @@ def _early_stopping(table: StoppingTable | None, job: ServerJob) -> EarlyStoppin
     return EarlyStopping(table)
 
 
+def _mind_the_members(clients: int, settings: Settings) -> None:
+    parameters = settings.parameters
+    if parameters.clients < clients:
+        log.warning(
+            "the allow-list has fewer clients than [aggregation] clients N = %d: rounds take "
+            "N = %d, with T = %d, D = %d and U = %d",
+            clients,
+            parameters.clients,
+            parameters.privacy,
+            parameters.dropouts,
+            parameters.survivors,
+        )
+
+
 def _mind_the_rounding(settings: Settings) -> None:
     """Say so if the updates of clients with few examples would be rounded coarsely."""
     quantizer = settings.quantizer
@@ -207,9 +236,9 @@ def _stop_gracefully(server: FederationServer, number: int) -> None:
         asyncio.get_running_loop().remove_signal_handler(each)
 
 
-def _trust(table: FederationTable) -> tuple[AllowList, bytes]:
-    session = bytes.fromhex(table.session)
-    return load_allow_list(table.allow_list, bytes.fromhex(table.authority), session), session
+def _trust(table: FederationTable) -> tuple[Path, bytes, bytes]:
+    """The file of the allow-list, the key that must have signed it, and the session."""
+    return table.allow_list, bytes.fromhex(table.authority), bytes.fromhex(table.session)
 
 
 def _server_communicator(
@@ -252,4 +281,7 @@ def _credentials(table: TlsTable) -> Credentials | None:
             "[tls] needs ca, certificate and key; `lightsecagg provision` makes them "
             "(insecure = true is accepted on loopback only)"
         )
-    return Credentials.load(table.ca, table.certificate, table.key)
+    credentials = Credentials.load(table.ca, table.certificate, table.key)
+    for what in credentials.expiring():
+        log.warning("%s; `lightsecagg members renew`, at the authority, makes a new one", what)
+    return credentials

@@ -1,12 +1,14 @@
 """Who may take part: certificates, identities and the signed allow-list of one federation.
 
-    DIR/authority/     ca.key ca.pem allow-list.key        keep offline; the server never sees it
+    DIR/authority/     ca.key ca.pem allow-list.key members.json allow-list.json
+                       keep offline; the server never sees it
     DIR/server/        server.toml ca.pem server.pem server.key allow-list.json
     DIR/clients/<id>/  client-<id>.toml ca.pem client.pem client.key identity.key allow-list.json
 
 In malicious-server mode a server that could issue certificates or edit the allow-list could fill
 a round with clients of its own. So the list is signed by a key of the authority, whose public part
-every client holds in its own configuration; the server passes nothing that clients trust.
+every client holds in its own configuration; the server makes nothing that clients trust. Who
+takes part may change later: see `administration`.
 """
 
 from __future__ import annotations
@@ -20,28 +22,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
-from lightsecagg.crypto.identity import IDENTITY_KEY_LENGTH, IdentityKey, verify
+from lightsecagg.crypto.identity import IDENTITY_KEY_LENGTH, IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH
-from lightsecagg.drivers.transport.certificates import Authority, Validity
-from lightsecagg.drivers.transport.tls import is_loopback
-from lightsecagg.errors import ConfigurationError, CryptoError, ParameterError
+from lightsecagg.drivers.federation.membership import sign_membership
+from lightsecagg.drivers.federation.register import REGISTER, Admission, Register, Table
+from lightsecagg.drivers.transport.certificates import Authority, Issued, Validity
+from lightsecagg.drivers.transport.tls import fingerprint_of_pem, is_loopback
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.foreign import decode, reading, shown
+from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ThreatModel, check_integer
-from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.training.datasets import DATASETS
 
 DEFAULT_PORT: Final = 7700
 DEFAULT_TASK: Final = "digits"
 DEFAULT_BOUND: Final = 1.0
-_LABEL: Final = "signed allow-list"
-_VERSION: Final = 1
-
-_Table = dict[str, str | int | float]
+MAX_DAYS: Final = 3650
+ALLOW_LIST: Final = "allow-list.json"
 
 HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
     "aggregation": {
@@ -65,64 +64,6 @@ HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
     },
 }
 """Table -> key -> its default and what it means: the keys that one looks for first."""
-
-
-class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: int
-    key: str
-
-
-class _SignedAllowList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
-    session: str
-    clients: list[_Member]
-    signature: str
-
-
-_decoder = msgspec.json.Decoder(_SignedAllowList)
-
-
-def sign_allow_list(authority: IdentityKey, session: bytes, allow_list: AllowList) -> bytes:
-    """The allow-list of one session as a file that `load_allow_list` accepts."""
-    signed = _SignedAllowList(
-        version=_VERSION,
-        session=session.hex(),
-        clients=[_Member(client, allow_list[client].hex()) for client in allow_list.clients],
-        signature=authority.sign(_LABEL, session, allow_list.digest).hex(),
-    )
-    return msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n"
-
-
-def load_allow_list(path: Path, authority_key: bytes, session: bytes | None = None) -> AllowList:
-    """Read an allow-list, refusing one that the authority did not sign.
-
-    With `session`, also refuse a list that was signed for another federation.
-    """
-    try:
-        signed = decode(_decoder.decode, _read(path), "list")
-        named = bytes.fromhex(signed.session)
-        members = [(member.id, bytes.fromhex(member.key)) for member in signed.clients]
-        signature = bytes.fromhex(signed.signature)
-    except ValueError as error:  # a `DecodeError` is one too
-        raise ConfigurationError(f"{path} is not an allow-list: {shown(error)}") from error
-    if signed.version != _VERSION:
-        raise ConfigurationError(
-            f"{path} has version {signed.version}, this release reads version {_VERSION}"
-        )
-    if len(dict(members)) != len(members):
-        raise ConfigurationError(f"{path} names a client twice")
-    try:
-        allow_list = AllowList(dict(members))
-        verify(
-            f"the authority of {path}", authority_key, signature, _LABEL, named, allow_list.digest
-        )
-    except (ParameterError, CryptoError) as error:
-        raise ConfigurationError(
-            f"{path} is refused: {error}; ask whoever provisioned the federation for the right file"
-        ) from error
-    if session is not None and named != session:
-        raise ConfigurationError(f"{path} was signed for another session than this configuration's")
-    return allow_list
 
 
 def load_identity(path: Path) -> IdentityKey:
@@ -177,81 +118,68 @@ def provision(
     session = draw(entropy, HASH_LENGTH)
     signer = IdentityKey.generate(entropy)
     identities = {client: IdentityKey.generate(entropy) for client in range(clients)}
-    allow_list = AllowList({client: key.public for client, key in identities.items()})
     authority = Authority.create(Validity.for_days(days))
-    ca = authority.own_files()
-    shared = {
-        "ca.pem": ca.certificate,
-        "allow-list.json": sign_allow_list(signer, session, allow_list),
-    }
-    federation: _Table = {
+    certificates = {client: authority.issue_client(client) for client in identities}
+    federation: Table = {
         "session": session.hex(),
         "authority": signer.public.hex(),
-        "allow_list": "allow-list.json",
+        "allow_list": ALLOW_LIST,
     }
-    aggregation: _Table = {
+    round_: Table = {
         "clients": clients,
         "privacy": parameters.privacy,
         "dropouts": parameters.dropouts,
         "threat_model": parameters.threat_model,
-        "bound": bound,
     }
     listen, reach = _addresses(server_name, port)
+    server: dict[str, Table] = {
+        "federation": federation,
+        "aggregation": {**round_, "bound": bound},
+        "server": {"address": listen},
+        "tls": _tls_table("server"),
+        **job.server,
+    }
+    client: dict[str, Table] = {
+        "federation": federation,
+        "client": {
+            "identity": "identity.key",
+            "privacy": parameters.privacy,
+            "threat_model": parameters.threat_model,
+            "bound": bound,
+            "clip": True,
+        },
+        "server": {"address": reach},
+        "tls": _tls_table("client"),
+        **job.client,
+    }
+    register = Register(
+        session=session.hex(),
+        number=1,
+        server_name=server_name,
+        parameters=round_,
+        client=client,
+        hints=job.hints,
+        admissions=tuple(
+            Admission(i, key.public.hex(), (fingerprint_of_pem(certificates[i].certificate).hex(),))
+            for i, key in identities.items()
+        ),
+    )
+    shared = {
+        "ca.pem": authority.own_files().certificate,
+        ALLOW_LIST: sign_membership(signer, session, register.number, register.allow_list),
+    }
 
     def write_all(root: Path) -> None:
-        signing_key = _hex_line(signer.private_bytes())
-        _write(
-            root / "authority",
-            {"ca.pem": ca.certificate, "ca.key": ca.key, "allow-list.key": signing_key},
-        )
+        keys = {"ca.key": authority.own_files().key, "allow-list.key": _line(signer)}
+        write_folder(root / "authority", {**shared, **keys, REGISTER: register.to_bytes()})
         issued = authority.issue_server(server_name)
-        _write(
-            root / "server",
-            {
-                **shared,
-                "server.pem": issued.certificate,
-                "server.key": issued.key,
-                "server.toml": _toml(
-                    {
-                        "federation": federation,
-                        "aggregation": aggregation,
-                        "server": {"address": listen},
-                        "tls": _tls_table("server"),
-                        **job.server,
-                    },
-                    ("aggregation", "rounds", *job.hints),
-                ),
-            },
-        )
+        toml = _toml(server, ("aggregation", "rounds", *job.hints))
+        files = {"server.pem": issued.certificate, "server.key": issued.key, "server.toml": toml}
+        write_folder(root / "server", {**shared, **files})
         (root / "clients").mkdir(mode=0o700)
-        for client, identity in identities.items():
-            issued = authority.issue_client(client)
-            _write(
-                root / "clients" / str(client),
-                {
-                    **shared,
-                    "client.pem": issued.certificate,
-                    "client.key": issued.key,
-                    "identity.key": _hex_line(identity.private_bytes()),
-                    f"client-{client}.toml": _toml(
-                        {
-                            "federation": federation,
-                            "client": {
-                                "id": client,
-                                "identity": "identity.key",
-                                "privacy": parameters.privacy,
-                                "threat_model": parameters.threat_model,
-                                "bound": bound,
-                                "clip": True,
-                            },
-                            "server": {"address": reach},
-                            "tls": _tls_table("client"),
-                            **job.client,
-                        },
-                        job.hints,
-                    ),
-                },
-            )
+        for i, identity in identities.items():
+            files = client_files(register, i, identity, certificates[i])
+            write_folder(root / "clients" / str(i), {**shared, **files})
 
     _create(directory, write_all)
     return Provisioned(
@@ -259,19 +187,38 @@ def provision(
         session=session,
         authority_key=signer.public,
         server=directory / "server" / "server.toml",
-        clients={
-            client: directory / "clients" / str(client) / f"client-{client}.toml"
-            for client in identities
-        },
+        clients={i: client_folder(directory, i) / f"client-{i}.toml" for i in identities},
     )
+
+
+def client_folder(directory: Path, client: int) -> Path:
+    """Where the files for a client are put."""
+    return directory / "clients" / str(client)
+
+
+def client_files(
+    register: Register, client: int, identity: IdentityKey, issued: Issued
+) -> dict[str, bytes]:
+    """What a client gets, beside the files that everybody has: name -> content."""
+    tables = {**register.client, "client": {"id": client, **register.client["client"]}}
+    task = tables.get("training.task")
+    if task is not None:
+        # Tasks that divide their data give shard `id` of so many.
+        tables["training.task"] = {**task, "clients": max(int(task["clients"]), client + 1)}
+    return {
+        "client.pem": issued.certificate,
+        "client.key": issued.key,
+        "identity.key": _line(identity),
+        f"client-{client}.toml": _toml(tables, register.hints),
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What the federation computes: tables of the server's configuration and of the clients'."""
 
-    server: Mapping[str, _Table]
-    client: Mapping[str, _Table]
+    server: Mapping[str, Table]
+    client: Mapping[str, Table]
     hints: tuple[str, ...] = ()
     """Tables of `HINTS` that matter to both."""
 
@@ -281,15 +228,15 @@ def _job(clients: int, task: str | None, vectors: int | None, weighted: bool) ->
         if weighted:
             raise ParameterError("weighted is for vectors; training always weights by sample count")
         _check_task(task)
-        training: _Table = {"task": task or DEFAULT_TASK, "clients": clients}
+        training: Table = {"task": task or DEFAULT_TASK, "clients": clients}
         tables = {"training.task": training}
         return _Job(tables, tables, ("training.task", "training.local"))
     if task is not None:
         raise ParameterError(f"a federation trains a task ({task}) or sums vectors, not both")
     check_integer("vectors: their length", vectors, 1)
-    table: _Table = {"dimension": vectors, "weighted": weighted, "output": "result.npz"}
+    table: Table = {"dimension": vectors, "weighted": weighted, "output": "result.npz"}
     # A vector is spent by its first sum: a second round would need new files.
-    server: dict[str, _Table] = {"rounds": {"number": 1}, "vectors": table}
+    server: dict[str, Table] = {"rounds": {"number": 1}, "vectors": table}
     # Only an .npz has room for a sample count.
     return _Job(server, {"vectors": {"input": "vector.npz" if weighted else "vector.npy"}})
 
@@ -315,11 +262,16 @@ def _parameters(clients: int, privacy: int | None, dropouts: int | None) -> Para
     return Parameters(clients, T, D, threat_model=ThreatModel.MALICIOUS_SERVER)
 
 
+def check_days(days: int) -> None:
+    """Refuse a validity that certificates cannot or should not have."""
+    if not 0 < days <= MAX_DAYS:
+        raise ParameterError(f"certificates are valid for 1 to {MAX_DAYS} days, not {days}")
+
+
 def _check_arguments(directory: Path, server_name: str, port: int, days: int) -> None:
     if not 0 < port < 65536:
         raise ParameterError(f"port {port} must be in [1, 65535]")
-    if not 0 < days <= 3650:
-        raise ParameterError(f"certificates are valid for 1 to 3650 days, not {days}")
+    check_days(days)
     if not server_name or not server_name.isascii() or any(c in server_name for c in ' "\\/\n'):
         raise ParameterError(f"server name {server_name!r} is not a host name or address")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -340,17 +292,17 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _tls_table(name: str) -> _Table:
+def _tls_table(name: str) -> Table:
     return {"ca": "ca.pem", "certificate": f"{name}.pem", "key": f"{name}.key"}
 
 
-def _toml(tables: Mapping[str, _Table], hints: Iterable[str]) -> bytes:
+def _toml(tables: Mapping[str, Table], hints: Iterable[str]) -> bytes:
     """Tables of strings, numbers and truth values, which TOML writes like JSON.
 
     `hints` names tables of `HINTS`: their further keys are written as comments, with defaults.
     """
     lines = ["# Paths are relative to this file. Keys behind a # have the value that is shown.", ""]
-    absent: dict[str, _Table] = {name: {} for name in hints if name not in tables}
+    absent: dict[str, Table] = {name: {} for name in hints if name not in tables}
     for name, table in {**tables, **absent}.items():
         # A table that would be empty is a comment as well.
         lines.append(f"[{name}]" if table else f"# [{name}]")
@@ -363,8 +315,8 @@ def _toml(tables: Mapping[str, _Table], hints: Iterable[str]) -> bytes:
     return "\n".join(lines).encode("ascii")
 
 
-def _hex_line(secret: bytes) -> bytes:
-    return secret.hex().encode("ascii") + b"\n"
+def _line(key: IdentityKey) -> bytes:
+    return key.private_bytes().hex().encode("ascii") + b"\n"
 
 
 def _create(directory: Path, write_all: Callable[[Path], None]) -> None:
@@ -381,7 +333,7 @@ def _create(directory: Path, write_all: Callable[[Path], None]) -> None:
         raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
 
 
-def _write(directory: Path, files: Mapping[str, bytes]) -> None:
+def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write files that only their owner can read, durably, into a new directory."""
     directory.mkdir(mode=0o700)
     for name, content in files.items():
@@ -390,8 +342,3 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _read(path: Path) -> bytes:
-    with reading(path, "a file"):
-        return path.read_bytes()

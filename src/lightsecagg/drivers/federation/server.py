@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal, PendingRound
+from lightsecagg.drivers.federation.membership import Membership, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.selection import choose
@@ -36,6 +37,7 @@ from lightsecagg.errors import (
     ConfigurationError,
     JournalError,
     LightSecAggError,
+    ParameterError,
 )
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
@@ -73,12 +75,14 @@ def make_settings(
 ) -> Settings:
     """What a configuration asks for, but for the number and the model of a round.
 
+    N is the most that a round takes: no more than there are members. T and D stay what they are.
     SecAgg's U is its threshold t, by default the smallest that its threat model allows; SecAgg+'s
     t and degree k are found from N, T and D.
     """
     traits = traits_of(table.protocol)
+    clients = min(table.clients, len(allow_list))
     parameters = Parameters(
-        clients=table.clients,
+        clients=clients,
         privacy=table.privacy,
         dropouts=table.dropouts,
         survivors=0 if traits.has_threshold else table.survivors,
@@ -92,7 +96,7 @@ def make_settings(
     quantizer = Quantizer(
         field=PrimeField(table.modulus),
         bound=table.bound,
-        summands=table.clients,
+        summands=clients,
         max_samples=table.max_samples if job.weighted else 1,
         weighted=job.weighted,
     )
@@ -125,8 +129,14 @@ class FederationServer:
         trace: Path | None = None,
         callbacks: Iterable[ServerCallback] = (),
         stopping: EarlyStopping | None = None,
+        members: MembersInUse | None = None,
+        settings_for: Callable[[AllowList], Settings] | None = None,
     ) -> None:
-        """`settings` as `make_settings` makes them; each round fills in its number and model."""
+        """`settings` as `make_settings` makes them; each round fills in its number and model.
+
+        With `members` the allow-list may change between rounds; `settings_for` says what they
+        are with another one.
+        """
         self._settings, self._rounds = settings, rounds
         self._allow_list = allow_list
         self._communicator, self._job, self._journal = communicator, job, journal
@@ -134,6 +144,7 @@ class FederationServer:
         self._progress = progress or (lambda phase, done, expected: None)
         self._trace = trace
         self._callbacks, self._early = Callbacks(callbacks), stopping
+        self._members, self._settings_for = members, settings_for
         self._history = History(journal.folder / "rounds.json")
         self._peers = Peers(communicator, len(allow_list))
         self._stopping = asyncio.Event()
@@ -159,7 +170,11 @@ class FederationServer:
                     self._journal.abandon(number, "abandoned by the operator")
             await self._peers.start()
             self._look_back()
+            if self._members is not None:
+                self._peers.use_members(self._members.current)
             await self._resume_unfinished()
+            if self._members is not None:
+                self._members.settle()
             self._recall()
             while (end := self._end()) is None and not self._stopping.is_set():
                 await self._one_round()
@@ -222,13 +237,24 @@ class FederationServer:
                 log.info("round %d had no acknowledged upload; it is dropped", number)
                 self._journal.abandon(number, "dropped after a crash")
                 continue
+            allow_list = self._allow_list_of(pending.settings)
+            if allow_list is None:
+                log.warning("round %d began with a lost allow-list; it is dropped", number)
+                self._journal.abandon(number, "its allow-list is lost")
+                continue
             log.info(
                 "resuming round %d: %d uploads are stored, U1 %s",
                 number,
                 len(pending.uploaded),
                 "was announced" if pending.survivors else "is open",
             )
-            await self._resume(number, pending)
+            await self._resume(number, pending, allow_list)
+
+    def _allow_list_of(self, settings: Settings) -> AllowList | None:
+        """The list that a round began with, which may be older than the one in use."""
+        if self._members is not None:
+            return self._members.allow_list(settings.allow_list)
+        return self._allow_list if self._allow_list.digest == settings.allow_list else None
 
     def _recall(self) -> None:
         """Rounds that are over in the journal alone: a crash or a full disk came in between."""
@@ -272,7 +298,51 @@ class FederationServer:
         Those who signed for it will sum the same clients again, and no others (S42).
         """
         model = self._job.model()
-        return sorted(self._journal.announced_for(hash_model(model)) or ()) if model else []
+        bound = sorted(self._journal.announced_for(hash_model(model)) or ()) if model else []
+        revoked = [client for client in bound if client not in self._allow_list]
+        if revoked:
+            log.warning(
+                "clients %s of the failed round were revoked since: the others will refuse to sum "
+                "without them until their operators forgive the model (`lightsecagg ledger`)",
+                listed(revoked),
+            )
+            return []
+        return bound
+
+    def _look_for_members(self) -> bool:
+        """Between rounds: whether there is another allow-list, which is in use from now on."""
+        if self._members is None or self._settings_for is None:
+            return False
+        found = self._members.newer()
+        if found is None:
+            return False
+        try:
+            settings = self._settings_for(found.allow_list)
+        except ParameterError as error:
+            raise ConfigurationError(
+                f"allow-list number {found.number} has {len(found.allow_list)} clients, too few "
+                f"for [aggregation]: {error}; add clients, or change it and start again"
+            ) from error
+        self._use_members(found, settings)
+        self._members.settle()
+        return True
+
+    def _use_members(self, members: Membership, settings: Settings) -> None:
+        known, now = set(self._allow_list.clients), set(members.allow_list.clients)
+        self._allow_list, self._settings = members.allow_list, settings
+        self._communicator.admit(frozenset(now), members.revoked)
+        self._peers.use_members(members)
+        log.info(
+            "allow-list number %d is in use: added clients: %s; removed: %s; N = %d, T = %d, "
+            "D = %d, U = %d",
+            members.number,
+            listed(now - known) or "none",
+            listed(known - now) or "none",
+            settings.parameters.clients,
+            settings.parameters.privacy,
+            settings.parameters.dropouts,
+            settings.parameters.survivors,
+        )
 
     async def _wait_for_clients(self) -> list[int]:
         """Enough connected clients, at most N; a rerun wants the same again."""
@@ -281,11 +351,13 @@ class FederationServer:
         # the fastest start would be chosen for it.
         most = parameters.clients if self.records else len(self._allow_list)
         least = self._rounds.min_clients or (parameters.clients - parameters.dropouts)
-        least = max(least, self._settings.minimum)
+        least = max(min(least, parameters.clients), self._settings.minimum)
         now = time.monotonic()
         deadline, settled = now + self._rounds.wait_for_clients, now + self._rounds.settle
         self._say_who_is_awaited(wanted, least)
         while not self._stopping.is_set():
+            if self._look_for_members():
+                return await self._wait_for_clients()
             ready, now = self._peers.ready(), time.monotonic()
             self._metrics.connected = len(ready)
             if wanted and set(wanted) <= set(ready):
@@ -376,11 +448,9 @@ class FederationServer:
             stored,
         )
 
-    async def _resume(self, number: int, pending: PendingRound) -> None:
+    async def _resume(self, number: int, pending: PendingRound, allow_list: AllowList) -> None:
         members = [member.client for member in pending.roster.members]
-        party = RoundServer.resume(
-            pending.settings, self._allow_list, pending.roster, pending.closed
-        )
+        party = RoundServer.resume(pending.settings, allow_list, pending.roster, pending.closed)
         self._peers.backlog = backlog_limit(pending.settings, len(self._job.model()))
         outputs: list[Output] = []
         for client in sorted(pending.uploaded):

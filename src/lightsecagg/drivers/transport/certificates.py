@@ -13,7 +13,12 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lightsecagg.drivers.transport.tls import client_uri
@@ -55,7 +60,10 @@ class Authority:
     @classmethod
     def create(cls, validity: Validity) -> Authority:
         """A new authority with a fresh key; what it issues is good as long as it is."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        return cls._self_signed(ec.generate_private_key(ec.SECP256R1()), validity)
+
+    @classmethod
+    def _self_signed(cls, key: ec.EllipticCurvePrivateKey, validity: Validity) -> Authority:
         name = _name("LightSecAgg federation authority")
         builder = (
             _builder(name, name, key, validity)
@@ -63,6 +71,23 @@ class Authority:
             .add_extension(_key_usage(signs_certificates=True), critical=True)
         )
         return cls(key, builder.sign(key, hashes.SHA256()), validity)
+
+    @classmethod
+    def load(cls, certificate: bytes, key: bytes) -> Authority:
+        """The authority of these PEM files; `ValueError` if they are none."""
+        loaded = x509.load_pem_x509_certificate(certificate)
+        private = load_pem_private_key(key, password=None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise ValueError("not a key on a curve")
+        if private.public_key() != loaded.public_key():
+            raise ValueError("not the key of the certificate")
+        return cls(
+            private, loaded, Validity(loaded.not_valid_before_utc, loaded.not_valid_after_utc)
+        )
+
+    def renewed(self, validity: Validity) -> Authority:
+        """The same name and key with another validity: what it has issued stays good."""
+        return self._self_signed(self._key, validity)
 
     def own_files(self) -> Issued:
         """The authority's own certificate and key. The key belongs offline."""

@@ -12,7 +12,7 @@ older one, the `Disconnected` of the older comes before the `Connected` of the n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,6 +110,12 @@ class ServerCommunicator(Protocol):
 
         Raises `PeerGone` if the client is not connected, or takes no data until the deadline (it
         is then cut). Send to many clients from as many tasks, so that none waits for another.
+        """
+
+    def admit(self, clients: Container[int], revoked: Container[bytes]) -> None:
+        """From now on these ids may connect, unless the SHA-256 of their certificate is revoked.
+
+        Their streams with revoked certificates are cut; those of other ids are the caller's to end.
         """
 
     def disconnect(self, client: int, reason: str) -> None:

@@ -29,6 +29,7 @@ from lightsecagg.drivers.transport.tls import (
     Credentials,
     client_of_pem,
     explain_failure,
+    fingerprint_of_pem,
     is_loopback,
     join_address,
     split_address,
@@ -56,6 +57,7 @@ except ImportError as missing:
 _log = logging.getLogger(__name__)
 _SERVICE: Final = "lightsecagg.v1.Transport"
 _METHOD: Final = "Stream"
+_REVOKED: Final = "this certificate was revoked; use the one that replaced it"
 _CLIENT_ID: Final = "lightsecagg-client"
 """Metadata: the id a client believes it has; the server answers with the id it authenticated."""
 
@@ -101,6 +103,8 @@ class GrpcServer(StreamServer):
         self._server: Any = None
         self._streams = 0
         self._judged = 0
+        self._certificates: dict[int, bytes] = {}
+        """Client -> SHA-256 of the certificate that its latest stream came with."""
 
     async def start(self) -> None:
         """Listen; refuses to start on certificates that no client would accept."""
@@ -137,6 +141,13 @@ class GrpcServer(StreamServer):
     def address(self) -> str:
         """host:port, with the real port once the server has started."""
         return join_address(self._host, self._port)
+
+    def admit(self, clients: Container[int], revoked: Container[bytes]) -> None:
+        """From now on these ids may connect, with certificates that are not revoked."""
+        super().admit(clients, revoked)
+        for client, certificate in self._certificates.items():
+            if client in clients and certificate in revoked:
+                self.disconnect(client, _REVOKED)
 
     async def close(self) -> None:
         """Send what is queued, as long as the deadline allows, then end every stream."""
@@ -215,7 +226,14 @@ class GrpcServer(StreamServer):
                 f"a peer with the certificate of client {client} calls itself client {announced}; "
                 "check [client] id and [tls] certificate",
             )
+        self._check_not_revoked(client, certificates[0])
         return client
+
+    def _check_not_revoked(self, client: int, pem: bytes) -> None:
+        certificate = fingerprint_of_pem(pem)
+        if client in self._clients and certificate in self._revoked:
+            raise self._refuse("revoked certificate", f"client {client}: {_REVOKED}")
+        self._certificates[client] = certificate
 
     async def _carry(self, client: int, link: Link, context: Any) -> str:
         async def read() -> bytes | None:

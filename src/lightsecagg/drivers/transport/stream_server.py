@@ -60,6 +60,7 @@ class StreamServer(ABC):
         """`clients` holds the ids that may connect."""
         self.stats = Stats()
         self._clients = clients
+        self._revoked: Container[bytes] = frozenset()
         self._limits = limits
         self._peers: dict[int, _Peer] = {}
         self._links: set[Link] = set()  # those a carrier holds: live, or cut and unwinding
@@ -70,6 +71,10 @@ class StreamServer(ABC):
     @abstractmethod
     async def start(self) -> None:
         """Accept clients from now on."""
+
+    def admit(self, clients: Container[int], revoked: Container[bytes]) -> None:
+        """From now on these ids may connect; certificates concern transports that have them."""
+        self._clients, self._revoked = clients, revoked
 
     def _refuse(self, kind: str, explanation: str) -> Refused:
         """Count and log a refused stream; the caller raises or reports what is returned."""

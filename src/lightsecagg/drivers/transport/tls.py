@@ -13,18 +13,21 @@ import ipaddress
 import re
 import ssl
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, ObjectIdentifier
 
 from lightsecagg.errors import ConfigurationError, Refused, TransportError
 from lightsecagg.foreign import reading, shown
 
+EXPIRY_WARNING: Final = 30
+"""Days before the end of a certificate in which programs warn of it when they start."""
 _CLIENT_URI: Final = re.compile(r"lightsecagg:client:(0|[1-9][0-9]{0,9})")
 
 
@@ -58,6 +61,11 @@ def client_of_pem(pem: bytes) -> int:
         raise
     except Exception as error:  # the parser's, on an extension that it does not understand
         raise Refused(f"the peer's certificate cannot be read: {shown(error)}") from error
+
+
+def fingerprint_of_pem(pem: bytes) -> bytes:
+    """SHA-256 of a certificate: how a revoked one is named."""
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,22 @@ class Credentials:
         `TransportError` if it would not yet."""
         _check_purpose(self._check(now), ExtendedKeyUsageOID.SERVER_AUTH, "a server")
 
+    def expiring(self, days: int = EXPIRY_WARNING, now: datetime | None = None) -> list[str]:
+        """What expires within so many days, in words."""
+        now = now or datetime.now(UTC)
+        ends = [
+            (path, _parse(path, pem).not_valid_after_utc)
+            for path, pem in (
+                (self.authority_file, self.authority),
+                (self.certificate_file, self.certificate),
+            )
+        ]
+        return [
+            f"{path} expires on {end:%Y-%m-%d %H:%M} UTC, in {(end - now).days} days"
+            for path, end in ends
+            if end - now < timedelta(days=days)
+        ]
+
     def _check(self, now: datetime | None) -> x509.Certificate:
         now = now or datetime.now(UTC)
         authority = _parse(self.authority_file, self.authority)
@@ -108,7 +132,8 @@ class Credentials:
         for path, each in ((self.authority_file, authority), (self.certificate_file, certificate)):
             if now > each.not_valid_after_utc:
                 raise Refused(
-                    f"{path} expired on {each.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
+                    f"{path} expired on {each.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it "
+                    "(`lightsecagg members renew`, at the authority)"
                 )
             if now < each.not_valid_before_utc:
                 raise TransportError(

@@ -1,0 +1,194 @@
+"""`lightsecagg members`: who takes part in a federation, changed by whoever holds its authority."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightsecagg.cli.output import AsJson, print_json, warn
+from lightsecagg.errors import ParameterError
+
+if TYPE_CHECKING:
+    from lightsecagg.drivers.federation.administration import Administration
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Admit, revoke and renew in a federation that runs. Needs its authority/ folder.",
+)
+
+Federation = Annotated[
+    Path,
+    typer.Option(help="The folder that `lightsecagg provision` made; not on the server's machine."),
+]
+Days = Annotated[int, typer.Option(help="How long the certificates are valid.")]
+
+
+@app.command("list")
+def list_members(federation: Federation, as_json: AsJson = False) -> None:
+    """Everybody who was ever admitted, and when certificates end."""
+    with _administration(federation) as administration:
+        register, members = administration.register, administration.members()
+        ends = {"authority": administration.expires, "server": administration.server_expires}
+    if as_json:
+        print_json(
+            {
+                "allow_list": register.number,
+                "expires": {name: _iso(end) for name, end in ends.items()},
+                "clients": [
+                    {
+                        "id": member.client,
+                        "member": not member.revoked_in,
+                        "revoked_in": member.revoked_in or None,
+                        "expires": _iso(member.expires),
+                    }
+                    for member in members
+                ],
+            }
+        )
+        return
+    count = len(register.members)
+    typer.echo(f"allow-list number {register.number}: {count} members")
+    for name, end in ends.items():
+        typer.echo(f"  {name:10}  certificate until {_day(end)}")
+    for member in members:
+        state = f"revoked by allow-list number {member.revoked_in}"
+        if not member.revoked_in:
+            state = f"certificate until {_day(member.expires)}"
+        typer.echo(f"  client {member.client:<5} {state}")
+
+
+@app.command()
+def add(
+    federation: Federation,
+    count: Annotated[int, typer.Option(help="How many.")] = 1,
+    days: Days = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Admit new clients, with ids that nobody ever had.
+
+    Give each of the new folders to its client, over a channel you trust, and the new
+    allow-list to the server.
+    """
+    with _administration(federation) as administration:
+        files = administration.add(count, days)
+        register, new_list = administration.register, administration.allow_list
+    clients, members = int(register.parameters["clients"]), len(register.members)
+    if as_json:
+        document = {"allow_list": register.number, "file": str(new_list)}
+        print_json({**document, "clients": [str(path) for path in files]})
+        return
+    for path in files:
+        typer.echo(f"  {path.parent}: give it to the new client")
+    _say_what_to_do(register.number, new_list)
+    if members > clients:
+        typer.echo(
+            f"Rounds invite at most N = {clients} of the {members} members: [aggregation] clients "
+            "of the server. T bounds the corrupt among all members; ask whether it still does."
+        )
+
+
+@app.command()
+def revoke(
+    clients: Annotated[list[int], typer.Argument(help="The ids of the clients.")],
+    federation: Federation,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Even if too few remain for rounds with T and D.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove clients, with all their certificates, for good: their ids are not used again."""
+    with _administration(federation) as administration:
+        before = len(administration.register.members)
+        after = administration.revoke(clients, anyway=anyway)
+        register, new_list = administration.register, administration.allow_list
+    if as_json:
+        print_json({"allow_list": register.number, "file": str(new_list), "revoked": clients})
+        return
+    typer.echo(f"{len(register.members)} members remain.")
+    _say_what_to_do(register.number, new_list)
+    if after is None:
+        warn("They are too few for T and D: the server ends until [aggregation] is changed.")
+    elif after.clients < min(before, int(register.parameters["clients"])):
+        typer.echo(
+            f"Rounds take N = {after.clients} clients from now on, with T = {after.privacy}, D = "
+            f"{after.dropouts} and U = {after.survivors}."
+        )
+
+
+@app.command()
+def renew(
+    federation: Federation,
+    clients: Annotated[
+        list[int] | None, typer.Argument(help="The ids of clients. [default: everybody]")
+    ] = None,
+    server: Annotated[bool, typer.Option("--server", help="The server's.")] = False,
+    authority: Annotated[
+        bool, typer.Option("--authority", help="The authority's own; everybody needs ca.pem then.")
+    ] = False,
+    days: Days = 365,
+    revoke_old: Annotated[
+        bool,
+        typer.Option(
+            "--revoke-old", help="A key was stolen: refuse the clients' old certificates."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """New certificates before the old ones end; without ids or flags, everybody's.
+
+    Old ones stay good until they end, so that files can be replaced one after the other.
+    """
+    everybody = not clients and not server and not authority
+    if revoke_old and not clients:
+        raise ParameterError("--revoke-old is for the certificates of clients; give their ids")
+    with _administration(federation) as administration:
+        number = administration.register.number
+        files = administration.renew(
+            list(administration.register.members) if everybody else clients or (),
+            server=server or everybody,
+            authority=authority or everybody,
+            days=days,
+            revoke_old=revoke_old,
+        )
+        register, new_list = administration.register, administration.allow_list
+    if as_json:
+        print_json({"allow_list": register.number, "files": [str(path) for path in files]})
+        return
+    for path in files:
+        key = "" if path.name == "ca.pem" else ", with the .key beside it"
+        typer.echo(f"  {path}: replace it at its owner{key}")
+    typer.echo("Programs read their certificates when they start.")
+    if register.number != number:
+        _say_what_to_do(register.number, new_list)
+
+
+def _say_what_to_do(number: int, path: Path) -> None:
+    typer.echo(
+        f"  {path}: allow-list number {number}. Copy it over the server's allow-list.json; it is "
+        "in use from the next round on, and clients get it from the server."
+    )
+
+
+def _day(end: datetime | None) -> str:
+    return "unknown: its folder is not here" if end is None else f"{end:%Y-%m-%d}"
+
+
+def _iso(end: datetime | None) -> str | None:
+    return None if end is None else end.isoformat()
+
+
+@contextmanager
+def _administration(folder: Path) -> Iterator[Administration]:
+    from lightsecagg.drivers.federation.administration import Administration
+
+    administration = Administration(folder)
+    try:
+        yield administration
+    finally:
+        administration.close()
