@@ -170,6 +170,15 @@ class House(Task):
         data = self.client_data(99)
         return {"rmse": nn.functional.mse_loss(model(data.inputs), data.targets).item() ** 0.5}
 
+    metrics = {"mae": (0, 50)}
+
+    def measure(self, model, client):
+        data = self.client_data(client)
+        return {"mae": nn.functional.l1_loss(model(data.inputs), data.targets).item()}
+
+class Unbounded(House):
+    metrics = {"mae": (0, float("inf"))}
+
 class NotATask:
     pass
 
@@ -208,6 +217,9 @@ def test_an_own_task_is_told_its_options_reports_by_its_own_names_and_its_model_
     document = json.loads((own_tasks / "report" / "run.json").read_text())
     assert list(document["figures"]) == ["rmse"]
     assert f"rmse {document['figures']['rmse']:.4g}" in done.stdout
+    mean, error = (document["metrics"]["mae"][key] for key in ("mean", "error"))
+    assert f"clients' mae {mean:.4g} \u00b1 {error:.1g}" in done.stdout
+    assert 0.1 < mean < 10
     assert "house.pt" in done.stdout
     state = torch.load(own_tasks / "house.pt", weights_only=True)
     assert {name: tuple(value.shape) for name, value in state.items()} == {
@@ -225,6 +237,7 @@ MISTAKES = {
     "--task own_tasks_of_run:NotATask": "NotATask is not a subclass of lightsecagg.training.Task",
     "--task own_tasks_of_run:Unfinished": "Unfinished lacks client_data",
     "--task own_tasks_of_run:Broken": "fails with KeyError at own_tasks_of_run.py",
+    "--task own_tasks_of_run:Unbounded": "the metric 'mae' needs two finite bounds",
     "--task own_tasks_of_run:Empty": "no example for client 0",
     "--task mnist": "mnist needs --data-dir",
     "--task csv --data-dir nowhere": "does not exist; it must hold train.csv",

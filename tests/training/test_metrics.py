@@ -15,7 +15,9 @@ from lightsecagg.training.metrics import MAX_METRICS, Metric, metrics_of, to_ext
 torch = pytest.importorskip("torch")
 
 from lightsecagg import training  # noqa: E402
-from lightsecagg.training import Examples, Task, TaskConfig  # noqa: E402
+from lightsecagg.cli.task import check_task  # noqa: E402
+from lightsecagg.training import Examples, LocalConfig, Task, TaskConfig  # noqa: E402
+from lightsecagg.training.trainer import new_model  # noqa: E402
 
 RMSE = Metric("rmse", 2.0, 10.0)
 
@@ -111,3 +113,12 @@ def test_the_configuration_asks_for_the_metrics_of_a_classifier() -> None:
     asked = TaskConfig("digits", client_metrics=True)
     assert [metric.name for metric in training.task_metrics(asked)] == names
     assert training.task_metrics(TaskConfig("digits")) == ()
+
+
+def test_task_check_measures_too() -> None:
+    config = TaskConfig("digits", client_metrics=True, model="logistic")
+    report = check_task(config, LocalConfig(), 0, evaluate=False)
+    task = training.load_task(config)
+    with torch.no_grad():
+        expected = task.measure(new_model(task), 0)
+    assert report["metrics"] == pytest.approx(expected)

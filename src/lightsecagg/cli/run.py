@@ -63,6 +63,10 @@ def run(
     task_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
     ] = None,
+    client_metrics: Annotated[
+        bool,
+        typer.Option("--client-metrics", help="Clients measure accuracy and loss too."),
+    ] = False,
     dropout: Annotated[
         int | None, typer.Option(help="Clients killed per round, at most. [default: D]")
     ] = None,
@@ -117,6 +121,7 @@ def run(
             classes=classes,
             image_size=image_size,
             samples_per_client=samples,
+            client_metrics=client_metrics,
             options=parse_options(task_option or []),
         ),
         local=LocalConfig(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate),
@@ -212,6 +217,7 @@ def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     done = [record for record in records if record["aborted"] is None]
     document: dict[str, Any] = {
         "figures": done[-1]["figures"] if done else {},
+        "metrics": done[-1]["metrics"] if done else {},
         "rounds": len(done),
         "seconds": result.seconds,
         "matches_plain_average": result.matches,
@@ -264,6 +270,10 @@ def _print(config: DemoConfig, document: dict[str, Any]) -> None:
         figures = [
             f"{name} {'not finite' if value is None else f'{value:.4g}'}"
             for name, value in record["figures"].items()
+        ]
+        figures += [
+            f"clients' {name} {metric['mean']:.4g} \u00b1 {metric['error']:.1g}"
+            for name, metric in record["metrics"].items()
         ]
         outcome = record["aborted"] or ", ".join([included, *figures])
         console.print(f"round {record['round']}: {outcome}" + "".join(f"; {d}" for d in dead))

@@ -159,6 +159,10 @@ def check_task(
         "seconds": round(seconds, 3),
         "largest_change": float(abs(update.delta).max()),
     }
+    metrics = training.task_metrics(task)
+    if metrics:
+        measured = training.measure(task, client, model)
+        report["metrics"] = {m.name: m.from_extra(measured[m.name]) for m in metrics}
     if evaluate:
         report["before"] = training.evaluate(task, model)
         report["after"] = training.evaluate(task, model + update.delta)

@@ -78,6 +78,11 @@ class RoundRecord:
         """How long the round took: its phases follow each other."""
         return sum(phase.seconds for phase in self.phases.values())
 
+    def all_figures(self) -> dict[str, float]:
+        """Figures by their full names: `clients.` and its own for what the clients measured."""
+        measured = {f"clients.{name}": metric.mean for name, metric in self.metrics.items()}
+        return self.figures | measured
+
     def told_figures(self) -> list[str]:
         """Figures by their own names; the clients' with what rounding may have done to them."""
         measured = [

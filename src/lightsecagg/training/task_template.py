@@ -36,6 +36,10 @@ class MyTask(Task):
     #     evaluate(self, model) -> dict[str, float]
     # for anything else.
 
+    # Name what every client shall measure on its own data, with its bounds, and the server learns
+    # the means, no single value:
+    #     metrics = {"accuracy": (0, 1), "loss": (0, 10)}
+
     def _clouds(self, seed: int, samples: int) -> Examples:
         generator = torch.Generator().manual_seed(seed)
         labels = torch.randint(CLASSES, (samples,), generator=generator)

@@ -15,6 +15,7 @@ import pytest
 
 from lightsecagg.drivers.federation import observer
 from lightsecagg.drivers.federation.observer import PAGE_CONNECTIONS, Metrics
+from lightsecagg.session.record import MetricMean, RoundRecord
 
 
 @pytest.fixture
@@ -101,3 +102,15 @@ def test_a_visitor_that_hangs_up_leaves_no_traceback(
     eventually(lambda: threads() <= before)
     assert is_healthy(metrics)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_port_tells_the_figures_of_the_latest_round(metrics: Metrics) -> None:
+    for loss in (2.5, 1.25):
+        record = RoundRecord(1, "plain", [])
+        record.figures = {"loss": 7.0}
+        record.metrics = {"loss": MetricMean(loss, 0.1)}
+        metrics.record(record)
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as page:
+        lines = page.read().decode().splitlines()
+    assert 'lightsecagg_figure{name="loss"} 7.0' in lines
+    assert 'lightsecagg_figure{name="clients.loss"} 1.25' in lines

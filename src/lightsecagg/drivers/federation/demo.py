@@ -181,6 +181,7 @@ def check_task(config: TaskConfig) -> None:
     try:
         task = training.load_task(config)
         layout = training.model_layout(task)
+        training.task_metrics(task)
         if not len(task.client_data(0)):
             raise ConfigurationError(f"the task {config.task} has no example for client 0")
     except LightSecAggError:

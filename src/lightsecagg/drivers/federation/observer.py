@@ -159,6 +159,9 @@ class Metrics:
         self._late = prometheus.Counter(
             "lightsecagg_late_messages", "Late messages", ["type"], registry=self._registry
         )
+        self._figures = prometheus.Gauge(
+            "lightsecagg_figure", "Of the latest round", ["name"], registry=self._registry
+        )
         metrics = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -212,6 +215,8 @@ class Metrics:
             self._refusals.labels(reason).inc(count)
         for kind, count in record.late.items():
             self._late.labels(kind).inc(count)
+        for name, value in record.all_figures().items():
+            self._figures.labels(name).set(value)
 
     def close(self) -> None:
         """Stop listening."""
