@@ -240,6 +240,17 @@ class ServerTable(Table):
     """Demo only: write each round's recovered average into this folder."""
 
 
+class TrackingTable(Table):
+    """[tracking] server: every round's numbers, where you watch your experiments."""
+
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's event files."""
+    mlflow: str | None = None
+    """MLflow's tracking URI, such as http://127.0.0.1:5000; one run per federation."""
+    experiment: str = Field(default="lightsecagg", min_length=1)
+    """Under which MLflow files the run."""
+
+
 class ClientTable(Table):
     """[client] who it is and what it demands."""
 
@@ -299,6 +310,7 @@ class ServerConfig(Table):
     training: TrainingTable | None = None
     vectors: VectorsTable | None = None
     early_stopping: StoppingTable | None = None
+    tracking: TrackingTable = TrackingTable()
 
     @model_validator(mode="after")
     def _check_min_clients(self) -> Self:

@@ -37,6 +37,7 @@ from lightsecagg.drivers.federation.provisioning import load_identity
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
 from lightsecagg.drivers.federation.server_round import Progress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
+from lightsecagg.drivers.federation.trackers import make_trackers
 from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
@@ -56,6 +57,7 @@ def build_server(
     path, authority, session = _trust(config.federation)
     members = MembersInUse(path, authority, session)
     callbacks = load_callbacks(config.server.callbacks, ServerCallback, "server.callbacks")
+    callbacks += make_trackers(config)
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     stopping = _early_stopping(config.early_stopping, job)
     settings_for = partial(make_settings, config.aggregation, job, session)
