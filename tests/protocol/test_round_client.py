@@ -872,15 +872,16 @@ def test_S07_a_round_is_over_once_a_newer_one_is_open() -> None:
         slow.clients[2].set_input(slow.inputs[2])
 
 
-def test_S08_clients_that_were_given_different_models_do_not_accept_each_other() -> None:
+@pytest.mark.parametrize("what", ["model", "instructions"])
+def test_S08_clients_that_were_given_different_things_do_not_accept_each_other(what: str) -> None:
     federation = Federation(5, 1, 1)
-    models = {c: hash_model(b"model %d" % (c == federation.ids[0])) for c in federation.ids}
+    given = {c: hash_model(b"%d" % (c == federation.ids[0])) for c in federation.ids}
     network = federation.network()
     odd = federation.ids[0]
     for c in federation.ids:
-        network.clients[c] = federation.client(c, model=models[c])
+        network.clients[c] = federation.client(c, **{what: given[c]})
     network.start()
-    settings = {c: federation.settings(model=models[c]) for c in federation.ids}
+    settings = {c: federation.settings(**{what: given[c]}) for c in federation.ids}
     advertised = {}
     for c, client in network.clients.items():
         (output,) = client.receive(SERVER, Opening(settings[c].to_bytes()))
@@ -892,6 +893,28 @@ def test_S08_clients_that_were_given_different_models_do_not_accept_each_other()
         culprit = federation.ids[1] if c == odd else odd
         with pytest.raises(RemoteProtocolError, match=f"keys of client {culprit} refused"):
             client.receive(SERVER, roster)
+
+
+@pytest.mark.parametrize("told", [b"", bytes(32)])
+def test_S08_a_client_holds_the_server_to_the_instructions_that_it_was_given(told: bytes) -> None:
+    federation = Federation(5, 1, 1)
+    named = b"" if told else bytes(32)
+    client = federation.client(federation.ids[0], instructions=told)
+    with pytest.raises(RemoteProtocolError, match="other instructions for training"):
+        client.receive(SERVER, Opening(federation.settings(instructions=named).to_bytes()))
+    client.receive(SERVER, Opening(federation.settings(instructions=told).to_bytes()))
+
+
+def test_instructions_have_one_encoding_and_the_length_of_a_hash() -> None:
+    federation = Federation(5, 1, 1)
+    settings = federation.settings(instructions=bytes(range(32)))
+    assert Settings.from_bytes(settings.to_bytes()) == settings
+    fields = msgspec.msgpack.decode(federation.settings().to_bytes())
+    for more in ([b""], [bytes(32), b""]):
+        with pytest.raises(DecodeError):
+            Settings.from_bytes(msgspec.msgpack.encode(fields + more))
+    with pytest.raises(ParameterError, match="instructions must be 32 bytes, or none"):
+        federation.settings(instructions=bytes(31))
 
 
 def test_S13_inputs_that_cannot_be_masked_are_refused_before_masking() -> None:

@@ -57,7 +57,7 @@ HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
         "partition": ("iid", 'or "local": all of data_dir is this client\'s own'),
     },
     "training.local": {
-        "epochs": (1, "the same at the server and at every client"),
+        "epochs": (1, "a server's value holds where clients accept it"),
         "batch_size": (32, "examples per step"),
         "learning_rate": (0.05, "of the local optimizer"),
         "optimizer": ("sgd", "or adam, adamw"),
