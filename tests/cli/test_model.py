@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,25 @@ def test_the_state_folder_is_enough_and_an_earlier_round_can_be_had_as_npz(
     server: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "model.npz"
-    text = export("--state", str(server / "state"), "--round", "1", "--out", str(out), "--json")
+    text = export("--state", str(server / "state"), "--which", "1", "--out", str(out), "--json")
     document = json.loads(text)
     assert document["rounds"] == 1
     with np.load(out, allow_pickle=False) as stored:
         assert same(dict(stored), 1)
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_the_best_model_is_the_one_that_the_server_noted(server: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(server / "state", state)
+    (state / "models" / "best.json").write_text('{"rounds": 1, "figure": "loss", "value": 0.5}')
+    config, out = str(server / "server.toml"), tmp_path / "best.pt"
+    text = export("--config", config, "--state", str(state), "--which", "best", "--out", str(out))
+    assert "after 1 rounds" in text
+    assert same(torch.load(out, weights_only=True), 1)
+    (state / "models" / "1.npz").unlink()
+    with pytest.raises(ConfigurationError, match="no model after 1 rounds is kept; there are: 2"):
+        export("--config", config, "--state", str(state), "--which", "best", "--out", str(out))
 
 
 def test_safetensors_are_written_where_the_library_is(server: Path, tmp_path: Path) -> None:
@@ -117,7 +131,9 @@ def test_tied_and_half_precision_entries_survive(tmp_path: Path) -> None:
         (["--out", "m.pt"], "give --config"),
         (["--state", "STATE", "--out", "m.doc"], "must end in one of .pt"),
         (["--state", "STATE", "--out", "nowhere/m.pt"], "cannot be written"),
-        (["--state", "STATE", "--out", "m.pt", "--round", "9"], "there are: 1, 2"),
+        (["--state", "STATE", "--out", "m.pt", "--which", "9"], "there are: 1, 2"),
+        (["--state", "STATE", "--out", "m.pt", "--which", "worst"], "'worst' is no model"),
+        (["--state", "STATE", "--out", "m.pt", "--which", "best"], "no figure to judge by"),
         (["--state", "nowhere/state", "--out", "m.pt"], "no configuration file"),
         (["--config", "CONFIG", "--state", "nowhere", "--out", "m.pt"], "holds no model"),
     ],

@@ -30,12 +30,9 @@ def export(
     state: Annotated[
         Path | None, typer.Option(help="The server's state folder. [default: --config's]")
     ] = None,
-    completed: Annotated[
-        int | None,
-        typer.Option(
-            "--round", help="The model after so many rounds; the last two are kept. [default: last]"
-        ),
-    ] = None,
+    which: Annotated[
+        str, typer.Option(help="best, last, or after how many rounds, if that one is kept.")
+    ] = "last",
     as_json: AsJson = False,
 ) -> None:
     """Write the global model as a plain state dict, which `model.load_state_dict` takes.
@@ -55,7 +52,7 @@ def export(
         config = state.resolve().parent / "server.toml"
     loaded = load_config(ServerConfig, config)
     check_target(out)
-    made = export_model(loaded, state or loaded.server.state, out, completed)
+    made = export_model(loaded, state or loaded.server.state, out, which)
     if as_json:
         print_json({"file": str(out), "rounds": made.rounds, "parameters": made.parameters})
     else:

@@ -191,6 +191,24 @@ class StoppingTable(Table):
     """Completed rounds before which it never stops."""
 
 
+class CheckpointsTable(Table):
+    """[checkpoints] which models stay in the state folder, beside the best."""
+
+    keep: int = Field(default=2, ge=1)
+    """The models of so many latest rounds."""
+    figure: str | None = Field(default=None, min_length=1)
+    """By which the best is judged: one that `evaluate` reports, or `clients.NAME`. Left out, that
+    of [early_stopping], or else `loss` (lower) or `accuracy` (higher) if there is one."""
+    goal: Literal["lower", "higher"] | None = None
+    """Which values are better."""
+
+    @model_validator(mode="after")
+    def _check_goal(self) -> Self:
+        if (self.figure is None) != (self.goal is None):
+            raise ValueError("give both figure and goal (lower or higher), or neither")
+        return self
+
+
 class TrainingTable(Table):
     """[training] a PyTorch task; the same on the server and on every client."""
 
@@ -311,6 +329,7 @@ class ServerConfig(Table):
     vectors: VectorsTable | None = None
     early_stopping: StoppingTable | None = None
     tracking: TrackingTable = TrackingTable()
+    checkpoints: CheckpointsTable = CheckpointsTable()
 
     @model_validator(mode="after")
     def _check_min_clients(self) -> Self:

@@ -16,6 +16,7 @@ What is gone altogether is noticed too: `marked_database`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -239,8 +240,13 @@ class Journal:
             self._end(number, _DONE)
         with self._db.reporting("write"):
             self._delete_uploads(number)
+
+    def keep_models(self, kept: Collection[int]) -> None:
+        """Delete all models but those after so many rounds; the newest is never deleted."""
+        newest = int(self._meta("completed") or 0)
+        with self._db.reporting("write"):
             for path in self._models.glob("*.npz"):
-                if path.stem.isdigit() and int(path.stem) < completed - 1:
+                if -1 < _number(path) < newest and _number(path) not in kept:
                     path.unlink(missing_ok=True)
 
     def abandon(self, number: int, reason: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg.drivers.federation.checkpoints import load_best
 from lightsecagg.drivers.federation.config import ServerConfig
 from lightsecagg.drivers.federation.jobs import task_of
 from lightsecagg.errors import ConfigurationError
@@ -24,10 +25,8 @@ class Exported:
     """Numbers that were federated."""
 
 
-def export_model(
-    config: ServerConfig, state: Path, out: Path, completed: int | None = None
-) -> Exported:
-    """Write the model after `completed` rounds (the latest, if left out) as a state dict."""
+def export_model(config: ServerConfig, state: Path, out: Path, which: str = "last") -> Exported:
+    """Write the `last` or `best` model, or that after so many rounds, as a state dict."""
     from lightsecagg import training
 
     if config.training is None:
@@ -35,7 +34,7 @@ def export_model(
             "this federation sums vectors and has no model; [vectors] output names its result"
         )
     task = training.load_task(task_of(config.training))
-    rounds, vector = read_model(state, completed)
+    rounds, vector = read_model(state, which)
     size = training.model_layout(task).size
     if vector.size != size:
         raise ConfigurationError(
@@ -46,14 +45,14 @@ def export_model(
     return Exported(rounds, vector.size)
 
 
-def read_model(state: Path, completed: int | None = None) -> tuple[int, NDArray[np.float32]]:
-    """The rounds done, and the vector of the model after them."""
+def read_model(state: Path, which: str = "last") -> tuple[int, NDArray[np.float32]]:
+    """The rounds done, and the vector of the model after them; `which` as for `export_model`."""
     found = {int(path.stem): path for path in (state / "models").glob("*.npz")}
     if not found:
         raise ConfigurationError(
             f"{state} holds no model: has a round been completed, and is it the state folder?"
         )
-    rounds = max(found) if completed is None else completed
+    rounds = max(found) if which == "last" else _rounds(state, which)
     if rounds not in found:
         kept = ", ".join(map(str, sorted(found)))
         raise ConfigurationError(f"no model after {rounds} rounds is kept; there are: {kept}")
@@ -61,3 +60,17 @@ def read_model(state: Path, completed: int | None = None) -> tuple[int, NDArray[
     with reading(path, "a checkpoint"), np.load(path, allow_pickle=False) as stored:
         model: NDArray[np.float32] = stored["model"]
     return rounds, model
+
+
+def _rounds(state: Path, which: str) -> int:
+    if which == "best":
+        best = load_best(state / "models")
+        if best is None:
+            raise ConfigurationError(
+                "no model was judged the best: the rounds have no figure to judge by; see "
+                "[checkpoints] figure, or take the last"
+            )
+        return best.rounds
+    if not which.isascii() or not which.isdecimal():
+        raise ConfigurationError(f"{which!r} is no model; write best, last or a number of rounds")
+    return int(which)

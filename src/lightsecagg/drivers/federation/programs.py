@@ -15,6 +15,7 @@ from lightsecagg.drivers.federation.callbacks import (
     ServerCallback,
     load_callbacks,
 )
+from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import (
@@ -60,6 +61,7 @@ def build_server(
     callbacks += make_trackers(config)
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     stopping = _early_stopping(config.early_stopping, job)
+    _check_figure(config.checkpoints.figure, "checkpoints", job)
     settings_for = partial(make_settings, config.aggregation, job, session)
     settings = settings_for(members.current.allow_list)
     _mind_the_members(config.aggregation.clients, settings)
@@ -93,6 +95,7 @@ def build_server(
         stopping,
         members,
         settings_for,
+        Checkpoints(journal, config.checkpoints, config.early_stopping),
     )
 
 
@@ -196,12 +199,16 @@ def _early_stopping(table: StoppingTable | None, job: ServerJob) -> EarlyStoppin
     """The rule, if there is one; a figure that nobody reports is refused."""
     if table is None:
         return None
-    if not job.reports(table.figure):
-        raise ConfigurationError(
-            f"[early_stopping] figure = {table.figure!r}: no round will have it; name one that the "
-            f"task's `evaluate` returns, or {CLIENTS}NAME for one of its `metrics`"
-        )
+    _check_figure(table.figure, "early_stopping", job)
     return EarlyStopping(table)
+
+
+def _check_figure(figure: str | None, table: str, job: ServerJob) -> None:
+    if figure is not None and not job.reports(figure):
+        raise ConfigurationError(
+            f"[{table}] figure = {figure!r}: no round will have it; name one that the task's "
+            f"`evaluate` returns, or {CLIENTS}NAME for one of its `metrics`"
+        )
 
 
 def _mind_the_members(clients: int, settings: Settings) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from lightsecagg.drivers.federation.callbacks import Callbacks, ServerCallback
+from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
@@ -131,6 +132,7 @@ class FederationServer:
         stopping: EarlyStopping | None = None,
         members: MembersInUse | None = None,
         settings_for: Callable[[AllowList], Settings] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """`settings` as `make_settings` makes them; each round fills in its number and model.
 
@@ -145,6 +147,7 @@ class FederationServer:
         self._trace = trace
         self._callbacks, self._early = Callbacks(callbacks), stopping
         self._members, self._settings_for = members, settings_for
+        self._checkpoints = checkpoints or Checkpoints(journal)
         self._history = History(journal.folder / "rounds.json")
         self._peers = Peers(communicator, len(allow_list))
         self._stopping = asyncio.Event()
@@ -482,6 +485,7 @@ class FederationServer:
             record.aborted = "no result"
         if record.aborted is None:
             await self._evaluate(record)
+            await asyncio.to_thread(self._checkpoints.note, self._completed, record.to_json())
         self._say_how_it_ended(record)
         self._judge(record)
         if record.aborted is not None:

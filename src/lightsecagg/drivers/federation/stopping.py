@@ -16,6 +16,15 @@ CLIENTS = "clients."
 """Prefix of a figure that the clients measure."""
 
 
+def figure_of(record: Mapping[str, Any], name: str) -> float | None:
+    """The figure of this name in a round's record, if it has one."""
+    if name.startswith(CLIENTS):
+        metric = record.get("metrics", {}).get(name.removeprefix(CLIENTS))
+        return None if metric is None else metric["mean"]
+    value: float | None = record["figures"].get(name)
+    return value
+
+
 class EarlyStopping:
     """Counts the rounds since the figure was last better than ever before."""
 
@@ -28,7 +37,7 @@ class EarlyStopping:
         """A round has ended, by `RoundRecord.to_json`; False if it should have the figure."""
         if record["aborted"] is not None:
             return True
-        value = self._figure(record)
+        value = figure_of(record, self._table.figure)
         if value is None:
             return False
         loss = value if self._table.goal == "lower" else -value
@@ -37,14 +46,6 @@ class EarlyStopping:
         else:  # a figure that is not a number is no better than any
             self._since += 1
         return True
-
-    def _figure(self, record: Mapping[str, Any]) -> float | None:
-        name = self._table.figure
-        if name.startswith(CLIENTS):
-            metric = record.get("metrics", {}).get(name.removeprefix(CLIENTS))
-            return None if metric is None else metric["mean"]
-        value: float | None = record["figures"].get(name)
-        return value
 
     def reason(self, completed: int) -> str | None:
         """Why to stop after so many completed rounds; None to go on."""
