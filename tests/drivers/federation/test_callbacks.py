@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,22 @@ def test_a_failing_callback_is_a_warning_with_its_traceback_and_costs_no_round(
     assert "ZeroDivisionError: a bug of the user's" in caplog.text
 
 
+def test_a_callback_that_wants_to_end_the_program_fails_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Exits(Diary):
+        def round_begins(self, number: int, invited: Any) -> None:
+            sys.exit(1)
+
+    diary = Exits()
+    callbacks: Callbacks[ServerCallback] = Callbacks([diary])
+    callbacks.tell("round_begins", 1, [])
+    callbacks.tell("finished", "all the same")
+    callbacks.close()
+    assert diary.lines == [("finished", "all the same")]
+    assert "the callback Exits.round_begins failed" in caplog.text
+
+
 def test_no_round_waits_for_a_callback_and_the_end_not_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -139,6 +156,10 @@ from pathlib import Path
 from lightsecagg.drivers.federation.callbacks import ClientCallback, ServerCallback
 
 HERE = Path(__file__).parent
+
+
+def Broken():
+    return 1 / 0
 
 
 class Server(ServerCallback):
@@ -183,6 +204,7 @@ def test_callbacks_are_named_in_the_configuration(tmp_path: Path) -> None:
         ("own.py:Nothing", "defines no 'Nothing'"),
         ("own.py:Client", r"this is a Client, not a subclass of .*ServerCallback"),
         ("own.py:HERE", "defines no 'HERE'"),
+        ("own.py:Broken", r"callbacks .*own\.py:Broken fails with ZeroDivisionError at own\.py:9"),
     ],
 )
 def test_a_wrong_name_is_found_before_a_socket_is_opened(

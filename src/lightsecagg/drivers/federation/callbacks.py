@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from lightsecagg.drivers.federation.observer import log
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, LightSecAggError
+from lightsecagg.foreign import where
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.plugin import load_named
 
@@ -60,7 +61,12 @@ def load_callbacks(names: Iterable[str], kind: type[Kind], key: str) -> list[Kin
     """One object of each class that the configuration names."""
     loaded = []
     for name in names:
-        made = load_named(name, key)()
+        try:
+            made = load_named(name, key)()
+        except LightSecAggError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"{key} {name} fails with {where(error)}") from error
         if not isinstance(made, kind):
             raise ConfigurationError(
                 f"{key} {name}: this is a {type(made).__name__}, not a subclass of "
@@ -104,7 +110,7 @@ class Callbacks(Generic[Kind]):
             for member in self._members:
                 try:
                     getattr(member, event)(*arguments)
-                except Exception:
+                except (Exception, SystemExit):  # nor may it end this thread, and fall silent
                     name = f"{type(member).__name__}.{event}"
                     log.warning(
                         "the callback %s failed; nothing else is harmed", name, exc_info=True
