@@ -62,6 +62,16 @@ def test_the_short_form_of_help_works_everywhere(command: list[str]) -> None:
     assert "completion" not in result.output
 
 
+def test_help_breaks_sentences_where_the_terminal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    help_ = CliRunner().invoke(app, ["server", "-h"]).output
+    lines = [line.strip() for line in help_.splitlines()]
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Ctrl-C"))
+    paragraph = lines[begin : lines.index("", begin)]
+    assert len(paragraph) > 2
+    assert all(len(line) > 65 for line in paragraph[:-1]), paragraph
+
+
 def test_the_package_is_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lightsecagg", "--version"], capture_output=True, check=False

@@ -51,7 +51,7 @@ class LazyGroup(TyperGroup):
             return TyperCommand(cmd_name, short_help=summary, help=summary)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
-        return command
+        return _flowing(command)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone: no command's module is imported for it."""
@@ -60,6 +60,16 @@ class LazyGroup(TyperGroup):
             super().format_help(ctx, formatter)
         finally:
             self._only_listing = False
+
+
+def _flowing(command: Any) -> Any:
+    """With each paragraph of its help on one line: typer breaks them where the source does."""
+    if command.help:
+        paragraphs = command.help.split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        _flowing(each)
+    return command
 
 
 app = typer.Typer(

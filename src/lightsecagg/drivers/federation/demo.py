@@ -168,7 +168,7 @@ def check_demo(config: DemoConfig) -> None:
         wrong = error.errors()[0]
         raise ParameterError(f"--{wrong['loc'][0]} {wrong['input']}: {wrong['msg']}") from error
     any_job = VectorServer(VectorsTable(dimension=1, weighted=True))
-    any_list = AllowList({0: IdentityKey.generate().public})
+    any_list = AllowList({i: IdentityKey.generate().public for i in range(config.clients)})
     make_settings(table, any_job, bytes(32), any_list)
     plan_deaths(config)
     check_task(config.own_task)
