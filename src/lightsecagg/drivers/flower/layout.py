@@ -1,0 +1,99 @@
+"""An `ArrayRecord` as one vector, and back: what is masked is the change of a model.
+
+The change is small where the model is not, so that a small bound rounds finely. Behind it ride
+metrics that the server asked for, each scaled from its own limit to the bound of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from lightsecagg.crypto.transcript import context_hash
+from lightsecagg.errors import InputRefused, ParameterError
+from lightsecagg.field.quantization import clip_to_bound
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def arrays_of(record: ArrayRecord) -> Arrays:
+    """The arrays by name, in the record's order."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def hash_arrays(arrays: Arrays) -> bytes:
+    """What stands for a global model: names, types, shapes and values (S08)."""
+    parts: list[bytes] = []
+    for name, array in arrays.items():
+        shape = ",".join(map(str, array.shape))
+        parts += [name.encode(), array.dtype.str.encode(), shape.encode()]
+        parts.append(context_hash("array", np.ascontiguousarray(array).tobytes()))
+    return context_hash("Flower arrays", *parts)
+
+
+class Layout:
+    """Where each array of a model lies in the vector."""
+
+    def __init__(self, model: Arrays) -> None:
+        for name, array in model.items():
+            if array.dtype not in (np.float16, np.float32, np.float64):
+                raise ParameterError(
+                    f"array {name!r} is of {array.dtype}; only floats can be averaged under a "
+                    "mask: leave it out of the ArrayRecord, or send it as float32"
+                )
+        self._model = model
+        self._dtype = np.float64 if np.float64 in {a.dtype for a in model.values()} else np.float32
+        self.size = sum(array.size for array in model.values())
+        if not self.size:
+            raise ParameterError("the ArrayRecord is empty: there is no model to train")
+
+    def change(self, trained: Arrays) -> NDArray[np.float32] | NDArray[np.float64]:
+        """What training added to the model; refuse other names or shapes."""
+        if trained.keys() != self._model.keys():
+            raise InputRefused("training returned arrays of other names than it was given")
+        for name, array in trained.items():
+            if array.shape != self._model[name].shape:
+                raise InputRefused(
+                    f"array {name!r} has shape {array.shape} after training, and "
+                    f"{self._model[name].shape} before"
+                )
+        parts = [
+            (trained[name].astype(self._dtype) - array.astype(self._dtype)).reshape(-1)
+            for name, array in self._model.items()
+        ]
+        return np.concatenate(parts)
+
+    def changed(self, change: NDArray[np.float64]) -> ArrayRecord:
+        """The model plus a change, each array of its own type again."""
+        arrays: dict[str, Array] = {}
+        start = 0
+        for name, array in self._model.items():
+            part = change[start : start + array.size].reshape(array.shape)
+            arrays[name] = Array((array.astype(np.float64) + part).astype(array.dtype))
+            start += array.size
+        return ArrayRecord(arrays)
+
+
+def scaled_metrics(
+    metrics: Mapping[str, Any], limits: Mapping[str, float], bound: float
+) -> NDArray[np.float64]:
+    """The metrics that the server asked for, as entries within the bound."""
+    if missing := limits.keys() - metrics.keys():
+        raise InputRefused(
+            f"training returned no metric {min(missing)!r}, which LightSecAgg(metrics=...) names"
+        )
+    values = np.array([float(metrics[name]) for name in limits], dtype=np.float64)
+    scale = np.array(list(limits.values()), dtype=np.float64) / bound
+    return clip_to_bound(values / scale, bound).astype(np.float64)
+
+
+def unscaled_metrics(
+    values: NDArray[np.float64], limits: Mapping[str, float], bound: float
+) -> dict[str, float]:
+    """The inverse of `scaled_metrics`, of an average."""
+    pairs = zip(limits.items(), values, strict=True)
+    return {name: float(value) * limit / bound for (name, limit), value in pairs}

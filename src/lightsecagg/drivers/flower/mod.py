@@ -1,0 +1,280 @@
+"""The client: a Flower mod that stands between the server and the app's training.
+
+One message in, one message out. The mod takes the parcel from the message, gives its frames to the
+party, lets the app train if the server asks for an update, masks what comes of it, and replies with
+what the party wants to be sent. What the node must remember is stored first; see `node`.
+
+It fails closed. A TRAIN message without a parcel is not trained for, because its reply would be an
+update in the clear. Whatever goes wrong, the server hears one of a few constant sentences, because
+the text of an exception could quote an update. The node's own log has the reason. An app that
+cannot train is reported as such, and its node still helps to recover the others' sum.
+"""
+
+from __future__ import annotations
+
+from logging import ERROR, WARNING
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+
+from lightsecagg.drivers.flower.epoch import FORGOTTEN, MASKS_AHEAD, allow_list_of
+from lightsecagg.drivers.flower.layout import Layout, arrays_of, hash_arrays, scaled_metrics
+from lightsecagg.drivers.flower.node import (
+    Memory,
+    Operator,
+    Store,
+    identity_of,
+    new_memory,
+    opened,
+)
+from lightsecagg.drivers.flower.parcels import Parcel, Stage, attach, detach
+from lightsecagg.errors import (
+    ConfigurationError,
+    DecodeError,
+    InputRefused,
+    LightSecAggError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import DEFAULT_FIELD
+from lightsecagg.field.quantization import clip_to_bound
+from lightsecagg.foreign import explain
+from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.interface import SERVER, Output, Send, Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import BufferedUpload, Opening, ShareBundle, UploadDropped
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.wire import Codec
+
+REFUSED = "lightsecagg: this node refused; its own log says why"
+UNPROTECTED = (
+    "lightsecagg_mod refuses to send an update in the clear; wrap the server's strategy: "
+    "LightSecAgg(FedAvg(...), privacy=..., dropouts=..., bound=...)"
+)
+
+Kind = TypeVar("Kind")
+
+_CODEC = Codec(DEFAULT_FIELD)
+_CLIPPING_NORM = "clipping_norm"
+
+
+def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Mask the app's updates: `ClientApp(mods=[lightsecagg_mod, ...])`, first in the list."""
+    category = message.metadata.message_type.partition(".")[0]
+    if category != MessageType.TRAIN:
+        return call_next(message, context)
+    try:
+        parcel, rest = detach(message.content)
+        if parcel is None:
+            return _error(UNPROTECTED, message)
+        message.content = rest
+        operator = Operator.of(context.node_config)
+        with opened(operator, context) as store:
+            reply = _Exchange(operator, store, message, context, call_next).reply(parcel)
+        return Message(attach(reply, RecordDict()), reply_to=message)
+    except _Forgotten:
+        return _error(FORGOTTEN, message)
+    except Exception as error:
+        log(ERROR, "lightsecagg: %s", explain(error))
+        return _error(REFUSED, message)
+
+
+def _error(reason: str, message: Message) -> Message:
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
+
+
+class _Forgotten(Exception):  # noqa: N818 - says what happened
+    """This node does not know the epoch that the server speaks of."""
+
+
+class _Exchange:
+    """One message of the server, and what is replied to it."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        store: Store,
+        message: Message,
+        context: Context,
+        train: ClientAppCallable,
+    ) -> None:
+        self._operator = operator
+        self._store = store
+        self._message = message
+        self._context = context
+        self._train = train
+        self._memory = store.load() or new_memory(operator)
+        self._identity = identity_of(operator, self._memory)
+        self._frames: list[bytes] = []
+        self._failed = False
+
+    def reply(self, parcel: Parcel) -> Parcel:
+        """Do what the stage asks for; everything is stored when this returns."""
+        stage = Stage(_number(parcel, "stage", str))
+        if stage is Stage.HELLO:
+            self._store.save(self._memory)
+            return Parcel({"key": self._identity.public})
+        epoch = _number(parcel, "epoch", bytes)
+        if stage is Stage.OPEN and epoch != self._memory.epoch:
+            self._open(parcel, epoch)
+        elif epoch != self._memory.epoch or not self._memory.party:
+            raise _Forgotten
+        party = self._restore()
+        self._deliver(party, parcel)
+        if stage is Stage.TRAIN:
+            self._contribute(party, parcel)
+        elif stage is Stage.RELAY:
+            self._restock(party)
+        self._memory.party, self._memory.ledger = party.snapshot(), party.ledger.to_bytes()
+        self._store.save(self._memory)
+        numbers = {"epoch": epoch, "received": self._memory.received, "failed": self._failed}
+        return Parcel(numbers, tuple(self._frames))
+
+    # -- the party ---------------------------------------------------------------------------
+
+    def _open(self, parcel: Parcel, epoch: bytes) -> None:
+        """Begin a new epoch, if the operator's demands admit it; the old one is over."""
+        if len(parcel.frames) != 1:
+            raise RemoteProtocolError(f"{len(parcel.frames)} frames open an epoch instead of one")
+        opening = _CODEC.decode(parcel.frames[0])
+        keys = _number(parcel, "keys", list)
+        if not isinstance(opening, Opening) or not all(isinstance(key, bytes) for key in keys):
+            raise RemoteProtocolError("an epoch begins with its settings and identities")
+        settings = Settings.from_bytes(opening.settings)
+        if settings.context != epoch:
+            raise RemoteProtocolError("the epoch has another name than its settings say")
+        self._memory = Memory(
+            identity=self._memory.identity,
+            ledger=self._memory.ledger,
+            epoch=epoch,
+            settings=opening.settings,
+            keys=keys,
+        )
+
+    def _restore(self) -> EpochClient:
+        """The party as it was after the last message, or a new one."""
+        memory, identities = self._memory, allow_list_of(self._memory.keys)
+        policy = self._operator.policy(Settings.from_bytes(memory.settings), identities)
+        ledger = Ledger.from_bytes(memory.ledger)
+        if memory.party:
+            return EpochClient.restore(memory.party, self._identity, policy, ledger.generation)
+        own = [c for c in identities.clients if identities[c] == self._identity.public]
+        if not own:
+            raise RemoteProtocolError("the server opened an epoch without this node's identity")
+        return EpochClient(own[0], self._identity, policy, ledger)
+
+    def _deliver(self, party: EpochClient, parcel: Parcel) -> None:
+        """Give the party all frames that it has not had, and again those it can answer again."""
+        memory, first = self._memory, _number(parcel, "first", int)
+        if first > memory.received:
+            raise _Forgotten  # frames were acknowledged that are not here
+        for number, frame in enumerate(parcel.frames, first):
+            message = _CODEC.decode(frame)
+            if number < memory.received and isinstance(message, ShareBundle):
+                continue
+            self._send(party.receive(SERVER, message))
+            memory.received = max(memory.received, number + 1)
+
+    def _send(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send):
+                self._frames.append(_CODEC.encode(output.message))
+
+    def _restock(self, party: EpochClient) -> None:
+        missing = min(MASKS_AHEAD - party.stock, party.room)
+        if missing > 0:
+            self._send(party.restock(missing))
+
+    # -- an update ---------------------------------------------------------------------------
+
+    def _contribute(self, party: EpochClient, parcel: Parcel) -> None:
+        """Train and upload, once for each version of the model."""
+        memory, version = self._memory, _number(parcel, "version", int)
+        if version <= memory.version:
+            self._failed = True  # the reply that had the update is lost; there is no second one
+            return
+        if memory.serial >= 0:  # the round of the last upload is over, whatever became of it
+            self._send(party.receive(SERVER, UploadDropped(memory.serial)))
+            memory.serial = -1
+        if not party.stock:
+            self._restock(party)  # for the next round
+            self._failed = True
+            return
+        memory.version = version
+        settings = Settings.from_bytes(memory.settings)
+        try:
+            update, model = self._trained(settings, parcel)
+            outputs = party.set_input(update, version, model)
+        except Exception as error:
+            own = isinstance(error, LightSecAggError)
+            log(ERROR, "lightsecagg: no update: %s", explain(error), exc_info=not own)
+            self._failed = True
+            return
+        for output in outputs:
+            if isinstance(output, Send) and isinstance(output.message, BufferedUpload):
+                memory.serial = output.message.tag.serial
+        self._send(outputs)
+
+    def _trained(self, settings: Settings, parcel: Parcel) -> tuple[Update, bytes]:
+        """What the app made of the model, as a vector within the bound; and the model's hash."""
+        given = _only(self._message.content.array_records.values(), "ArrayRecord")
+        norms = [c.get(_CLIPPING_NORM) for c in self._message.content.config_records.values()]
+        model = arrays_of(given)
+        layout, hashed = Layout(model), hash_arrays(model)
+        reply = self._train(self._message, self._context)
+        if reply.has_error():
+            raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
+        metrics = _only(reply.content.metric_records.values(), "MetricRecord")
+        trained = _only(reply.content.array_records.values(), "ArrayRecord")
+        change = layout.change(arrays_of(trained))
+        _check_norm(change, [norm for norm in norms if norm is not None])
+        limits = dict(
+            zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
+        )
+        quantizer = settings.quantizer
+        extra = scaled_metrics(metrics, limits, quantizer.bound)
+        vector = clip_to_bound(change, quantizer.bound)
+        if extra.size:
+            vector = np.concatenate([vector, extra.astype(vector.dtype)])
+        samples = 1
+        if quantizer.weighted:
+            samples = _samples(metrics, _number(parcel, "weighted_by", str), quantizer.max_samples)
+        return Update(vector, samples), hashed
+
+
+def _only(records: Any, kind: str) -> Any:
+    found = list(records)
+    if len(found) != 1:
+        raise ConfigurationError(f"the app deals with one {kind}, here are {len(found)}")
+    return found[0]
+
+
+def _samples(metrics: MetricRecord, name: str, most: int) -> int:
+    """The weight of the update."""
+    value = metrics.get(name)
+    if not isinstance(value, int | float) or value != int(value) or value < 1:
+        raise InputRefused(f"metric {name!r} must be a whole number of at least 1, as a weight")
+    if value > most:
+        log(WARNING, "lightsecagg: metric %r counts as max_samples = %d", name, most)
+    return min(int(value), most)
+
+
+def _check_norm(change: np.ndarray[Any, Any], norms: list[Any]) -> None:
+    """With differential privacy the change must be clipped before it is masked."""
+    for norm in norms:
+        if np.linalg.norm(change.astype(np.float64)) > float(norm) * (1 + 1e-4):
+            raise ConfigurationError(
+                f"the change of the model is not clipped to {norm}; put fixedclipping_mod behind "
+                "lightsecagg_mod: ClientApp(mods=[lightsecagg_mod, fixedclipping_mod])"
+            )
+
+
+def _number(parcel: Parcel, name: str, kind: type[Kind]) -> Kind:
+    """A field of a parcel, if it is of its type."""
+    value = parcel.numbers.get(name)
+    if not isinstance(value, kind):
+        raise DecodeError(f"malformed parcel: {name} is not of type {kind.__name__}")
+    return value

@@ -1,0 +1,393 @@
+"""The wrapper: a Flower strategy around another one, for which it averages under masks.
+
+`configure_train` enrols nodes when somebody is new, and adds to every message what the protocol has
+for its node; `aggregate_train` takes the masked updates out of the replies, asks for the answers,
+and gives the wrapped strategy one reply that holds the average. Evaluation is the wrapped
+strategy's alone, in the clear.
+
+A stage ends when every node has replied or its time is up. If more than D nodes are missing then,
+those are asked again, `attempts` times in all; asking again never asks for anything else (S42).
+After that the run ends with an error: never with a model that stands still, or is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from logging import INFO, WARNING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from lightsecagg.crypto.entropy import draw, system_entropy
+from lightsecagg.crypto.transcript import HASH_LENGTH
+from lightsecagg.drivers.flower.epoch import Average, Epoch, Terms
+from lightsecagg.drivers.flower.grid import PatientGrid
+from lightsecagg.drivers.flower.inner import Inner
+from lightsecagg.drivers.flower.layout import Layout, arrays_of, hash_arrays, unscaled_metrics
+from lightsecagg.drivers.flower.parcels import Parcel, Stage, attach, detach
+from lightsecagg.errors import Aborted, DecodeError, LightSecAggError, ParameterError
+from lightsecagg.foreign import shown
+from lightsecagg.params import ThreatModel
+
+_NEXT_CHANCE = 5
+"""After so many rounds, nodes that could not be enrolled are asked again."""
+
+
+class LightSecAgg(Strategy):
+    """Secure aggregation for the strategy that it wraps: the server sees averages only.
+
+    * `privacy`: how many nodes may collude with the server and still learn nothing; a count, or a
+      fraction of all nodes.
+    * `dropouts`: how many nodes may vanish in a round, likewise.
+    * `bound`: the largest change of an entry of the model in one round; larger ones are clipped.
+    * `max_samples`: the largest weight of a node, which rounds with a precision of about
+      `bound * max_samples * N / 10^9` per sample; larger ones count as this. 1 weights all alike.
+    * `metrics`: the metrics that are averaged under the mask too, each with its largest absolute
+      value. All other metrics stay at the node.
+    * `threat_model`: `malicious-server` needs nodes that have an allow-list and a folder.
+    * `timeout`: seconds for one stage, training included.
+    * `attempts`: how often those who are missing are asked, in all.
+    * `poll_interval`: seconds between two looks for replies.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        privacy: int | float,
+        dropouts: int | float,
+        bound: float,
+        max_samples: int = 2**16,
+        metrics: Mapping[str, float] | None = None,
+        threat_model: str = ThreatModel.HONEST_BUT_CURIOUS,
+        timeout: float = 600.0,
+        attempts: int = 2,
+        poll_interval: float = 0.2,
+    ) -> None:
+        self.inner = Inner(strategy)
+        for name, limit in (metrics or {}).items():
+            if not limit > 0:
+                raise ParameterError(
+                    f"the largest value of metric {name!r} is {limit}, not above 0"
+                )
+        self._terms = Terms(
+            privacy=privacy,
+            dropouts=dropouts,
+            bound=bound,
+            max_samples=1 if self.inner.private else max_samples,
+            metrics=dict(metrics or {}),
+            threat_model=ThreatModel(threat_model),
+        )
+        self._timeout = timeout
+        self._attempts = attempts
+        self._interval = poll_interval
+        self._grid: PatientGrid | None = None
+        self._epoch: Epoch | None = None
+        self._session = draw(system_entropy, HASH_LENGTH)
+        self._number = 0
+        self._left_out: dict[int, int] = {}  # node -> when it gets another chance
+        self._round: _Round | None = None
+
+    # -- Flower's hooks ----------------------------------------------------------------------
+
+    def start(self, grid: Grid, *arguments: object, **options: object) -> Result:
+        """As Flower's, over a grid that is polled more often."""
+        return super().start(self._patient(grid), *arguments, **options)  # type: ignore[arg-type]
+
+    def summary(self) -> None:
+        """Log the wrapped strategy's settings and these."""
+        terms = self._terms
+        log(INFO, "\t├──> LightSecAgg: privacy %s, dropouts %s", terms.privacy, terms.dropouts)
+        log(INFO, "\t│\t└── bound %s, %s", terms.bound, terms.threat_model)
+        self.inner.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The wrapped strategy's messages, with shares for the nodes beside the model."""
+        patient = self._patient(grid)
+        patient.be_patient()
+        if not self.inner.private and "clipping_norm" in config:
+            raise ParameterError(
+                "differential privacy goes inside: LightSecAgg(DifferentialPrivacyClientSide"
+                "FixedClipping(FedAvg(...)))"
+            )
+        messages = list(self.inner.strategy.configure_train(server_round, arrays, config, patient))
+        self._round = None
+        if not messages:
+            return []
+        round_ = _Round(messages)
+        self._enrol_if_needed(patient, round_, server_round)
+        epoch = self._current()
+        round_.version = epoch.begin_round(round_.model)
+        self._round = round_
+        reachable = epoch.nodes & patient.connected()
+        epoch.connect(reachable)
+        round_.sent = self._train_messages(round_, reachable)
+        return round_.sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Recover the average, and let the wrapped strategy go on from it."""
+        round_, self._round = self._round, None
+        if round_ is None:
+            return None, None
+        for reply in replies:
+            if (node := round_.node_of(reply)) is not None:
+                self._take(node, reply)
+        try:
+            self._complete_uploads(round_)
+            average = self._recover(round_.type)
+        except LightSecAggError as error:
+            self._epoch = None
+            raise RuntimeError(f"LightSecAgg, round {server_round}: {error}") from error
+        size = round_.layout.size
+        metrics = MetricRecord({self.inner.weighted_by: average.samples})
+        metrics.update(
+            unscaled_metrics(average.values[size:], self._terms.metrics, self._terms.bound)
+        )
+        arrays = round_.layout.changed(average.values[:size])
+        return self.inner.aggregate(server_round, round_.asked, arrays, metrics, average.clients)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The wrapped strategy's."""
+        patient = self._patient(grid)
+        patient.be_patient()
+        return self.inner.strategy.configure_evaluate(server_round, arrays, config, patient)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The wrapped strategy's."""
+        return self.inner.strategy.aggregate_evaluate(server_round, replies)
+
+    # -- enrolment ---------------------------------------------------------------------------
+
+    def _enrol_if_needed(self, grid: PatientGrid, round_: _Round, server_round: int) -> None:
+        """A new epoch if somebody is new, has forgotten the old one, or the vector has changed."""
+        dimension = round_.layout.size + len(self._terms.metrics)
+        if self._epoch is not None:
+            same = self._epoch.settings.dimension == dimension and not self._epoch.is_old
+            new = round_.content.keys() - self._epoch.nodes
+            if same and all(self._left_out.get(node, 0) > server_round for node in new):
+                return
+        try:
+            self._enrol(grid, round_, dimension)
+        except LightSecAggError as error:
+            self._epoch = None
+            raise RuntimeError(f"LightSecAgg, enrolment: {error}") from error
+        missing = round_.content.keys() - self._current().nodes
+        self._left_out = dict.fromkeys(missing, server_round + _NEXT_CHANCE)
+
+    def _enrol(self, grid: PatientGrid, round_: _Round, dimension: int) -> None:
+        wanted = sorted(grid.connected() | round_.content.keys())
+        keys = self._collect_keys(grid, wanted, round_.type)
+        # Epochs are numbered by the clock: a node refuses one that is older than its last.
+        self._number = max(self._number + 1, time.time_ns() // 10**6)
+        parameters = self._terms.parameters(len(wanted), len(keys))
+        epoch = Epoch(keys, parameters, self._terms, dimension, self._session, self._number)
+        self._epoch = epoch
+        for node in self._exchange(epoch.nodes, Stage.OPEN, round_.type, keys=epoch.keys):
+            epoch.lose(node)
+        epoch.close_registration()
+        for node in self._exchange(epoch.nodes, Stage.RELAY, round_.type):
+            epoch.lose(node)
+
+    def _collect_keys(
+        self, grid: PatientGrid, nodes: list[int], message_type: str
+    ) -> dict[int, bytes]:
+        """The identity keys of all nodes but D."""
+        keys: dict[int, bytes] = {}
+        reasons: dict[int, str] = {}
+
+        def replied(node: int, reply: Message) -> Iterable[Message]:
+            try:
+                keys[node] = _identity_key(reply)
+            except DecodeError as error:
+                reasons[node] = str(error)
+            return ()
+
+        allowed = self._terms.parameters(len(nodes)).dropouts
+        hello = attach(Parcel({"stage": str(Stage.HELLO)}), RecordDict())
+        messages = [self._message(hello, node, message_type) for node in nodes]
+        grid.exchange(messages, self._timeout, replied)
+        for node in set(nodes) - keys.keys():
+            reason = reasons.setdefault(node, "it did not reply")
+            log(WARNING, "LightSecAgg: node %d is left out: %s", node, reason)
+        if len(set(keys.values())) != len(keys):
+            raise Aborted("two nodes have one identity; give every node a folder of its own")
+        if len(reasons) > allowed:
+            raise Aborted(
+                f"{len(reasons)} of {len(nodes)} nodes did not enrol, and D = {allowed} may be "
+                f"missing; one of them: {next(iter(reasons.values()))}. Every ClientApp needs "
+                "lightsecagg_mod as the first of its mods"
+            )
+        return keys
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def _train_messages(self, round_: _Round, nodes: Iterable[int]) -> list[Message]:
+        """The model for those who were chosen, and peers' shares for everybody."""
+        messages = []
+        for node in sorted(nodes):
+            parcel = self._current().parcel(
+                node,
+                Stage.TRAIN if node in round_.content else Stage.RELAY,
+                version=round_.version,
+                weighted_by=self.inner.weighted_by,
+                metrics=list(self._terms.metrics),
+                limits=[float(limit) for limit in self._terms.metrics.values()],
+            )
+            content = attach(parcel, round_.content.get(node, RecordDict()))
+            messages.append(self._message(content, node, round_.type))
+        return messages
+
+    def _complete_uploads(self, round_: _Round) -> None:
+        """Ask those who are missing again, while more than D are."""
+        epoch, parameters = self._current(), self._current().settings.parameters
+        chosen = len(epoch.invited & round_.content.keys())
+        least = max(parameters.privacy + 2, chosen - parameters.dropouts)
+        for _ in range(self._attempts - 1):
+            connected = self._patient().connected()
+            missing = connected & epoch.nodes & round_.content.keys() - epoch.uploaded
+            if len(epoch.uploaded) >= least or not missing:
+                break
+            log(WARNING, "LightSecAgg: nodes %s are asked to train again", sorted(missing))
+            epoch.connect(connected)
+            messages = self._train_messages(round_, missing)
+            self._patient().exchange(messages, self._timeout, self._take_quietly)
+        if len(epoch.uploaded) < least:
+            raise Aborted(
+                f"{len(epoch.uploaded)} of {len(round_.content)} nodes have sent an update, and "
+                f"{least} are needed: {parameters.dropouts} of those who enrolled may be missing, "
+                f"and a sum over fewer than T + 2 = {parameters.privacy + 2} protects nobody. The "
+                "nodes' own logs say why they sent none"
+            )
+
+    def _recover(self, message_type: str) -> Average:
+        """Announce whose updates are summed, and ask for the answers."""
+        epoch = self._current()
+        epoch.connect(self._patient().connected())
+        epoch.announce()
+        for attempt in range(self._attempts):
+            if epoch.is_decided or not epoch.urgent:
+                break
+            if attempt:
+                log(WARNING, "LightSecAgg: nodes %s are asked again", sorted(epoch.urgent))
+            self._exchange(epoch.urgent & epoch.nodes, Stage.RELAY, message_type)
+        return epoch.result()
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _exchange(
+        self, nodes: Iterable[int], stage: Stage, message_type: str, **numbers: object
+    ) -> set[int]:
+        """A parcel to each node, and more to those for whom something urgent comes up.
+
+        Ends with the round. Returns the nodes of which nothing useful came.
+        """
+        epoch = self._current()
+        silent, flying = set(nodes), set(nodes)
+
+        def replied(node: int, reply: Message) -> list[Message]:
+            if self._take(node, reply) is None:
+                silent.discard(node)
+                flying.discard(node)  # whoever fails is not asked again here
+            return post(epoch.urgent & epoch.nodes - flying)
+
+        def post(recipients: Iterable[int]) -> list[Message]:
+            chosen = sorted(recipients)
+            flying.update(chosen)
+            parcels = {node: epoch.parcel(node, stage, **numbers) for node in chosen}
+            return [
+                self._message(attach(parcel, RecordDict()), node, message_type)
+                for node, parcel in parcels.items()
+            ]
+
+        messages = post(silent)
+        self._patient().exchange(messages, self._timeout, replied, lambda: epoch.is_decided)
+        return silent
+
+    def _take(self, node: int, reply: Message) -> str | None:
+        """Give the epoch a reply; why it is of no use, or None."""
+        if self._epoch is None:
+            return "there is no epoch"
+        reason = self._epoch.deliver(node, reply)
+        if reason is not None:
+            log(WARNING, "LightSecAgg: node %d: %s", node, reason)
+        return reason
+
+    def _take_quietly(self, node: int, reply: Message) -> Iterable[Message]:
+        self._take(node, reply)
+        return ()
+
+    def _message(self, content: RecordDict, node: int, message_type: str) -> Message:
+        return Message(content, node, message_type, ttl=self._timeout)
+
+    def _patient(self, grid: Grid | None = None) -> PatientGrid:
+        """Flower's grid, wrapped once."""
+        if isinstance(grid, PatientGrid):
+            self._grid = grid
+        elif grid is not None and (self._grid is None or not self._grid.wraps(grid)):
+            self._grid = PatientGrid(grid, self._interval, self._timeout)
+        assert self._grid is not None  # noqa: S101 - every round begins with a grid
+        self._grid.late = self._take
+        return self._grid
+
+    def _current(self) -> Epoch:
+        assert self._epoch is not None  # noqa: S101 - enrolment comes first
+        return self._epoch
+
+
+class _Round:
+    """What the wrapped strategy wants to be sent in one round."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.asked = messages[0]
+        self.type = self.asked.metadata.message_type
+        self.content = {message.metadata.dst_node_id: message.content for message in messages}
+        self.version = 0
+        self.sent: list[Message] = []
+        models = {id(_model(message)): _model(message) for message in messages}
+        if len({hash_arrays(arrays_of(model)) for model in models.values()}) != 1:
+            raise ParameterError(
+                "the strategy sends different models to different nodes; a sum of updates needs "
+                "one model that all of them train from"
+            )
+        model = arrays_of(_model(self.asked))
+        self.model = hash_arrays(model)
+        self.layout = Layout(model)
+
+    def node_of(self, reply: Message) -> int | None:
+        """Who was asked for this reply."""
+        answered = reply.metadata.reply_to_message_id
+        for message in self.sent:
+            if message.metadata.message_id == answered:
+                return message.metadata.dst_node_id
+        return None
+
+
+def _model(message: Message) -> ArrayRecord:
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise ParameterError(
+            f"a message of the strategy has {len(records)} ArrayRecords; LightSecAgg sums the "
+            "changes of one"
+        )
+    return records[0]
+
+
+def _identity_key(reply: Message) -> bytes:
+    if reply.has_error():
+        raise DecodeError(shown(reply.error.reason))
+    parcel, _ = detach(reply.content)
+    key = None if parcel is None else parcel.numbers.get("key")
+    if not isinstance(key, bytes):
+        raise DecodeError("its ClientApp has no lightsecagg_mod")
+    return key

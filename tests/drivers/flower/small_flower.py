@@ -1,0 +1,140 @@
+"""A federation in Flower, in this process, beside what plain Flower makes of the same updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from local_grid import LocalGrid, Node
+
+from lightsecagg.drivers.flower.parcels import detach
+from lightsecagg.flower import LightSecAgg, lightsecagg_mod
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+MODEL: Arrays = {
+    "weight": np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7),
+    "bias": np.zeros(7, dtype=np.float32),
+}
+
+
+def record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def arrays(record: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def samples(node: int) -> int:
+    """How many samples a node has."""
+    return 20 + 3 * (node % 17)
+
+
+def update(model: Arrays, node: int, server_round: int) -> Arrays:
+    """What a node makes of a model: the same in every run, another one in every round."""
+    random = np.random.default_rng([node, server_round])
+    return {
+        name: (array + random.uniform(-0.5, 0.5, array.shape)).astype(np.float32)
+        for name, array in model.items()
+    }
+
+
+def make_app(mods: list[Any] | None = None) -> ClientApp:
+    """An app as users write it."""
+    app = ClientApp(mods=[lightsecagg_mod] if mods is None else mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        given = message.content["arrays"]
+        server_round = int(message.content["config"]["server-round"])
+        trained = update(arrays(given), context.node_id, server_round)
+        metrics = MetricRecord(
+            {"num-examples": samples(context.node_id), "loss": 0.001 * context.node_id}
+        )
+        return Message(
+            RecordDict({"arrays": record(trained), "metrics": metrics}), reply_to=message
+        )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": samples(context.node_id), "accuracy": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def stage_of(message: Message) -> str:
+    """What the server asks for: hello, open, train, relay; or evaluate, for a plain message."""
+    parcel, _ = detach(message.content)
+    return "evaluate" if parcel is None else str(parcel.numbers["stage"])
+
+
+class Federation:
+    """N nodes, a grid, and a wrapped strategy."""
+
+    def __init__(
+        self,
+        clients: int = 8,
+        *,
+        strategy: Strategy | None = None,
+        mods: list[Any] | None = None,
+        node_config: Mapping[int, Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.grid = LocalGrid()
+        self.app = make_app(mods)
+        self.ids = range(101, 101 + clients)
+        for node_id in self.ids:
+            self.grid.add(node_id, self.app, **(node_config or {}).get(node_id, {}))
+        # Replies are there at the first look, so a short timeout waits for silent nodes only.
+        chosen = {"privacy": 2, "dropouts": 2, "bound": 1.0, "max_samples": 100}
+        chosen |= {"timeout": 0.05, "poll_interval": 0.001}
+        self.strategy = LightSecAgg(strategy or fed_avg(clients), **(chosen | options))
+
+    @property
+    def nodes(self) -> dict[int, Node]:
+        return self.grid.nodes
+
+    def run(self, rounds: int = 2, model: Arrays = MODEL) -> Result:
+        return self.strategy.start(self.grid, record(model), num_rounds=rounds)
+
+
+def fed_avg(clients: int, **options: Any) -> FedAvg:
+    """FedAvg that needs no more than two nodes."""
+    return FedAvg(min_train_nodes=2, min_available_nodes=2, fraction_evaluate=0.0, **options)
+
+
+def expected(model: Arrays, included: Mapping[int, list[int]] | list[list[int]]) -> Arrays:
+    """Plain FedAvg over the nodes that are included in each round."""
+    rounds = list(included.values()) if isinstance(included, Mapping) else included
+    for server_round, nodes in enumerate(rounds, 1):
+        weights = np.array([samples(node) for node in nodes], dtype=np.float64)
+        updates = [update(model, node, server_round) for node in nodes]
+        model = {
+            name: np.average(
+                [u[name].astype(np.float64) for u in updates], axis=0, weights=weights
+            ).astype(np.float32)
+            for name in model
+        }
+    return model
+
+
+def error(result: Result, wanted: Arrays) -> float:
+    """The largest difference."""
+    assert result.arrays is not None
+    found = arrays(result.arrays)
+    assert found.keys() == wanted.keys()
+    return max(float(np.abs(found[name] - wanted[name]).max()) for name in wanted)
+
+
+def plain(strategy: Strategy, clients: int, rounds: int, model: Arrays = MODEL) -> Result:
+    """What Flower makes of it without this package."""
+    grid = LocalGrid()
+    app = make_app([])
+    for node_id in range(101, 101 + clients):
+        grid.add(node_id, app)
+    return strategy.start(grid, record(model), num_rounds=rounds)

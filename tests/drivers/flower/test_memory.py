@@ -1,0 +1,293 @@
+"""What a node remembers: nothing is answered or uploaded twice, whatever dies when (S06, S42)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+from local_grid import Killed, Node, carried
+from small_flower import (
+    MODEL,
+    Federation,
+    arrays,
+    error,
+    expected,
+    samples,
+    stage_of,
+    update,
+)
+
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.durable import ProcessLock
+from lightsecagg.drivers.flower.epoch import FORGOTTEN
+from lightsecagg.drivers.flower.mod import REFUSED
+from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
+from lightsecagg.field.prime import DEFAULT_FIELD
+from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer
+from lightsecagg.protocol.wire import Codec
+
+CODEC = Codec(DEFAULT_FIELD)
+
+
+def folders(tmp_path: Path, clients: int = 8, **more: Any) -> dict[int, dict[str, Any]]:
+    """A folder for each node, as its operator names it."""
+    config: dict[int, dict[str, Any]] = {}
+    for node_id in range(101, 101 + clients):
+        folder = tmp_path / str(node_id)
+        folder.mkdir(exist_ok=True)
+        config[node_id] = {"lightsecagg_dir": str(folder), **more}
+    return config
+
+
+def killed_after_its_answer(node: Node) -> list[Message]:
+    """Let a node's process end between its answer and the storing of its Context."""
+    met: Counter[str] = Counter()
+    asked: list[Message] = []
+
+    def after(message: Message, reply: Message) -> bool:
+        met[stage_of(message)] += 1
+        if stage_of(message) == "relay" and met["relay"] == 2:
+            asked.append(message)
+            raise Killed
+        return True
+
+    node.after = after
+    return asked
+
+
+def answer_in(reply: Message) -> BufferAnswer | None:
+    """The answer among a reply's frames."""
+    if reply.has_error():
+        return None
+    parcel, _ = detach(reply.content)
+    assert parcel is not None
+    found = [CODEC.decode(frame) for frame in parcel.frames]
+    return next((message for message in found if isinstance(message, BufferAnswer)), None)
+
+
+def forged(message: Message, node: Node) -> Message:
+    """The same request, for a sum without the last owner."""
+    parcel, rest = detach(message.content)
+    assert parcel is not None
+    frames = []
+    for frame in parcel.frames:
+        decoded = CODEC.decode(frame)
+        if isinstance(decoded, BufferAnnounced):
+            frame = CODEC.encode(BufferAnnounced(decoded.time, decoded.tags[:-1]))
+        frames.append(frame)
+    content = attach(Parcel(parcel.numbers, tuple(frames)), rest)
+    return carried(Message(content, node.node_id, "train"))[0]
+
+
+def asked_again(node: Node, message: Message) -> Message:
+    node.after = lambda message, reply: True
+    node.inbox.append(("again", message))
+    done = node.work()
+    assert done is not None
+    return done[1]
+
+
+def second_answer(federation: Federation) -> Message:
+    """What a node replies that was killed after its answer, and is asked for another sum."""
+    node = federation.nodes[103]
+    asked = killed_after_its_answer(node)
+    federation.run(1)
+    (message,) = asked
+    return asked_again(node, forged(message, node))
+
+
+def test_S06_a_node_without_a_folder_can_be_made_to_answer_twice() -> None:
+    """The attack, where nothing is promised against a server that lies: see the next test."""
+    assert answer_in(second_answer(Federation(8))) is not None
+
+
+def test_S06_a_node_with_a_folder_answers_once_though_it_was_killed(tmp_path: Path) -> None:
+    federation = Federation(8, node_config=folders(tmp_path))
+    reply = second_answer(federation)
+    assert reply.has_error()
+    assert reply.error.reason == REFUSED
+
+
+def test_S06_a_restarted_node_goes_on_from_its_folder_and_answers_once(tmp_path: Path) -> None:
+    federation = Federation(8, node_config=folders(tmp_path))
+    node = federation.nodes[103]
+    asked: list[Message] = []
+
+    def after(message: Message, reply: Message) -> bool:
+        if stage_of(message) == "relay":
+            asked.append(message)
+        node.state = RecordDict()  # the SuperNode restarts after every message
+        return True
+
+    node.after = after
+    assert error(federation.run(2), expected(MODEL, [list(federation.ids)] * 2)) < 1e-6
+    repeat = asked_again(node, carried(Message(asked[-1].content, 103, "train"))[0])
+    assert answer_in(repeat) is not None  # the same question, the same answer
+    assert asked_again(node, forged(asked[-1], node)).has_error()
+
+
+def isolated(federation: Federation, again: Federation) -> np.ndarray[Any, Any]:
+    """What two runs from one model, the second without node 108, say about node 108."""
+    first, second = federation.run(1), again.run(1)
+    assert first.arrays is not None
+    assert second.arrays is not None
+    everybody = sum(samples(node) for node in federation.ids)
+    rest = everybody - samples(108)
+    total = arrays(first.arrays)["weight"].astype(np.float64) * everybody
+    return (total - arrays(second.arrays)["weight"].astype(np.float64) * rest) / samples(108)
+
+
+def rerun(**options: Any) -> Federation:
+    again = Federation(8, **options)
+    again.nodes[108].connected = False
+    return again
+
+
+def test_S42_a_second_run_from_the_same_model_isolates_a_node_that_has_no_folder() -> None:
+    """The attack: volatile memory begins every run anew."""
+    found = isolated(Federation(8), rerun())
+    assert np.abs(found - update(MODEL, 108, 1)["weight"]).max() < 1e-4
+
+
+def test_S42_a_node_remembers_all_runs_and_sends_nothing_for_the_same_model(
+    tmp_path: Path,
+) -> None:
+    config = folders(tmp_path)
+    federation = Federation(8, node_config=config)
+    with pytest.raises(RuntimeError, match="0 of 7 nodes have sent an update"):
+        isolated(federation, rerun(node_config=config))
+    moved = {name: array + np.float32(1) for name, array in MODEL.items()}
+    again = Federation(8, node_config=config)
+    assert error(again.run(2, moved), expected(moved, [list(again.ids)] * 2)) < 1e-6
+
+
+def test_with_a_folder_nothing_is_left_to_flower(tmp_path: Path) -> None:
+    """A large Context is lost without an error; a large file is not."""
+    federation = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    model = {"weight": np.zeros(300_000, dtype=np.float32)}
+    assert error(federation.run(2, model), expected(model, [list(federation.ids)] * 2)) < 1e-6
+    for node_id, node in federation.nodes.items():
+        assert not node.state
+        file = tmp_path / str(node_id) / "memory"
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_context_that_was_not_stored_is_noticed_and_not_gone_on_from() -> None:
+    """Flower gives up storing a large Context without a word: the node has an older one."""
+    federation = Federation(6, dropouts=1)
+    met: Counter[str] = Counter()
+
+    def after(message: Message, reply: Message) -> bool:
+        met[stage_of(message)] += 1
+        if stage_of(message) == "relay" and met["relay"] == 2:
+            raise Killed
+        return True
+
+    federation.nodes[103].after = after
+    everybody = list(federation.ids)
+    rest = [node for node in everybody if node != 103]
+    assert error(federation.run(3), expected(MODEL, [everybody, rest, everybody])) < 1e-6
+    assert FORGOTTEN in federation.grid.reasons
+
+
+def test_R36_a_damaged_memory_is_refused(tmp_path: Path) -> None:
+    federation = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    federation.run(1)
+    file = tmp_path / "103" / "memory"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    moved = {name: array + np.float32(1) for name, array in MODEL.items()}
+    again = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    rest = [node for node in again.ids if node != 103]
+    assert error(again.run(1, moved), expected(moved, [rest])) < 1e-6
+    assert again.grid.reasons == [REFUSED]
+
+
+def test_two_nodes_cannot_share_a_folder(tmp_path: Path) -> None:
+    config = folders(tmp_path, 6)
+    config[104] = config[103]
+    with pytest.raises(RuntimeError, match="two nodes have one identity; give every node a folder"):
+        Federation(6, dropouts=1, node_config=config).run(1)
+
+
+def test_a_folder_that_is_in_use_or_missing_is_refused(tmp_path: Path) -> None:
+    config = folders(tmp_path, 6)
+    lock = ProcessLock(tmp_path / "103" / "lock", "in use")
+    config[104]["lightsecagg_dir"] = str(tmp_path / "missing")
+    federation = Federation(6, privacy=1, dropouts=2, node_config=config)
+    rest = [node for node in federation.ids if node not in (103, 104)]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+    lock.release()
+    assert federation.grid.reasons == [REFUSED, REFUSED]
+
+
+# -- what the operator demands -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"lightsecagg_privacy": 3},
+        {"lightsecagg_minimum": 7},
+        {"lightsecagg_bound": 0.5},
+        {"lightsecagg_threat_model": "malicious-server"},
+        {"lightsecagg_threat_modell": "malicious-server"},
+        {"lightsecagg_privacy": "many"},
+    ],
+    ids=lambda demand: " ".join(f"{key}={value}" for key, value in demand.items()),
+)
+def test_S01_a_node_takes_part_in_nothing_less_than_its_operator_demands(
+    demand: dict[str, Any],
+) -> None:
+    federation = Federation(8, node_config={103: demand})
+    rest = [node for node in federation.ids if node != 103]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+    assert federation.grid.reasons == [REFUSED]
+
+
+def test_S01_demands_that_are_met_change_nothing() -> None:
+    demand = {"lightsecagg_privacy": 2, "lightsecagg_minimum": 6, "lightsecagg_bound": 1.0}
+    federation = Federation(8, node_config=dict.fromkeys(range(101, 109), demand))
+    assert error(federation.run(1), expected(MODEL, [list(federation.ids)])) < 1e-6
+
+
+def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
+    """Nodes with identities of their operators, and an allow-list of the first `listed`."""
+    config = folders(tmp_path, lightsecagg_threat_model="malicious-server")
+    allow_list = tmp_path / "allow-list"
+    lines = ["# the federation"]
+    for position, node in enumerate(config):
+        key = IdentityKey.generate()
+        (tmp_path / f"{node}.key").write_text(key.private_bytes().hex())
+        config[node]["lightsecagg_identity"] = str(tmp_path / f"{node}.key")
+        config[node]["lightsecagg_allow_list"] = str(allow_list)
+        if position < listed:
+            lines.append(f"{key.public.hex()}  # node {node}")
+    allow_list.write_text("\n".join(lines))
+    return config
+
+
+def test_S05_malicious_server_mode_takes_one_exchange_more(tmp_path: Path) -> None:
+    options = {"threat_model": "malicious-server", "timeout": 60}
+    federation = Federation(8, node_config=malicious(tmp_path), **options)
+    wanted = expected(MODEL, [list(federation.ids)] * 2)
+    assert error(federation.run(2), wanted) < 1e-6
+    assert federation.grid.pushed <= 8 * (3 + 2 * 3)
+
+
+def test_S02_an_identity_that_is_not_on_the_nodes_list_is_refused(tmp_path: Path) -> None:
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path, listed=7)}
+    with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
+        Federation(8, **options).run(1)
+
+
+def test_malicious_server_mode_needs_a_folder_and_a_list() -> None:
+    federation = Federation(8, threat_model="malicious-server")
+    with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
+        federation.run(1)
+    assert set(federation.grid.reasons) == {REFUSED}

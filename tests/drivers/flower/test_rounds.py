@@ -1,0 +1,508 @@
+"""Rounds in Flower: the average is FedAvg's, in two exchanges, whatever nodes drop out where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+    Strategy,
+    dp_fixed_clipping,
+)
+from local_grid import Killed, Node
+from small_flower import (
+    MODEL,
+    Federation,
+    arrays,
+    error,
+    expected,
+    fed_avg,
+    plain,
+    record,
+    samples,
+    stage_of,
+    update,
+)
+
+from lightsecagg.drivers.flower.epoch import FORGOTTEN
+from lightsecagg.drivers.flower.mod import UNPROTECTED
+from lightsecagg.errors import ParameterError
+from lightsecagg.flower import LightSecAgg, lightsecagg_mod
+
+EXACT = 1e-6
+"""The largest difference from plain FedAvg; the arrays are float32."""
+
+# -- the average -------------------------------------------------------------------------------
+
+
+def test_two_lines_give_what_plain_flower_gives() -> None:
+    federation = Federation(8)
+    result = federation.run(3)
+    assert error(result, expected(MODEL, [list(federation.ids)] * 3)) < EXACT
+    assert error(plain(fed_avg(8), 8, 3), expected(MODEL, [list(federation.ids)] * 3)) < EXACT
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedProx(proximal_mu=0.1, fraction_evaluate=0.0),
+        lambda: FedAvgM(server_momentum=0.9, fraction_evaluate=0.0),
+        lambda: FedAdam(eta=0.1, fraction_evaluate=0.0),
+        lambda: FedAdagrad(eta=0.1, fraction_evaluate=0.0),
+        lambda: FedYogi(eta=0.1, fraction_evaluate=0.0),
+    ],
+    ids=["prox", "momentum", "adam", "adagrad", "yogi"],
+)
+def test_strategies_that_average_do_what_they_do_without_masks(
+    make: Callable[[], Strategy],
+) -> None:
+    result, wanted = Federation(6, strategy=make()).run(3), plain(make(), 6, 3)
+    assert wanted.arrays is not None
+    assert error(result, arrays(wanted.arrays)) < 1e-4  # optimisers divide by small numbers
+
+
+def test_a_round_takes_two_exchanges_and_enrolment_three() -> None:
+    federation = Federation(6, dropouts=1)
+    federation.run(1)
+    assert federation.grid.pushed == 6 * (3 + 2)
+    federation = Federation(6, dropouts=1)
+    federation.run(4)
+    assert federation.grid.pushed == 6 * (3 + 4 * 2)
+
+
+def test_privacy_and_dropouts_may_be_fractions() -> None:
+    federation = Federation(10, privacy=0.15, dropouts=0.35)
+    federation.run(1)
+    parameters = federation.strategy._current().settings.parameters
+    assert (parameters.privacy, parameters.dropouts, parameters.survivors) == (2, 3, 7)
+    with pytest.raises(RuntimeError, match=r"privacy = 1\.5 must be a count, or a fraction"):
+        Federation(4, privacy=1.5).run(1)
+
+
+def test_metrics_are_averaged_under_the_mask_and_others_stay() -> None:
+    federation = Federation(6, metrics={"loss": 1.0})
+    result = federation.run(1)
+    weights = [samples(node) for node in federation.ids]
+    loss = np.average([0.001 * node for node in federation.ids], weights=weights)
+    assert result.train_metrics_clientapp[1] == pytest.approx({"loss": loss}, abs=1e-6)
+    assert Federation(6).run(1).train_metrics_clientapp[1] == {}
+    with pytest.raises(ParameterError, match="largest value of metric 'loss' is 0"):
+        Federation(6, metrics={"loss": 0})
+
+
+def test_without_weights_everybody_counts_alike() -> None:
+    federation = Federation(5, max_samples=1, dropouts=1)
+    result = federation.run(1)
+    updates = [update(MODEL, node, 1) for node in federation.ids]
+    mean = {name: np.mean([u[name] for u in updates], axis=0) for name in MODEL}
+    assert error(result, mean) < EXACT
+
+
+def test_a_larger_change_than_the_bound_is_clipped() -> None:
+    result = Federation(5, bound=0.25, dropouts=1).run(1)
+    assert result.arrays is not None
+    moved = max(np.abs(arrays(result.arrays)[name] - MODEL[name]).max() for name in MODEL)
+    assert 0.05 < moved <= 0.25
+
+
+def test_evaluation_is_the_wrapped_strategys() -> None:
+    strategy = FedAvg(min_available_nodes=2)
+    result = Federation(5, strategy=strategy, dropouts=1).run(1)
+    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"accuracy": 0.5})
+
+
+def test_a_part_of_the_nodes_trains_and_all_of_them_help() -> None:
+    federation = Federation(8, strategy=fed_avg(8, fraction_train=0.5), privacy=1, dropouts=1)
+    trained: list[set[int]] = []
+
+    def note(message: Message, node_id: int) -> None:
+        if stage_of(message) == "train":
+            trained[-1].add(node_id)
+
+    for node_id, node in federation.nodes.items():
+        node.before = lambda message, node_id=node_id: note(message, node_id)  # type: ignore[misc]
+    configure = federation.strategy.configure_train
+
+    def counted(*arguments: Any) -> Any:
+        trained.append(set())
+        return configure(*arguments)
+
+    federation.strategy.configure_train = counted  # type: ignore[method-assign]
+    result = federation.run(4)
+    assert [len(nodes) for nodes in trained] == [4] * 4
+    assert error(result, expected(MODEL, [sorted(nodes) for nodes in trained])) < EXACT
+
+
+# -- dropouts (R30) ----------------------------------------------------------------------------
+
+
+def fail(message: Message) -> None:
+    raise ValueError("secret text 42")
+
+
+def die(message: Message) -> None:
+    raise Killed
+
+
+def stay_silent(node: Node) -> None:
+    """It works, and nothing of it arrives."""
+    node.after = lambda message, reply: False
+
+
+def spoil(node: Node, stage: str, how: str, at: int) -> None:
+    """Let a node drop out in the `at`-th message of a stage, and be well again in the next round.
+
+    The first relay is the roster; those that follow are answers.
+    """
+    met: Counter[str] = Counter()
+
+    def before(message: Message) -> None:
+        met[stage_of(message)] += 1
+        node.after = lambda message, reply: True
+        if stage_of(message) != stage or met[stage] != at:
+            return
+        if how == "exception":
+            fail(message)
+        if how == "killed":
+            die(message)
+        stay_silent(node)
+
+    node.before = before
+
+
+STAGES = {
+    "hello": ("hello", 1),
+    "open": ("open", 1),
+    "roster": ("relay", 1),
+    "train": ("train", 1),
+    "answer": ("relay", 2),
+}
+
+
+@pytest.mark.parametrize("how", ["exception", "silence", "killed"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_R30_up_to_D_nodes_may_drop_out_anywhere(stage: str, how: str) -> None:
+    federation = Federation(8)
+    kind, at = STAGES[stage]
+    for node_id in (102, 106):
+        spoil(federation.nodes[node_id], kind, how, at)
+    result = federation.run(1)
+    included = set(federation.ids)
+    if stage != "answer":  # whoever has uploaded is in the sum, dead or alive
+        included -= {102, 106}
+    assert error(result, expected(MODEL, [sorted(included)])) < EXACT
+
+
+@pytest.mark.parametrize("how", ["exception", "silence", "killed"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_R30_one_more_is_an_error_and_never_a_wrong_model(stage: str, how: str) -> None:
+    federation = Federation(8, attempts=1)
+    kind, at = STAGES[stage]
+    for node_id in (102, 104, 106):
+        spoil(federation.nodes[node_id], kind, how, at)
+    with pytest.raises(RuntimeError, match=r"LightSecAgg, (enrolment|round 1): "):
+        federation.run(1)
+
+
+@pytest.mark.parametrize("stage", ["train", "answer"])
+def test_R30_who_is_missing_is_asked_again_in_the_same_round(stage: str) -> None:
+    federation = Federation(8, attempts=2)
+    kind, at = STAGES[stage]
+    for node_id in (102, 104, 106):
+        spoil(federation.nodes[node_id], kind, "exception", at)
+    assert error(federation.run(1), expected(MODEL, [list(federation.ids)])) < EXACT
+
+
+def test_R30_the_answer_of_a_lost_reply_is_given_again_and_is_the_same() -> None:
+    federation = Federation(8, attempts=2)
+    for node_id in (102, 104, 106):
+        spoil(federation.nodes[node_id], "relay", "silence", 2)
+    assert error(federation.run(2), expected(MODEL, [list(federation.ids)] * 2)) < EXACT
+
+
+def test_R30_a_lost_upload_is_lost_and_there_is_no_second_one() -> None:
+    federation = Federation(8, attempts=2)
+    for node_id in (102, 104, 106):
+        spoil(federation.nodes[node_id], "train", "silence", 1)
+    with pytest.raises(RuntimeError, match="5 of 8 nodes have sent an update, and 6 are needed"):
+        federation.run(1)
+
+
+def test_R30_nodes_come_and_go_for_many_rounds() -> None:
+    federation = Federation(8)
+    included: list[list[int]] = []
+    down: set[int] = set()
+
+    def before(message: Message, node_id: int) -> None:
+        if node_id in down:
+            fail(message)
+
+    for node_id, node in federation.nodes.items():
+        node.before = lambda message, node_id=node_id: before(message, node_id)  # type: ignore[misc]
+    configure = federation.strategy.configure_train
+
+    def next_round(server_round: int, *arguments: Any) -> Any:
+        if server_round > 1:
+            down.clear()
+            down.update({101 + server_round % 8, 101 + (3 * server_round) % 8})
+        included.append([node for node in federation.ids if node not in down])
+        return configure(server_round, *arguments)
+
+    federation.strategy.configure_train = next_round  # type: ignore[method-assign]
+    assert error(federation.run(9), expected(MODEL, included)) < EXACT
+    assert federation.strategy._number > 0
+    assert len({tuple(nodes) for nodes in included}) > 4
+
+
+def test_R30_an_app_that_cannot_train_still_helps_the_others() -> None:
+    """Two that cannot train, and two other nodes that vanish afterwards: D = 2 each time."""
+    federation = Federation(8)
+    for node_id in (102, 104):
+        federation.nodes[node_id].app = _broken_app()
+    for node_id in (106, 107):
+        spoil(federation.nodes[node_id], "relay", "killed", 2)
+    included = [node for node in federation.ids if node not in (102, 104)]
+    assert error(federation.run(1), expected(MODEL, [included])) < EXACT
+
+
+def _broken_app() -> ClientApp:
+    app = ClientApp(mods=[lightsecagg_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError("secret text 42")
+
+    return app
+
+
+def test_R35_waiting_for_nodes_has_an_end() -> None:
+    federation = Federation(4, strategy=FedAvg(min_available_nodes=5), dropouts=1)
+    with pytest.raises(TimeoutError, match=r"only 4 nodes are connected.*min_available_nodes"):
+        federation.run(1)
+
+
+def test_recovery_ends_with_the_last_answer_that_it_needs() -> None:
+    """Dead nodes are not waited for: the timeout would be longer than the test may take."""
+    federation = Federation(8, timeout=10_000)
+    federation.grid.notices_death = True
+    for node_id in (102, 106):
+        stop = federation.nodes[node_id]
+
+        def before(message: Message, stop: Node = stop, met: Counter[str] = Counter()) -> None:  # noqa: B006
+            met[f"{stop.node_id} {stage_of(message)}"] += 1
+            if met[f"{stop.node_id} relay"] == 2:
+                die(message)
+
+        stop.before = before
+    assert error(federation.run(1), expected(MODEL, [list(federation.ids)])) < EXACT
+
+
+# -- nodes that come, leave and forget -----------------------------------------------------------
+
+
+def at_round(federation: Federation, number: int, act: Callable[[], None]) -> None:
+    """Do something before Flower's round `number`."""
+    configure = federation.strategy.configure_train
+
+    def configured(server_round: int, *arguments: Any) -> Any:
+        if server_round == number:
+            act()
+        return configure(server_round, *arguments)
+
+    federation.strategy.configure_train = configured  # type: ignore[method-assign]
+
+
+def test_a_new_node_is_enrolled_when_it_is_chosen() -> None:
+    federation = Federation(6, dropouts=1)
+    at_round(federation, 2, lambda: federation.grid.add(150, federation.app) and None)
+    everybody = [*federation.ids, 150]
+    wanted = expected(MODEL, [list(federation.ids), everybody, everybody])
+    assert error(federation.run(3), wanted) < EXACT
+
+
+def test_a_node_that_forgot_sits_out_a_round_and_is_enrolled_again() -> None:
+    federation = Federation(6, dropouts=1)
+
+    def restart() -> None:
+        federation.nodes[103].state = RecordDict()
+
+    at_round(federation, 2, restart)
+    rest = [node for node in federation.ids if node != 103]
+    wanted = expected(MODEL, [list(federation.ids), rest, list(federation.ids)])
+    assert error(federation.run(3), wanted) < EXACT
+    assert FORGOTTEN in federation.grid.reasons
+
+
+def test_a_model_of_another_shape_begins_a_new_epoch() -> None:
+    federation = Federation(5, dropouts=1)
+    federation.run(1)
+    before = federation.strategy._current()
+    small = {"weight": np.ones(3, dtype=np.float32)}
+    assert error(federation.run(1, small), expected(small, [list(federation.ids)])) < EXACT
+    assert federation.strategy._current() is not before
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedMedian(),
+        FedTrimmedAvg(),
+        Krum(),
+        MultiKrum(),
+        Bulyan(),
+        QFedAvg(client_learning_rate=0.1),
+        FedXgbBagging(),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_strategies_that_look_at_single_updates_are_refused(strategy: Strategy) -> None:
+    with pytest.raises(ParameterError, match=f"{type(strategy).__name__} looks at single updates"):
+        LightSecAgg(strategy, privacy=1, dropouts=1, bound=1.0)
+
+
+def test_a_subclass_may_change_anything_but_the_average() -> None:
+    class Chooses(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            return super().configure_train(*arguments)
+
+    class Averages(FedAvg):
+        def aggregate_train(self, *arguments: Any) -> Any:
+            return super().aggregate_train(*arguments)
+
+    LightSecAgg(Chooses(), privacy=1, dropouts=1, bound=1.0)
+    with pytest.raises(ParameterError, match="a subclass that leaves aggregate_train alone"):
+        LightSecAgg(Averages(), privacy=1, dropouts=1, bound=1.0)
+
+
+def test_the_mod_without_the_wrapper_sends_nothing() -> None:
+    federation = Federation(4, privacy=1, dropouts=1)
+    result = fed_avg(4).start(federation.grid, record(MODEL), num_rounds=1)
+    assert not result.arrays
+    assert set(federation.grid.reasons) == {UNPROTECTED}
+
+
+def test_the_wrapper_without_the_mod_says_what_is_missing() -> None:
+    federation = Federation(4, privacy=1, dropouts=1, mods=[])
+    with pytest.raises(RuntimeError, match="lightsecagg_mod as the first of its mods"):
+        federation.run(1)
+
+
+def test_a_mod_in_front_of_ours_is_refused() -> None:
+    federation = Federation(4, privacy=1, dropouts=1, mods=[fixedclipping_mod, lightsecagg_mod])
+    with pytest.raises(RuntimeError, match="lightsecagg_mod as the first of its mods"):
+        federation.run(1)
+
+
+def test_too_few_nodes_are_refused_with_the_numbers() -> None:
+    with pytest.raises(RuntimeError, match=r"N - D = 3 clients may remain.* T \+ 2 = 4"):
+        Federation(4, privacy=2, dropouts=1).run(1)
+
+
+def test_integers_are_refused_by_name() -> None:
+    model = {**MODEL, "steps": np.zeros(1, dtype=np.int64)}
+    with pytest.raises(ParameterError, match="'steps' is of int64; only floats"):
+        Federation(4, privacy=1, dropouts=1).run(1, model)
+
+
+def test_different_models_for_different_nodes_are_refused() -> None:
+    class Personal(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            messages = list(super().configure_train(*arguments))
+            for number, message in enumerate(messages):
+                message.content = RecordDict(dict(message.content))
+                message.content["arrays"] = record({"w": np.full(3, number, dtype=np.float32)})
+            return messages
+
+    with pytest.raises(ParameterError, match="different models to different nodes"):
+        Federation(4, privacy=1, dropouts=1, strategy=Personal()).run(1)
+
+
+# -- differential privacy ------------------------------------------------------------------------
+
+
+def private(inner: Strategy, clients: int, **options: Any) -> Strategy:
+    return DifferentialPrivacyClientSideFixedClipping(
+        inner, noise_multiplier=0.5, clipping_norm=0.3, num_sampled_clients=clients, **options
+    )
+
+
+def test_noise_is_right_for_the_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
+    deviations: list[float] = []
+    monkeypatch.setattr(
+        dp_fixed_clipping,
+        "add_gaussian_noise_inplace",
+        lambda model, deviation: deviations.append(deviation),
+    )
+    federation = Federation(
+        8, strategy=private(fed_avg(8), 8), mods=[lightsecagg_mod, fixedclipping_mod]
+    )
+    for node_id in (102, 106):
+        spoil(federation.nodes[node_id], "train", "exception", 2)
+    result = federation.run(2)
+    assert deviations == [pytest.approx(0.5 * 0.3 / 8), pytest.approx(0.5 * 0.3 / 6)]
+    assert result.arrays is not None
+    moved = [arrays(result.arrays)[name] - MODEL[name] for name in MODEL]
+    assert 0 < np.sqrt(sum(np.sum(m.astype(np.float64) ** 2) for m in moved)) <= 2 * 0.3
+
+
+def test_an_unclipped_update_is_not_masked_where_noise_is_promised() -> None:
+    federation = Federation(4, privacy=1, dropouts=1, strategy=private(fed_avg(4), 4))
+    with pytest.raises(RuntimeError, match="0 of 4 nodes have sent an update"):
+        federation.run(1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4), "clips single updates"),
+        (
+            DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.1, 4),
+            "clips single updates",
+        ),
+        (DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 0.1, 4), "adaptive clipping"),
+        (private(FedMedian(), 4), "FedMedian looks at single updates"),
+    ],
+)
+def test_privacy_that_needs_single_updates_is_refused(strategy: Strategy, reason: str) -> None:
+    with pytest.raises(ParameterError, match=reason):
+        LightSecAgg(strategy, privacy=1, dropouts=1, bound=1.0)
+
+
+def test_an_accountant_is_refused() -> None:
+    strategy = private(FedAvg(), 4)
+    strategy.accountant = object()  # type: ignore[attr-defined]
+    with pytest.raises(ParameterError, match="accountant"):
+        LightSecAgg(strategy, privacy=1, dropouts=1, bound=1.0)
+
+
+def test_privacy_outside_is_refused() -> None:
+    federation = Federation(4, privacy=1, dropouts=1)
+    outside = private(federation.strategy, 4)
+    with pytest.raises(ParameterError, match="differential privacy goes inside"):
+        outside.start(federation.grid, record(MODEL), num_rounds=1)
