@@ -143,6 +143,7 @@ def test_aggregation_without_training_from_files_to_a_file(programs: Programs) -
     assert programs.finish(clients)[0] == 0
     with np.load(programs.made.server.parent / "result.npz") as stored:
         result = stored["result"]
+        assert int(stored["samples"]) == CLIENTS
     expected = np.sum([programs.vector(i) for i in range(CLIENTS)], axis=0)
     np.testing.assert_allclose(result, expected, atol=CLIENTS * record["quantisation_step"])
     report = json.loads((programs.made.server.parent / "state" / "rounds.json").read_text())

@@ -138,7 +138,6 @@ def aggregate(
     included = result.included
     values, weight = settings.average(result.total, len(result.included))
     if weights is None:
-        weight = len(included)
         values = values / weight
     return AggregationResult(
         mean=layout.restore(values),

@@ -283,11 +283,11 @@ class Settings:
     def average(self, total: Elements, included: int) -> tuple[NDArray[np.float64], int]:
         """The weighted average that a sum over so many clients stands for, and the sample count.
 
-        For an unweighted quantizer, the plain sum and 1. `RecoveryError` if the average is beyond
-        the bound, or the count not one of so many clients: somebody's upload was false (S47).
+        For an unweighted quantizer, the plain sum and `included`. `RecoveryError` if the average is
+        beyond the bound, or the count not one of so many clients: an upload was false (S47).
         """
         if not self.quantizer.weighted:
-            return self.quantizer.plain_sum(total, included), 1
+            return self.quantizer.plain_sum(total, included), included
         return self.quantizer.weighted_mean(total, included)
 
     def buffer_average(self, total: Elements, weights: Iterable[int]) -> NDArray[np.float64]:

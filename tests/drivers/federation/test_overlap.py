@@ -21,6 +21,7 @@ from small_federation import Federation
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
+from lightsecagg.errors import ConfigurationError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.record import RoundRecord
 
@@ -45,7 +46,8 @@ def run(folder: Path, overlap: str, executor: Any = None) -> list[RoundRecord]:
         trace = folder / "trace"
         clients = [federation.client(i, kind, overlap=overlap, trace=trace) for i in range(CLIENTS)]
         async with federation.connected(clients):
-            server = federation.server(number=2, settle=20, upload=120, share=120)
+            waits = {"settle": 20, "wait_for_clients": 120}
+            server = federation.server(number=2, upload=120, share=120, **waits)
             return await asyncio.wait_for(server.run(), 120)
 
     return asyncio.run(scenario())
@@ -91,14 +93,22 @@ def test_every_overlap_mode_trains_and_its_timings_are_told(tmp_path: Path, over
 class Quick(TrainingClient):
     """Stands for a training that needs no torch."""
 
+    def prepare(self) -> None:
+        pass
+
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         return Update(np.random.default_rng([self.client, round_number]).uniform(-1, 1, 37))
 
 
 class DyingPool(ThreadPoolExecutor):
-    """A pool whose process was killed: broken for good."""
+    """A pool whose process is killed once the task is loaded: broken for good."""
+
+    loaded = False
 
     def submit(self, *arguments: Any, **named: Any) -> Any:
+        if not self.loaded:
+            self.loaded = True
+            return super().submit(*arguments, **named)
         future: Future[Any] = Future()
         future.set_exception(BrokenProcessPool("a process in the pool was terminated abruptly"))
         return future
@@ -123,6 +133,40 @@ def test_a_training_process_that_dies_costs_one_round(
     assert 0 in second.included
     assert len(pools) == 2
     assert "client 0 sits round 1 out: training failed with BrokenProcessPool" in caplog.text
+
+
+class Unloadable(TrainingClient):
+    """Its data is not there."""
+
+    def prepare(self) -> None:
+        raise ConfigurationError("no file train.csv")
+
+
+def test_a_client_loads_its_task_before_the_server_counts_on_it(tmp_path: Path) -> None:
+    """Deadlines run from the connection on, and a client that cannot train shall not connect."""
+    federation = Federation(tmp_path, CLIENTS, privacy=1, dropouts=1)
+    connected: list[bool] = []
+
+    class Slow(Quick):
+        def prepare(self) -> None:
+            connected.append(bool(server._peers.ready()))
+
+    async def scenario() -> None:
+        serving = asyncio.create_task(server.run())
+        federation.jobs[0] = Unloadable(TABLE, 0, bytes(32))
+        with pytest.raises(ConfigurationError, match="no file"):
+            await federation.client(0).run()
+        assert not server._peers.ready()
+        federation.jobs = {i: Slow(TABLE, i, bytes(32)) for i in range(CLIENTS)}
+        async with federation.connected([federation.client(0)]):
+            while not server._peers.ready():
+                await asyncio.sleep(0.01)
+        assert connected == [False]
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    server = federation.server(wait_for_clients=60)
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -209,6 +209,7 @@ class FederationClient:
                 self._table.trace,
             )
         try:
+            await self._prepare()
             while self._finished is None:
                 await self._connect()
                 opened = time.monotonic()
@@ -230,6 +231,18 @@ class FederationClient:
             self._traffic.close()
         if not self._finished.finished:
             raise Aborted(f"the server said goodbye: {shown(self._finished.reason)}")
+
+    async def _prepare(self) -> None:
+        """Load what training needs before the server counts on this client, and on its answers."""
+        if not isinstance(self._job, TrainingClient):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._pool(), self._job.prepare)
+        except BrokenExecutor:
+            self._executor = None  # its process was killed; the first round gets another
+            return
+        self._tell("its task is loaded")
 
     async def _connect(self) -> None:
         while True:

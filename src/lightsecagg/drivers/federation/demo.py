@@ -47,7 +47,7 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
-from lightsecagg.drivers.federation.jobs import VectorServer
+from lightsecagg.drivers.federation.jobs import VectorServer, check_task
 from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import make_settings
@@ -58,7 +58,7 @@ from lightsecagg.errors import (
     LightSecAggError,
     ParameterError,
 )
-from lightsecagg.foreign import explain, where
+from lightsecagg.foreign import explain
 from lightsecagg.params import ThreatModel, check_integer
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
@@ -171,28 +171,7 @@ def check_demo(config: DemoConfig) -> None:
     any_list = AllowList({i: IdentityKey.generate().public for i in range(config.clients)})
     make_settings(table, any_job, bytes(32), any_list)
     plan_deaths(config)
-    check_task(config.own_task)
-
-
-def check_task(config: TaskConfig) -> None:
-    """Load the task, build its model and read the data of a client."""
-    from lightsecagg import training
-
-    try:
-        task = training.load_task(config)
-        layout = training.model_layout(task)
-        training.task_metrics(task)
-        if not len(task.client_data(0)):
-            raise ConfigurationError(f"the task {config.task} has no example for client 0")
-    except LightSecAggError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"the task {config.task} fails with {where(error)}; "
-            f"`lightsecagg task check {config.task}` shows all of it"
-        ) from error
-    if not layout.size:
-        raise ConfigurationError(f"the task {config.task} shares no parameter of its model")
+    check_task(config.own_task, client=0)
 
 
 def run_demo(

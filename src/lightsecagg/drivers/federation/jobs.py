@@ -20,8 +20,13 @@ from lightsecagg.crypto.transcript import derive_key
 from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
 from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
 from lightsecagg.drivers.federation.stopping import CLIENTS
-from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
-from lightsecagg.foreign import reading, shown
+from lightsecagg.errors import (
+    ConfigurationError,
+    JournalError,
+    LightSecAggError,
+    RemoteProtocolError,
+)
+from lightsecagg.foreign import reading, shown, where
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
 from lightsecagg.session.instructions import Instructions, of_metrics
@@ -319,6 +324,10 @@ class TrainingClient:
         adopt(instructions, self._own, self.table.accept)
         return replace(self, instructions=instructions)
 
+    def prepare(self) -> None:
+        """Load torch, the task and this client's data; `ConfigurationError` if that fails."""
+        check_task(task_of(self.table), self.client)
+
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         """Local training from the global model; the same model gives the same update (S42)."""
         from lightsecagg import training
@@ -351,6 +360,28 @@ def _check_checkpoint(found: int, expected: int) -> None:
             f"the checkpoint has {found} entries, the configured task {expected}; "
             "use the old configuration or another state folder"
         )
+
+
+def check_task(config: TaskConfig, client: int) -> None:
+    """Load the task, build its model and read the data of a client, once per process."""
+    from lightsecagg import training
+    from lightsecagg.training.task import as_task
+
+    try:
+        task = as_task(config)
+        layout = training.model_layout(task)
+        training.task_metrics(task)
+        if not len(task.client_data(client)):
+            raise ConfigurationError(f"the task {config.task} has no example for client {client}")
+    except LightSecAggError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the task {config.task} fails with {where(error)}; "
+            f"`lightsecagg task check {config.task}` shows all of it"
+        ) from error
+    if not layout.size:
+        raise ConfigurationError(f"the task {config.task} shares no parameter of its model")
 
 
 def task_of(table: TrainingTable) -> TaskConfig:
