@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/protocol.md that follow from the code; `--check` only compares.
+"""Write the tables of docs/ that follow from the code; `--check` only compares.
 
 The text between `<!-- begin: NAME -->` and `<!-- end: NAME -->` is replaced.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from lightsecagg.protocol import messages
-from lightsecagg.protocol.round_client import TRANSITIONS, AnyState
+from lightsecagg.protocol import epoch_client, epoch_server, round_client
+from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.wire import TAGS
 
-PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
-# What a handler means to a reader; a handler that is missing here fails the test of this page.
+# What a handler means to a reader; a handler that is missing here fails the test of these pages.
 MEANING = {
     "_on_opening": "→ Advertised",
     "_on_repeated_opening": "repeat",
@@ -33,29 +34,39 @@ MEANING = {
     "_on_late": "late",
     "_on_abort": "→ Closed",
 }
-COLUMNS = (
-    messages.Opening,
-    messages.Roster,
-    messages.ShareBundle,
-    messages.SharesClosed,
-    messages.SurvivorSet,
-    messages.Certificate,
-    messages.AbortRound,
-)
+OF_EPOCHS = {
+    "_on_roster": "→ Registered",
+    "_on_complete": "report",
+    "_on_dropped": "keep",
+    "_on_buffer": "→ Signed / Answered",
+    "_on_another_buffer": "repeat, → Signed / Answered",
+}
+OF_SERVERS = {
+    "_on_advertise": "take",
+    "_on_shares": "relay",
+    "_on_report": "take",
+    "_on_upload": "take",
+    "_on_signature": "take",
+    "_on_refusal": "take",
+    "_on_answer": "take",
+    "_on_late": "late",
+}
 
 
-def transition_table() -> str:
-    """State x message, from `round_client.TRANSITIONS`."""
+def transition_table(
+    table: Mapping[tuple[Any, type], Any], rows: Sequence[Any], meaning: Mapping[str, str]
+) -> str:
+    """State (or phase) x message; messages in the order of their tags."""
+    kinds = sorted({kind for _, kind in table}, key=TAGS.__getitem__)
     lines = [
-        "| | " + " | ".join(kind.__name__ for kind in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
+        "| | " + " | ".join(kind.__name__ for kind in kinds) + " |",
+        "|---" * (len(kinds) + 1) + "|",
     ]
-    for state in get_args(AnyState):
-        cells = []
-        for kind in COLUMNS:
-            handler = TRANSITIONS.get((state, kind))
-            cells.append("·" if handler is None else MEANING[handler.__name__])
-        lines.append(f"| **{state.__name__}** | " + " | ".join(cells) + " |")
+    for row in rows:
+        handlers = [table.get((row, kind)) for kind in kinds]
+        cells = ["·" if handler is None else meaning[handler.__name__] for handler in handlers]
+        name = row.__name__ if isinstance(row, type) else row.value
+        lines.append(f"| **{name}** | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -68,9 +79,22 @@ def tag_table() -> str:
     return "\n".join(lines)
 
 
-def render(page: str) -> str:
+def pages() -> dict[str, dict[str, str]]:
+    """Page -> name -> table."""
+    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_client.AnyState)
+    of_rounds = transition_table(round_client.TRANSITIONS, rounds, MEANING)
+    of_epochs = transition_table(epoch_client.TRANSITIONS, epochs, MEANING | OF_EPOCHS)
+    phases = [phase for phase in Phase if phase is not Phase.SHARE]
+    of_server = transition_table(epoch_server.TRANSITIONS, phases, OF_SERVERS)
+    return {
+        "protocol.md": {"transitions": of_rounds, "tags": tag_table()},
+        "asynchronous.md": {"transitions": of_epochs, "phases": of_server},
+    }
+
+
+def render(page: str, tables: Mapping[str, str]) -> str:
     """The page with its tables made anew."""
-    for name, table in (("transitions", transition_table()), ("tags", tag_table())):
+    for name, table in tables.items():
         pattern = rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)"
         page, count = re.subn(
             pattern, lambda match, t=table: f"{match[1]}\n{t}\n\n{match[2]}", page, flags=re.DOTALL
@@ -81,12 +105,14 @@ def render(page: str) -> str:
 
 
 def main() -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    rendered = render(page)
-    if "--check" in sys.argv[1:]:
-        return int(page != rendered)
-    PAGE.write_text(rendered, encoding="utf-8")
-    return 0
+    stale = 0
+    for name, tables in pages().items():
+        page = (DOCS / name).read_text(encoding="utf-8")
+        rendered = render(page, tables)
+        stale += page != rendered
+        if "--check" not in sys.argv[1:]:
+            (DOCS / name).write_text(rendered, encoding="utf-8")
+    return int("--check" in sys.argv[1:] and stale > 0)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from lightsecagg.field.staleness import Staleness, StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.plain_async import FedBuffServer
+from lightsecagg.protocol.plain_epoch import FedBuffServer
 
 DIMENSION = 29
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER

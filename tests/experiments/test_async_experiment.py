@@ -32,7 +32,7 @@ from lightsecagg.experiments.asynchronous import (
 )
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import PAPER_MODULUS
-from lightsecagg.protocol.plain_async import BufferMean, FedBuffServer, PlainUpload
+from lightsecagg.protocol.plain_epoch import BufferMean, FedBuffServer, PlainUpload
 
 SMALL = replace(QUICK, clients=8, privacy=1, survivors=6, buffer=3, rounds=4, evaluate_every=2)
 TABLE = StalenessTable.from_function(polynomial(1.0), 64, 5)

@@ -27,13 +27,16 @@ from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatMod
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.interface import SERVER, NeedInput, Send, Update
-from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_server import (
-    AsyncLightSecAggServer,
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.interface import (
+    SERVER,
     BufferAggregate,
     BufferFailed,
+    NeedInput,
+    Send,
+    Update,
 )
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     BufferAnnounced,
     BufferedUpload,
@@ -61,7 +64,7 @@ def change(party: EpochClient, **fields: Any) -> None:
 class AsyncFederation(Links):
     """N clients and their server; nothing moves until the test delivers it."""
 
-    server: AsyncLightSecAggServer
+    server: EpochServer
     clients: dict[int, EpochClient]
 
     def __init__(
@@ -134,7 +137,7 @@ class AsyncFederation(Links):
             max_attempts=max_attempts,
             **policy,
         )
-        server = AsyncLightSecAggServer(
+        server = EpochServer(
             self.settings,
             self.allow_list,
             buffer_size,

@@ -184,7 +184,7 @@ def reports(fed: AsyncFederation, client: int) -> bool:
 @pytest.mark.parametrize("way", ["proceed", "flush", "drop"])
 def test_S46_a_silent_client_holds_up_nobody_for_good(way: str) -> None:
     fed = federation({})
-    for reported in fed.server._reports.values():
+    for reported in fed.server._stock.reports.values():
         del reported[7]
     for owner in range(4):
         fed.upload(owner)
@@ -201,12 +201,12 @@ def test_S46_a_silent_client_holds_up_nobody_for_good(way: str) -> None:
 
 def test_S46_a_client_that_lost_its_connection_is_asked_again() -> None:
     fed = federation({})
-    for reported in fed.server._reports.values():
+    for reported in fed.server._stock.reports.values():
         del reported[7]
     fed.leave(7)
     fed.rejoin(7)
     fed.settle()
-    assert all(7 in reported for reported in fed.server._reports.values())
+    assert all(7 in reported for reported in fed.server._stock.reports.values())
 
 
 # -- one set of coefficients, one report ---------------------------------------------------------
@@ -219,7 +219,10 @@ def test_S46_a_secret_is_revealed_when_the_shares_of_its_mask_have_left() -> Non
     outputs = fed.server.receive(0, ShareBundle(shares[-1:]))
     messages = [output.message for output in outputs if isinstance(output, Send)]
     assert [type(message) for message in messages[:5]] == [ShareBundle] * 5
-    assert messages[5:] == [MaskComplete(0, 1, fed.server._secret(0, 1))] * 6
+    assert (
+        messages[5:]
+        == [MaskComplete(0, 1, fed.server._stock.completion(MaskRef(0, 1)).check_secret)] * 6
+    )
 
 
 def shares_of(fed: AsyncFederation, owner: int) -> tuple[SealedShare, ...]:
@@ -234,7 +237,7 @@ def shares_of(fed: AsyncFederation, owner: int) -> tuple[SealedShare, ...]:
 
 def test_S46_only_the_roster_s_secret_of_that_owner_and_mask_is_accepted() -> None:
     fed = AsyncFederation().open(masks=2)
-    secret = fed.server._secret
+    secret = fed.server._stock.secret
     for owner, serial, wrong in (
         (0, 2, bytes(32)),
         (0, 2, secret(0, 1)),
@@ -255,13 +258,13 @@ def test_S46_only_the_roster_s_secret_of_that_owner_and_mask_is_accepted() -> No
 def test_S46_a_client_reports_once_and_repeats_itself() -> None:
     fed = AsyncFederation().open(masks=2)
     for serial in (0, 1):  # also of a mask before the last one
-        asked = MaskComplete(0, serial, fed.server._secret(0, serial))
+        asked = MaskComplete(0, serial, fed.server._stock.secret(0, serial))
         first, second = fed.tell(5, asked), fed.tell(5, asked)
         assert first == second
         (report,) = first
         assert isinstance(report, MaskReport)
-        stored = fed.server._reports[MaskRef(0, serial)][5]
-        assert list(report.values) == stored.tolist()
+        stored = fed.server._stock.reports[MaskRef(0, serial)][5]
+        assert report.values == stored
 
 
 @pytest.mark.parametrize("values", [(1,), (1, 2, 3), (-1, 0), (0, 2**31 - 2**19 + 1)])
@@ -298,5 +301,5 @@ def test_S46_masks_beyond_the_chain_are_refused() -> None:
 def test_S46_reports_are_forgotten_with_their_masks() -> None:
     fed = federation({})
     upload(fed, 0, 1, 2, 3)
-    assert {mask.owner for mask in fed.server._reports} == {4, 5, 6, 7}
-    assert not set(fed.server._judged) - set(fed.server._reports)
+    assert {mask.owner for mask in fed.server._stock.reports} == {4, 5, 6, 7}
+    assert not set(fed.server._stock._judged) - set(fed.server._stock.reports)

@@ -727,7 +727,7 @@ def test_S43_S09_buffers_are_strict_by_default_against_a_malicious_server(
 ) -> None:
     correlation, fed = read_the_victim(strict=None, policy=demand)
     assert correlation is None, "the honest server does not even form the buffer"
-    tags = [waiting.upload.tag for waiting in fed.server._waiting]
+    tags = [waiting.tag for waiting in fed.server._queue.waiting]
     buffer = BufferAnnounced(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
     for client in (0, 1, 4):
         with pytest.raises(RemoteProtocolError, match=r"strict mode: fewer than T \+ 2"):

@@ -16,9 +16,9 @@ from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.client_machine import Advertised
-from lightsecagg.protocol.epoch_client import Registered
+from lightsecagg.protocol.epoch_client import TRANSITIONS, Registered
+from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
-from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -96,10 +96,9 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     fed.settle()
     fresh = next(share for share in shares_of(fed, 0) if share.recipient == ME)
     messages[ShareBundle] = whole(fresh)
-    messages[MaskComplete] = MaskComplete(0, 1, fed.server._secret(0, 1))
+    messages[MaskComplete] = MaskComplete(0, 1, fed.server._stock.secret(0, 1))
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
     buffer = messages[BufferAnnounced] = BufferAnnounced(0, tags)
-    assert fed.server._scheme is not None
     messages[BufferCertificate] = BufferCertificate(
         0,
         tuple(
@@ -147,6 +146,18 @@ def test_S29_every_message_has_its_answer_at_every_moment(moment: str, kind: typ
     else:
         fed.tell(ME, messages[kind])
     assert party.late_messages.total() - before == (expected == IGNORED)
+
+
+def test_S29_the_matrix_above_is_the_whole_table() -> None:
+    """Every transition of the table is a cell that is not refused, and the other way round."""
+    states = ("Waiting", "Advertised", "Registered", "Signed", "Answered", "Closed")
+    allowed = {
+        (state, kind.__name__)
+        for kind, cells in ANSWERS.items()
+        for state, cell in zip(states, cells, strict=True)
+        if cell != REFUSED
+    }
+    assert allowed == {(state.__name__, kind.__name__) for state, kind in TRANSITIONS}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -220,7 +231,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
     assert len(fed.results) == 10
     tau_max = fed.buffering.table.max_staleness
     assert sorted(fed.clients[5].state.models) == list(range(9 - tau_max, 10))
-    assert sorted(fed.server._models) == list(range(9 - tau_max, 11))
+    assert sorted(fed.server._models.known) == list(range(9 - tau_max, 11))
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -265,12 +276,12 @@ def test_a_server_is_made_for_its_allow_list_protocol_and_guests() -> None:
     fed = AsyncFederation()
     keys = {client: IdentityKey.generate().public for client in range(6)}
     with pytest.raises(ParameterError, match="another allow-list"):
-        AsyncLightSecAggServer(fed.settings, AllowList(keys), 4)
+        EpochServer(fed.settings, AllowList(keys), 4)
     plain = replace(fed.settings, protocol=ProtocolName.PLAIN)
     with pytest.raises(ParameterError, match="needs settings with buffering"):
-        AsyncLightSecAggServer(plain, fed.allow_list, 4)
+        EpochServer(plain, fed.allow_list, 4)
     with pytest.raises(ParameterError, match="4 clients are invited; these parameters take 5"):
-        AsyncLightSecAggServer(fed.settings, fed.allow_list, 4, invited=range(4))
+        EpochServer(fed.settings, fed.allow_list, 4, invited=range(4))
     fed.server.start()
     with pytest.raises(LocalProtocolError, match="started already"):
         fed.server.start()
@@ -364,16 +375,16 @@ def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
         fed.clients[0].state.stock.clear()
         for share in shares_of(fed, 0)[:-1]:  # the connection breaks before the last one
             fed.server.receive(0, whole(share))
-        assert fed.server._relay._begun[0][0] == serial
-        assert len(fed.server._relay._begun[0][1]) == 4
+        assert fed.server._stock.relay.begun[0][0] == serial
+        assert len(fed.server._stock.relay.begun[0][1]) == 4
     fed.clients[0].state.stock.clear()
     outputs = [
         output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
     ]
     relayed = [output.message for output in outputs if isinstance(output, Send)]
     assert [s.serial for b in relayed if isinstance(b, ShareBundle) for s in b.shares] == [5] * 5
-    assert list(fed.server._shared[0]) == [5]
-    assert fed.server._relay._begun[0] == (5, {})
+    assert list(fed.server._stock.shared[0]) == [5]
+    assert fed.server._stock.relay.begun[0] == (5, {})
 
 
 def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> None:
@@ -381,15 +392,15 @@ def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> No
     fed.leave(5)
     for _ in range(4):
         share_beyond_the_cap(fed, 0)
-    assert sorted(fed.server._shared[0]) == [3, 4]
-    assert sorted(fed.server._mailbox[5]) == [(0, 3), (0, 4)]
+    assert sorted(fed.server._stock.shared[0]) == [3, 4]
+    assert sorted(fed.server._mailbox.missed[5]) == [(0, 3), (0, 4)]
     for _ in range(4):
         share_beyond_the_cap(fed, 0)
         fed.upload(0)
         fed.settle()
-    waiting = [w.upload.tag.serial for w in fed.server._waiting]
-    assert len(waiting) + len(fed.server._shared[0]) <= 2
-    assert len(fed.server._mailbox[5]) <= 2
+    waiting = [w.tag.serial for w in fed.server._queue.waiting]
+    assert len(waiting) + len(fed.server._stock.shared[0]) <= 2
+    assert len(fed.server._mailbox.missed[5]) <= 2
     fed.rejoin(5)
     fed.settle()
     assert set(fed.clients[5].state.kept[0]) >= set(waiting)
@@ -420,7 +431,7 @@ def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
         fed.clients[0].state.stock.pop(serial)  # they expired at their owner
     assert fed.upload(0).serial == 2
     fed.settle()
-    assert list(fed.server._mailbox[5]) == [(0, 2)]
+    assert list(fed.server._mailbox.missed[5]) == [(0, 2)]
 
 
 def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -> None:
@@ -506,7 +517,6 @@ def test_S29_replies_that_nobody_asked_for_are_refused() -> None:
         fed.upload(owner)
         fed.step_up(owner)
     buffer = fed.announced[0]
-    assert fed.server._scheme is not None
     with pytest.raises(RemoteProtocolError, match="nobody asked it for"):
         fed.server.receive(5, BufferRefusal(0, (4,)))
     signature = buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[5])

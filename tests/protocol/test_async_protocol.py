@@ -26,9 +26,9 @@ from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.client_machine import Closed
 from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import (
     AbortRound,
     BufferAnswer,
@@ -260,7 +260,9 @@ def test_expired_masks_do_not_spoil_a_buffer() -> None:
     assert not party.stock  # it has seen the buffers too: its masks are gone with the shares
     fed.send(4, party.restock())
     fed.settle()
-    fed.server._shared[4] = dict.fromkeys(fed.server._shared[4], 0)  # as if shared at time 0
+    fed.server._stock.shared[4] = dict.fromkeys(
+        fed.server._stock.shared[4], 0
+    )  # as if shared at time 0
     fed.upload(4, fed.server.time)
     for owner in (0, 1, 2, 3):
         fed.send(owner, fed.clients[owner].restock())
@@ -404,7 +406,7 @@ def test_a_reconnected_client_gets_its_certificate_again() -> None:
     for _ in range(2):
         fed.step_down(0)
         fed.step_up(0)
-    assert 0 in fed.server._answers
+    assert 0 in fed.server._flight.answers
 
 
 # -- the client's own mistakes, S06 ------------------------------------------------------------
@@ -425,7 +427,7 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     next_epoch = EpochClient(0, fed.keys[0], fed.policy, party.ledger)
     fed.clients[0] = next_epoch
     fed.settings = replace(fed.settings, round=2)
-    fed.server = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4)
+    fed.server = EpochServer(fed.settings, fed.allow_list, 4)
     for client in range(1, 6):
         fed.clients[client] = EpochClient(client, fed.keys[client], fed.policy, Ledger.volatile())
     fed.open()
@@ -437,7 +439,7 @@ def test_S06_an_epoch_is_opened_once() -> None:
     fed = AsyncFederation().open()
     again = EpochClient(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
     fed.clients[0] = again
-    opening = AsyncLightSecAggServer(fed.settings, fed.allow_list, 4).start()[0]
+    opening = EpochServer(fed.settings, fed.allow_list, 4).start()[0]
     with pytest.raises(RemoteProtocolError, match="already seen round 1"):
         again.receive(SERVER, opening.message)  # type: ignore[union-attr]
 
@@ -658,7 +660,7 @@ def test_too_few_registrations_abort_the_epoch() -> None:
 def test_a_buffer_size_that_clients_would_refuse_is_refused(size: int, reason: str) -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match=reason):
-        AsyncLightSecAggServer(fed.settings, fed.allow_list, size)
+        EpochServer(fed.settings, fed.allow_list, size)
 
 
 def test_equal_weights_are_reduced_to_one() -> None:

@@ -127,7 +127,7 @@ def history(fed: Travellers, seed: int) -> None:
             fed.settle()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share_mode", list(ShareMode))
 @BOTH
 def test_R32_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
@@ -223,10 +223,10 @@ def test_S06_a_mask_is_used_once_although_its_owner_was_restored() -> None:
 
 def test_S46_a_restored_client_reports_the_same_again() -> None:
     fed = AsyncFederation().open()
-    (mask,) = [ref for ref in fed.server._reports if ref == (1, 0)]
-    said = fed.server._reports[mask][0]
+    (mask,) = [ref for ref in fed.server._stock.reports if ref == (1, 0)]
+    said = fed.server._stock.reports[mask][0]
     moved = restore(fed, 0, fed.clients[0].snapshot())
-    (again,) = moved.receive(SERVER, fed.server._completion(mask))
+    (again,) = moved.receive(SERVER, fed.server._stock.completion(mask))
     assert again.message.values == tuple(said)  # type: ignore[union-attr]
 
 

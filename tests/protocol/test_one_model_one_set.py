@@ -24,9 +24,9 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.interface import SERVER, Update
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.interface import SERVER, BufferAggregate, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer, BufferAggregate
 from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer, BufferSignature, Opening
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
@@ -436,13 +436,13 @@ class Forgetful(Ledger):
 class Epoch(Wire):
     """Six of ten clients, and a server that can do without the signatures of two."""
 
-    server: AsyncLightSecAggServer
+    server: EpochServer
     clients: dict[int, EpochClient]
 
     def __init__(self, number: int, ten: AsyncFederation, members: Iterable[int]) -> None:
         six = AsyncFederation(6, dropouts=2, buffer_size=3, threat_model=MALICIOUS)
         settings = replace(six.settings, round=number, allow_list=ten.allow_list.digest)
-        server = AsyncLightSecAggServer(settings, ten.allow_list, 3, members)
+        server = EpochServer(settings, ten.allow_list, 3, members)
         clients = {
             i: EpochClient(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members
         }

@@ -1,4 +1,4 @@
-"""docs/protocol.md shows the tables that the code has."""
+"""docs/protocol.md and docs/asynchronous.md show the tables that the code has."""
 
 from __future__ import annotations
 
@@ -23,13 +23,26 @@ def tables() -> ModuleType:
     return module
 
 
-def test_the_page_is_up_to_date(tables: ModuleType) -> None:
-    page = tables.PAGE.read_text(encoding="utf-8")
-    assert tables.render(page) == page, "run scripts/make_protocol_tables.py"
+@pytest.mark.parametrize("name", ["protocol.md", "asynchronous.md"])
+def test_the_page_is_up_to_date(tables: ModuleType, name: str) -> None:
+    page = (tables.DOCS / name).read_text(encoding="utf-8")
+    rendered = tables.render(page, tables.pages()[name])
+    assert rendered == page, "run scripts/make_protocol_tables.py"
 
 
-def test_a_changed_table_is_noticed(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tables.PAGE.read_text(encoding="utf-8")
-    fewer = dict(list(tables.TRANSITIONS.items())[:-1])
-    monkeypatch.setattr(tables, "TRANSITIONS", fewer)
-    assert tables.render(page) != page
+@pytest.mark.parametrize(
+    ("party", "name"),
+    [
+        ("round_client", "protocol.md"),
+        ("epoch_client", "asynchronous.md"),
+        ("epoch_server", "asynchronous.md"),
+    ],
+)
+def test_a_changed_table_is_noticed(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, party: str, name: str
+) -> None:
+    page = (tables.DOCS / name).read_text(encoding="utf-8")
+    module = getattr(tables, party)
+    fewer = dict(list(module.TRANSITIONS.items())[:-1])
+    monkeypatch.setattr(module, "TRANSITIONS", fewer)
+    assert tables.render(page, tables.pages()[name]) != page

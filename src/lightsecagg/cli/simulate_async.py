@@ -27,7 +27,7 @@ from lightsecagg.field.quantization import Quantizer, quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.plain_async import FedBuffServer
+from lightsecagg.protocol.plain_epoch import FedBuffServer
 
 app = typer.Typer(add_completion=False)
 

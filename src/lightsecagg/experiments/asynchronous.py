@@ -37,7 +37,7 @@ from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.foreign import reading
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.plain_async import FedBuffServer, PlainUpload
+from lightsecagg.protocol.plain_epoch import FedBuffServer, PlainUpload
 from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task, training_pool
 
 FEDBUFF, LIGHTSECAGG, UNMASKED = "fedbuff", "lightsecagg", "unmasked"

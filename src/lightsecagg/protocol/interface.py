@@ -148,7 +148,42 @@ class RoundAborted:
     accused: tuple[tuple[int, int], ...] = ()
 
 
-Output = Send | NeedInput | Persist | Compute | Aggregate | RoundAborted
+@dataclass(frozen=True, slots=True)
+class BufferAggregate:
+    """The result of one buffer of the asynchronous mode, at the server."""
+
+    time: int
+    total: Elements = field(repr=False)
+    """The weighted sum over F_q of the buffer's quantised updates."""
+    owners: tuple[int, ...]
+    weights: tuple[int, ...]
+    """w(t - t_i), by owner."""
+    responders: tuple[int, ...]
+    suspects: tuple[int, ...] = ()
+    """Clients that contradicted the others, in their answers or in too many reports on shares of
+    this epoch. A suspicion, never proof."""
+    accused: tuple[tuple[int, int], ...] = ()
+    """Pairs (owner, holder) of this epoch: what was shared and what was reported do not agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFailed:
+    """A buffer of the asynchronous mode was lost, at the server; its owners must train anew."""
+
+    time: int
+    owners: tuple[int, ...]
+    reason: str
+    missing: tuple[int, ...] = ()
+    """Owners whose shares some client lacked, or says it lacked. A suspicion, never proof."""
+    suspects: tuple[int, ...] = ()
+    """As those of `BufferAggregate`."""
+    accused: tuple[tuple[int, int], ...] = ()
+
+
+Output = (
+    Send | NeedInput | Persist | Compute | Aggregate | RoundAborted | BufferAggregate | BufferFailed
+)
+"""What parties return; those of a round never the last two, those of an epoch no `Aggregate`."""
 
 
 class Party(Protocol):
@@ -232,11 +267,21 @@ class BufferedClientParty(Party, Protocol):
     def room(self) -> int:
         """How many more masks may be shared before peers drop old ones."""
 
-    def restock(self, count: int = 1) -> Sequence[object]:
+    def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
 
-    def set_input(self, update: Update, version: int, model: bytes) -> Sequence[object]:
+    def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask an update that was trained from this version of the model, and upload it."""
+
+    def snapshot(self) -> bytes:
+        """The whole state, secrets included; store it before releasing this call's outputs."""
+
+    def abort(self, reason: str) -> None:
+        """The driver gives this epoch up; the party forgets all its secrets."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the secrets and shares that it keeps."""
 
 
 class BufferedServerParty(Server, Protocol):
@@ -245,6 +290,10 @@ class BufferedServerParty(Server, Protocol):
     @property
     def phase(self) -> Phase:
         """UPLOAD while it collects; AGREE or RECOVER while a buffer is in flight."""
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Clients that the current phase still waits for; nobody while collecting."""
 
     @property
     def time(self) -> int:
@@ -258,7 +307,7 @@ class BufferedServerParty(Server, Protocol):
     def summable(self) -> int:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
 
-    def start(self) -> Sequence[object]:
+    def start(self) -> list[Output]:
         """Open the epoch; call once."""
 
     def publish(self, model: bytes, version: int | None = None) -> None:
@@ -267,14 +316,17 @@ class BufferedServerParty(Server, Protocol):
         Call it for every version before clients get its model: other uploads are refused.
         """
 
-    def drop(self, client: int) -> Sequence[object]:
+    def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
 
-    def rejoin(self, client: int) -> Sequence[object]:
+    def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
 
-    def flush(self) -> Sequence[object]:
+    def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait."""
 
-    def proceed(self) -> Sequence[object]:
+    def proceed(self) -> list[Output]:
         """The deadline of the current phase fired; nothing to do while collecting."""
+
+    def snapshot(self) -> bytes:
+        """All that it must remember but the vectors of uploads; see `EpochServer.restore`."""

@@ -1,4 +1,9 @@
-"""The parties of a synchronous round, of whatever protocol the policy or the settings name."""
+"""The parties of both modes, of whatever protocol the policy or the settings name.
+
+a synchronous round              client_party, server_party
+an epoch, asynchronous           epoch_client_party, epoch_server_party
+either, from a snapshot          restore_party
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,9 @@ from collections.abc import Iterable
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_queue import Keep, in_memory
+from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
@@ -42,3 +50,49 @@ def server_party(
     A `durable` one asks for what it promises to be stored (`Persist`), and can be resumed.
     """
     return RoundServer(settings, allow_list, invited, entropy, durable=durable)
+
+
+def epoch_client_party(
+    client: int,
+    identity: IdentityKey,
+    policy: Policy,
+    ledger: Ledger,
+    entropy: Entropy = system_entropy,
+) -> EpochClient:
+    """A client's party for one epoch of the asynchronous mode; the policy says how to buffer.
+
+    Of `ledger` the same is true as for `client_party`.
+    """
+    return EpochClient(client, identity, policy, ledger, entropy)
+
+
+def epoch_server_party(
+    settings: Settings,
+    allow_list: AllowList,
+    buffer_size: int,
+    invited: Iterable[int] | None = None,
+    entropy: Entropy = system_entropy,
+    *,
+    spare_answers: int = 0,
+    keep: Keep = in_memory,
+) -> EpochServer:
+    """The server's party for one epoch, with buffers of `buffer_size` updates; see `EpochServer`.
+
+    After a crash: `EpochServer.restore`.
+    """
+    return EpochServer(settings, allow_list, buffer_size, invited, entropy, spare_answers, keep)
+
+
+def restore_party(
+    snapshot: bytes,
+    identity: IdentityKey,
+    policy: Policy,
+    generation: int,
+    entropy: Entropy = system_entropy,
+) -> RoundClient | EpochClient:
+    """A client's party from its `snapshot()`, in the mode that the policy names.
+
+    Refused if it is older than `generation`; see `client_machine` for what a driver owes.
+    """
+    kind = RoundClient if policy.buffering is None else EpochClient
+    return kind.restore(snapshot, identity, policy, generation, entropy)

@@ -13,9 +13,9 @@ from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.protocol.client_machine import Advertised, Closed
 from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_server import AsyncLightSecAggServer
 from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
 from lightsecagg.protocol.roles.registration import Registration, draw_keys, enter_roster
 from lightsecagg.protocol.round_server import RoundServer
@@ -49,7 +49,7 @@ def servers() -> dict[str, Any]:
         ),
         "epoch": (
             tuple(epoch.keys),
-            lambda invited: AsyncLightSecAggServer(epoch.settings, epoch.allow_list, 4, invited),
+            lambda invited: EpochServer(epoch.settings, epoch.allow_list, 4, invited),
         ),
     }
 

@@ -41,13 +41,8 @@ from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.interface import Phase, RoundAborted, Send
+from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import at_once
-from lightsecagg.protocol.lightsecagg_async_server import (
-    AsyncLightSecAggServer,
-    BufferAggregate,
-    BufferFailed,
-)
 from lightsecagg.protocol.messages import (
     Advertise,
     BufferAnnounced,
@@ -56,6 +51,7 @@ from lightsecagg.protocol.messages import (
     Message,
     UploadDropped,
 )
+from lightsecagg.protocol.registry import epoch_server_party
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -192,7 +188,7 @@ class Epoch:
         self._node_of = {client: node for node, client in self._client_of.items()}
         self.settings = terms.settings(parameters, self._allow_list, dimension, session, number)
         self._codec = Codec(self.settings.field)
-        self._server = AsyncLightSecAggServer(self.settings, self._allow_list, len(keys))
+        self._server = epoch_server_party(self.settings, self._allow_list, len(keys))
         self._links = {node: _Link() for node in keys}
         self._away: set[int] = set()
         self._members = set(keys)

@@ -6,7 +6,7 @@ from lightsecagg.drivers.simulation.async_federation import Flush
 from lightsecagg.drivers.simulation.metering import Meter
 from lightsecagg.drivers.simulation.workload import Vector
 from lightsecagg.protocol.interface import SERVER, Phase, Update
-from lightsecagg.protocol.plain_async import FedBuffClient, FedBuffServer, PlainUpload
+from lightsecagg.protocol.plain_epoch import FedBuffClient, FedBuffServer, PlainUpload
 
 
 class PlainFederation:

@@ -32,22 +32,18 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import (
     SERVER,
+    BufferAggregate,
     BufferedClientParty,
     BufferedServerParty,
+    BufferFailed,
     Phase,
     RoundAborted,
     Send,
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.lightsecagg_async_server import (
-    AsyncLightSecAggServer,
-    BufferAggregate,
-    BufferFailed,
-)
 from lightsecagg.protocol.messages import (
     BufferAnnounced,
     BufferedUpload,
@@ -56,6 +52,7 @@ from lightsecagg.protocol.messages import (
     Tag,
 )
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.registry import epoch_client_party, epoch_server_party
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -118,7 +115,7 @@ class ProtectedFederation(MeteredWire):
             buffering=config.buffering,
         )
         check_memory(self.settings, masks=config.stock + 1)  # one more is in use
-        server = AsyncLightSecAggServer(self.settings, allow_list, config.buffer_size)
+        server = epoch_server_party(self.settings, allow_list, config.buffer_size)
         policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -133,7 +130,7 @@ class ProtectedFederation(MeteredWire):
         # Rounding is not secret in a simulation; given keys make a run reproducible.
         self._ledgers = [Ledger.volatile(rounding.bytes) for _ in keys]
         clients = {
-            client: EpochClient(client, key, policy, self._ledgers[client])
+            client: epoch_client_party(client, key, policy, self._ledgers[client])
             for client, key in enumerate(keys)
         }
         self._rounding = rounding

@@ -11,12 +11,14 @@ share, N (N - 1) of them, would cost more than the shares. A bundle is taken or 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.interface import Send
-from lightsecagg.protocol.messages import SealedShare, ShareBundle
-from lightsecagg.protocol.schemes.interface import ServerScheme
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES
+from lightsecagg.protocol.messages import Message, SealedShare, ShareBundle, UploadDropped
+from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles
 
 
 class Relay:
@@ -29,17 +31,18 @@ class Relay:
         self._scheme = scheme
         self._single = single
         self._wanted = scheme.settings.degree(len(scheme.round.members))
-        self._begun: dict[int, tuple[int, dict[int, SealedShare]]] = {}
+        self.begun: dict[int, tuple[int, dict[int, SealedShare]]] = {}
+        """Owner -> the serial of the mask under way, and recipient -> share."""
 
     def has_begun(self, owner: int) -> bool:
         """Whether anything of this owner has come."""
-        return owner in self._begun
+        return owner in self.begun
 
     def take(self, sender: int, message: ShareBundle) -> list[SealedShare] | None:
         """The shares of those masks that these complete; None if all of these are past."""
         for share in message.shares:
             self._check(sender, share)
-        serial, begun = self._begun.get(sender, (-1, {}))
+        serial, begun = self.begun.get(sender, (-1, {}))
         begun, done = dict(begun), self.complete.get(sender, -1)
         ready: list[SealedShare] = []
         is_news = False
@@ -61,7 +64,7 @@ class Relay:
                 done, begun = serial, {}
         if not is_news:
             return None
-        self._begun[sender] = (serial, begun)
+        self.begun[sender] = (serial, begun)
         if ready:
             self.complete[sender] = done
         return ready
@@ -102,3 +105,38 @@ class Outbox:
     def _empty(self, client: int) -> list[Send]:
         del self._bytes[client]
         return [Send(client, ShareBundle(tuple(self._waiting.pop(client))))]
+
+
+class Mailbox:
+    """What clients that are away have missed, and still need when they are back."""
+
+    def __init__(self) -> None:
+        self.missed: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
+        """Client -> by the mask that it is about."""
+
+    def put(self, client: int, message: SealedShare | UploadDropped) -> None:
+        """Keep a message for a client."""
+        owner = client
+        if isinstance(message, SealedShare):
+            owner = message.owner
+            # A copy: a view would keep the whole bundle in memory.
+            message = replace(message, sealed=bytes(message.sealed))
+        self.missed.setdefault(client, {})[MaskRef(owner, message.serial)] = message
+
+    def forget(self, mask: MaskRef) -> None:
+        """Nobody needs the shares of a mask that is past."""
+        for missed in self.missed.values():
+            missed.pop(mask, None)
+
+    def empty(self, client: int, first: Iterable[MaskRef]) -> tuple[list[Message], list[Message]]:
+        """What a client has missed of these masks, and of the others, in few messages."""
+        missed = self.missed.pop(client, {})
+        urgent = [missed.pop(mask) for mask in first if mask in missed]
+        return _bundled(urgent), _bundled(missed.values())
+
+
+def _bundled(missed: Iterable[SealedShare | UploadDropped]) -> list[Message]:
+    kept = list(missed)
+    shares = [message for message in kept if isinstance(message, SealedShare)]
+    notices = [message for message in kept if isinstance(message, UploadDropped)]
+    return [*bundles(shares), *notices]

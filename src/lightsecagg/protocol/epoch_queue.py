@@ -1,0 +1,217 @@
+"""The uploads of an epoch that wait for a buffer at the server.
+
+Only buffers that clients will accept are formed. An upload is usable while it is not too stale, its
+shares have not expired, and enough clients may hold good ones; it waits for the reports on its
+mask. An owner's second update from one model is never summed (S42), so it does not wait at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.buffers import Rules, check_tag, choose_updates, hash_upload
+from lightsecagg.protocol.epoch_stock import MaskStock
+from lightsecagg.protocol.jobs import Upload, UploadInMemory
+from lightsecagg.protocol.messages import BufferedUpload, Tag
+from lightsecagg.protocol.roster import Round
+from lightsecagg.protocol.schemes.interface import MaskRef
+
+Keep = Callable[[BufferedUpload], Upload]
+"""Where an upload is kept until it is summed."""
+
+
+def in_memory(upload: BufferedUpload) -> Upload:
+    """Here."""
+    return UploadInMemory(upload.vector)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingUpload:
+    """An upload in front of the buffer."""
+
+    tag: Tag
+    upload: Upload
+    shared: int
+    """The time at which the shares of its mask were complete."""
+
+    @property
+    def owner(self) -> int:
+        """Whose it is."""
+        return self.tag.owner
+
+    @property
+    def version(self) -> int:
+        """t_i"""
+        return self.tag.version
+
+    @property
+    def mask(self) -> MaskRef:
+        """What hides it."""
+        return MaskRef(self.tag.owner, self.tag.serial)
+
+
+class UploadQueue:
+    """Uploads, the oldest first."""
+
+    def __init__(
+        self,
+        round_: Round,
+        allow_list: AllowList,
+        buffering: Buffering,
+        stock: MaskStock,
+        keep: Keep,
+    ) -> None:
+        self.waiting: list[WaitingUpload] = []
+        self.last_tag: dict[int, Tag] = {}
+        """Owner -> of its latest upload."""
+        self.accepted: dict[bytes, set[int]] = {}
+        """Model -> owners whose update from it came; clients sum no second one."""
+        self._round = round_
+        self._settings = round_.settings
+        self._allow_list = allow_list
+        self._buffering = buffering
+        self._stock = stock
+        self._keep = keep
+
+    @property
+    def owners(self) -> int:
+        """How many distinct owners have an upload waiting."""
+        return len({waiting.owner for waiting in self.waiting})
+
+    def is_repeat(self, sender: int, tag: Tag) -> bool:
+        """Whether this upload came before; refuse another one under a used mask."""
+        if tag.owner != sender:
+            raise RemoteProtocolError(f"client {sender} uploaded under another's tag")
+        last = self.last_tag.get(sender)
+        if last is None or tag.serial > last.serial:
+            return False
+        if tag == last:
+            return True
+        raise RemoteProtocolError(
+            f"client {sender} uploaded under its mask {tag.serial}, but {last.serial} was "
+            "used already"
+        )
+
+    def check(self, sender: int, message: BufferedUpload, time: int) -> None:
+        """Refuse an upload that clients would refuse to sum (S45)."""
+        tag = message.tag
+        if message.vector.shape != (self._settings.length,):
+            raise RemoteProtocolError(
+                f"client {sender} uploaded {message.vector.size} elements instead of "
+                f"{self._settings.length}"
+            )
+        if tag.version > time:
+            raise RemoteProtocolError(f"client {sender} trained from a model of the future")
+        check_tag(self._round, self._allow_list, tag)
+        if hash_upload(self._settings.field, message.vector) != tag.digest:
+            raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
+
+    def put(self, message: BufferedUpload, shared: int) -> bool:
+        """Let a checked upload wait; False if its owner has uploaded from this model before."""
+        tag = message.tag
+        self.last_tag[tag.owner] = tag
+        owners = self.accepted.setdefault(tag.model, set())
+        if tag.owner in owners:
+            return False
+        owners.add(tag.owner)
+        self.waiting.append(WaitingUpload(tag, self._keep(message), shared))
+        return True
+
+    def take(self, tags: Iterable[Tag]) -> set[MaskRef]:
+        """These wait no longer; their masks."""
+        masks = {MaskRef(tag.owner, tag.serial) for tag in tags}
+        self.waiting = [waiting for waiting in self.waiting if waiting.mask not in masks]
+        return masks
+
+    def useless(self, time: int, offline: Container[int]) -> list[Tag]:
+        """Which of them no buffer will ever take."""
+        return [w.tag for w in self.waiting if not self._is_usable(w, time, offline)]
+
+    def _is_usable(self, waiting: WaitingUpload, time: int, offline: Container[int]) -> bool:
+        return (
+            time - waiting.version <= self._buffering.table.max_staleness
+            and time - waiting.shared <= self._buffering.share_lifetime
+            and (
+                self._stock.awaits_reports(waiting.mask, offline)
+                or self._stock.possible_holders(waiting.mask) >= self._needed_holders
+            )
+        )
+
+    @property
+    def _needed_holders(self) -> int:
+        parameters = self._settings.parameters
+        return max(parameters.survivors, parameters.quorum)
+
+    def choose(self, size: int, time: int, offline: Container[int]) -> list[WaitingUpload]:
+        """The next buffer, by owner; shorter than `size` if fewer updates may be summed now.
+
+        Enough clients must hold good shares of all its masks; while there are too few, the
+        update goes whose shares fewest hold.
+        """
+        usable = [
+            waiting
+            for waiting in self.waiting
+            if self._is_usable(waiting, time, offline)
+            and not self._stock.awaits_reports(waiting.mask, offline)
+        ]
+        good = {waiting.mask: self._stock.holders(waiting.mask) for waiting in usable}
+        rules = Rules(
+            self._buffering.max_ratio, self._buffering.per_weight(self._settings.parameters)
+        )
+        while True:
+            chosen = choose_updates(
+                usable,
+                size,
+                lambda version: self._buffering.table.weight(time - version),
+                rules,
+            )
+            holders = frozenset(self._round.members).intersection(*(good[w.mask] for w in chosen))
+            if len(holders) >= self._needed_holders:
+                return sorted(chosen, key=lambda waiting: waiting.owner)
+            usable.remove(min(chosen, key=lambda waiting: len(good[waiting.mask])))
+
+
+class Models:
+    """The published models: version -> hash. Uploads of others are refused (S45)."""
+
+    def __init__(self, buffering: Buffering) -> None:
+        self.known: dict[int, bytes] = {}
+        self._max_staleness = buffering.table.max_staleness
+
+    def publish(self, model: bytes, version: int, time: int) -> None:
+        """Clients may now train from it."""
+        if not 0 <= version <= time:
+            raise LocalProtocolError(
+                f"a model of version {version} cannot be published at time {time}"
+            )
+        if self.known.setdefault(version, model) != model:
+            raise LocalProtocolError(
+                f"another model of version {version} was published before; clients that trained "
+                "from different models of one version refuse to be summed"
+            )
+
+    def check(self, tag: Tag, time: int) -> None:
+        """Refuse an update of another model than the published one.
+
+        Versions that are too old for any buffer are forgotten, and such uploads dropped anyway.
+        """
+        if tag.version < time - self._max_staleness:
+            return
+        if tag.version not in self.known:
+            raise RemoteProtocolError(
+                f"client {tag.owner} trained from a model of version {tag.version}, but none was "
+                "published"
+            )
+        if tag.model != self.known[tag.version]:
+            raise RemoteProtocolError(
+                f"client {tag.owner} trained from another model of version {tag.version}"
+            )
+
+    def expire(self, time: int) -> None:
+        """Forget those from which no update is welcome any more."""
+        oldest = time - self._max_staleness
+        self.known = {v: model for v, model in self.known.items() if v >= oldest}

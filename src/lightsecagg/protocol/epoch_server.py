@@ -1,0 +1,611 @@
+"""The server in one epoch of the buffered-asynchronous mode, Section 4.2 and Appendix F.3.
+
+Theory of operation. After registration (one roster per epoch) the server relays stock, collects
+uploads, and whenever K distinct owners have one waiting it flushes:
+
+    advertise  keys, from every invited client
+    upload     collects: masks are checked when their shares are delivered; uploads wait, oldest
+               first; at K owners, or on `flush`, a buffer of time t is formed
+    agree      malicious-server mode: m signatures on (C1, t, tags)
+    recover    U answers decode the weighted sum of the masks in one shot; `BufferAggregate`
+    done       too few have registered
+
+`TRANSITIONS` names, for each phase, the messages that it takes. Shares, reports and uploads go on
+coming while a buffer is in flight; the uploads wait for the next. The parts are `epoch_stock`
+(masks and reports on them), `epoch_queue` (uploads that wait), `epoch_flight` (the buffer in
+flight) and `epoch_memory` (what outlives the process).
+
+A buffer that fails is never formed again, because its masks are burnt: its updates are lost, its
+owners train anew. The time goes up with every buffer, failed or not. Only buffers that clients will
+accept are formed: an upload that is too stale, or whose shares have expired, is dropped before it
+spoils the others'. So is one whose shares contradict each other (S46): an upload waits until
+everybody online has reported on its mask, or until `proceed`, and a buffer is formed only where
+enough clients hold good shares of all its masks. A client that was away gets what it missed with
+`rejoin`. The driver updates the model on `BufferAggregate`,
+
+    x <- x + eta_g * average,        see `Settings.buffer_average`      Eq. (35)-(37)
+
+calls `publish` with the hash of the new model, and tells clients the time together with the model.
+
+A server that survives a crash is stored as `snapshot()`, after every call and before the outputs of
+that call leave, beside the upload that the call brought (`BufferedUpload`, by owner and serial).
+Then nothing that was acknowledged is lost, and an announced buffer never changes: who is asked
+again is asked for the same tags. `restore` says what a driver does next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from lightsecagg.crypto import prg
+from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
+from lightsecagg.errors import (
+    LocalProtocolError,
+    ParameterError,
+    RecoveryError,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import Elements
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.epoch_flight import Flight
+from lightsecagg.protocol.epoch_memory import Memory, Recall
+from lightsecagg.protocol.epoch_queue import Keep, Models, UploadQueue, WaitingUpload, in_memory
+from lightsecagg.protocol.epoch_stock import MaskStock, check_chain
+from lightsecagg.protocol.interface import (
+    BufferAggregate,
+    BufferFailed,
+    Output,
+    Phase,
+    RoundAborted,
+    Send,
+)
+from lightsecagg.protocol.jobs import Job, Result
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Advertise,
+    BufferAnnounced,
+    BufferAnswer,
+    BufferedUpload,
+    BufferRefusal,
+    BufferSignature,
+    MaskReport,
+    Message,
+    Opening,
+    Roster,
+    ShareBundle,
+    Tag,
+    UploadDropped,
+)
+from lightsecagg.protocol.roles.registration import Registration
+from lightsecagg.protocol.roles.relay import Mailbox, Outbox
+from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
+from lightsecagg.protocol.settings import Settings
+
+
+class EpochServer:
+    """The server of one epoch; see the theory of operation and `interface`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        allow_list: AllowList,
+        buffer_size: int,
+        invited: Iterable[int] | None = None,
+        entropy: Entropy = system_entropy,
+        spare_answers: int = 0,
+        keep: Keep = in_memory,
+    ) -> None:
+        """`keep` says where an upload is kept until it is summed.
+
+        * `spare_answers`: wait for U + this many answers; one detects a liar, two name it.
+        """
+        if not settings.traits.protected or settings.buffering is None:
+            raise ParameterError("the asynchronous mode needs settings with buffering")
+        least = settings.parameters.privacy + 2
+        if not least <= buffer_size <= settings.buffering.max_updates:
+            raise ParameterError(
+                f"buffer size K = {buffer_size} must be T + 2 = {least} to K_max = "
+                f"{settings.buffering.max_updates}"
+            )
+        self.settings = settings
+        self.buffer_size = buffer_size
+        self.phase = Phase.ADVERTISE
+        self.time = 0
+        """t: the version of the current model, and the time of the next buffer."""
+        self.late_messages: Counter[str] = Counter()
+        """Messages that came again or too late and were ignored, by type."""
+        self._allow_list = allow_list
+        self._buffering: Buffering = settings.buffering
+        self._entropy = entropy
+        self._spare = spare_answers
+        self._keep = keep
+        self._registration = Registration(settings, allow_list, invited)
+        self._started = False
+        self._offline: set[int] = set()
+        self._models = Models(self._buffering)
+        self._mailbox = Mailbox()
+        self._roster: Roster | None = None
+        self._members: tuple[int, ...] = ()
+        self._scheme: ServerScheme
+        self._stock: MaskStock
+        self._queue: UploadQueue
+        self._flight: Flight | None = None
+
+    # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Clients that the current phase still waits for; nobody while collecting."""
+        return frozenset(self._awaited())
+
+    @property
+    def refusals(self) -> dict[int, tuple[int, ...]]:
+        """Who refused the buffer in flight, and whose shares it lacks."""
+        return {} if self._flight is None else self._flight.agreement.refusals
+
+    @property
+    def waiting(self) -> int:
+        """How many distinct owners have an upload waiting."""
+        return 0 if self._roster is None else self._queue.owners
+
+    @property
+    def summable(self) -> int:
+        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+        return 0 if self._roster is None else len(self._choose())
+
+    def start(self) -> list[Output]:
+        """Open the epoch."""
+        if self._started:
+            raise LocalProtocolError("the epoch was started already")
+        self._started = True
+        return [*self._registration.open()]
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message from the client `sender`; see `ServerParty.receive`."""
+        if not self._started:
+            raise LocalProtocolError("start the epoch before delivering messages to it")
+        self._registration.check_invited(sender)
+        handler = TRANSITIONS.get((self.phase, type(message)))
+        member = self.phase is Phase.ADVERTISE or sender in self._members
+        if handler is None or not (member or isinstance(message, Advertise)):
+            raise RemoteProtocolError(
+                f"client {sender} sent {type(message).__name__} in phase {self.phase}"
+            )
+        outputs = handler(self, sender, message)
+        # Shares move no phase on, and they are most of the messages.
+        return outputs if isinstance(message, ShareBundle) else outputs + self._advance()
+
+    def drop(self, client: int) -> list[Output]:
+        """The client is offline; what it has delivered stays."""
+        self._offline.add(client)
+        return self._advance()
+
+    def rejoin(self, client: int) -> list[Output]:
+        """The client is back, with its memory: it gets what it missed."""
+        self._offline.discard(client)
+        if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
+            return [Send(client, Opening(self.settings.to_bytes()))]
+        if self._roster is None or client not in self._members:
+            return []
+        messages: list[Message] = []
+        if not self._stock.relay.has_begun(client):  # perhaps it lacks the roster
+            messages.append(self._roster)
+        flight = self._flight
+        asked = () if flight is None else flight.asked.terms
+        # Its shares before the buffer, all others after it: clients keep the newest ones only, and
+        # could otherwise lose the very shares that they are asked for.
+        urgent, others = self._mailbox.empty(client, [term.ref for term in asked])
+        messages += urgent
+        if flight is not None:
+            messages.append(flight.buffer)
+        messages += [*others, *self._stock.unreported(client)]
+        return [Send(client, message) for message in messages]
+
+    def publish(self, model: bytes, version: int | None = None) -> None:
+        """The hash of the model of a version, by default of the current time.
+
+        Uploads that name another model, or a version that was never published, are refused:
+        clients refuse a buffer whose owners disagree about it. So call this for every version,
+        also for one that a lost buffer has left unchanged, before clients get its model.
+        """
+        self._models.publish(model, self.time if version is None else version, self.time)
+
+    def proceed(self) -> list[Output]:
+        """The deadline of the current phase fired; while collecting, that of the reports.
+
+        Uploads that wait for reports wait no longer.
+        """
+        if not self._started:
+            raise LocalProtocolError("start the epoch before its first deadline")
+        match self.phase:
+            case Phase.ADVERTISE:
+                return self._close_advertise()
+            case Phase.AGREE:
+                return self._close_agree()
+            case Phase.RECOVER if not self._in_flight.collected:
+                return [*self._in_flight.collect()]
+            case Phase.UPLOAD:
+                self._await_no_reports()
+                return self._advance()
+            case _:
+                return []
+
+    def computed(self, job: Job, result: Result) -> list[Output]:
+        """Take the result of a job; one of a buffer that was lost meanwhile changes nothing."""
+        flight = self._flight
+        if flight is None or not flight.asked_for(job):
+            return []
+        if isinstance(result, RecoveryError):
+            return self._fail(str(result)) + self._advance()
+        more = flight.summed(job, result)
+        return self._finish(flight, result) + self._advance() if more is None else [*more]
+
+    def flush(self) -> list[Output]:
+        """Form a buffer now, with as many updates as wait, at most K; await no more reports."""
+        if self.phase is not Phase.UPLOAD:
+            raise LocalProtocolError(f"cannot flush in phase {self.phase}")
+        self._await_no_reports()
+        least = self.settings.parameters.privacy + 2
+        chosen = self._choose()
+        if len(chosen) < least:
+            raise LocalProtocolError(
+                f"{len(chosen)} of {self.waiting} waiting updates may share a buffer now; clients "
+                f"accept T + 2 = {least} or more"
+            )
+        return self._drop_useless() + self._announce(chosen)
+
+    # -- surviving a crash -------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """All that it must remember but the vectors of uploads; store it before outputs leave."""
+        roster, flight = self._roster, self._flight
+        memory = Memory(
+            settings=self.settings.to_bytes(),
+            invited=self._registration.invited,
+            buffer_size=self.buffer_size,
+            spare_answers=self._spare,
+            started=self._started,
+            phase=self.phase,
+            time=self.time,
+            offline=sorted(self._offline),
+            advertised=dict(self._registration.advertised),
+            roster=roster,
+            models=dict(self._models.known),
+        )
+        if roster is not None:
+            memory.remember(self._stock, self._queue, self._mailbox)
+        if flight is not None:
+            memory.remember_flight(flight)
+        return memory.to_bytes()
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: bytes,
+        allow_list: AllowList,
+        recall: Recall,
+        entropy: Entropy = system_entropy,
+        keep: Keep = in_memory,
+    ) -> Self:
+        """The server of a snapshot.
+
+        * `recall`: tag -> the stored upload. Those that no tag of the snapshot names are past.
+
+        Then run the jobs of `resume`, `rejoin` every client that comes back, and `drop` who has
+        not by your deadline. What was on its way when the server ended is lost, as with any
+        connection: a client that lacks a share says so when it is asked to report on it, and one
+        whose upload did not come is told so by its own driver (`UploadDropped`).
+        """
+        memory = Memory.from_bytes(snapshot)
+        settings = Settings.from_bytes(memory.settings)
+        size, spare = memory.buffer_size, memory.spare_answers
+        server = cls(settings, allow_list, size, memory.invited, entropy, spare, keep)
+        server._started, server.phase, server.time = memory.started, memory.phase, memory.time
+        server._registration.advertised.update(memory.advertised)
+        server._models.known = dict(memory.models)
+        server._offline = set(memory.offline)
+        if memory.roster is not None:
+            server._fix_roster(memory.roster, memory.check_secret)
+            memory.recall(server._stock, server._queue, server._mailbox, recall)
+        if memory.buffer is not None:
+            uploads = [recall(tag) for tag in memory.buffer.tags]
+            server._flight = server._take_off(memory.buffer, uploads, frozenset(memory.holders))
+            memory.recall_flight(server._flight)
+        return server
+
+    def resume(self) -> list[Output]:
+        """After `restore`: what was being computed, to be computed again."""
+        return [] if self._flight is None else [*self._flight.jobs]
+
+    # -- registration ------------------------------------------------------------------------
+
+    def _on_advertise(self, sender: int, message: Advertise) -> list[Output]:
+        fresh = self._registration.on_advertise(sender, message)
+        return [] if fresh else self._on_late(sender, message)
+
+    def _on_late(self, sender: int, message: Message) -> list[Output]:
+        """A message that has done its work before, or can no longer do it."""
+        self.late_messages[type(message).__name__] += 1
+        return []
+
+    def _close_advertise(self) -> list[Output]:
+        least, came = self.settings.minimum, self._registration.advertised
+        if len(came) < least:
+            reason = f"only {len(came)} clients advertised their keys, at least {least} are needed"
+            self.phase = Phase.DONE
+            invited = self._registration.invited
+            return [*(Send(c, AbortRound(reason)) for c in invited), RoundAborted(reason)]
+        ends: tuple[bytes, ...] = ()
+        check_secret = b""
+        if self.settings.traits.checked:
+            check_secret = draw(self._entropy, prg.SEED_LENGTH)
+            ends = tuple(
+                check_chain(check_secret, self.settings.context, client, -1)
+                for client in self._registration.invited
+                if client in came
+            )
+        roster = self._registration.make_roster(self._entropy, ends)
+        self._fix_roster(roster, check_secret)
+        self.phase = Phase.UPLOAD
+        return [*self._registration.announce(roster)]
+
+    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
+        self._roster = roster
+        self._scheme = self._registration.scheme(roster, self._entropy)
+        self._members = self._scheme.round.members
+        self._stock = MaskStock(self._scheme, check_secret)
+        self._queue = UploadQueue(
+            self._scheme.round, self._allow_list, self._buffering, self._stock, self._keep
+        )
+
+    # -- stock -------------------------------------------------------------------------------
+
+    def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
+        shares = self._stock.take(sender, message, self.time)
+        if shares is None:
+            return self._on_late(sender, message)
+        if not shares:
+            return []
+        outputs, outbox = self._drop_pushed_out(sender), Outbox()
+        for share in shares:
+            if share.recipient in self._offline:
+                self._mailbox.put(share.recipient, share)
+            else:
+                outputs += outbox.put(share)
+        outputs += outbox.flush()
+        masks = dict.fromkeys(MaskRef(sender, share.serial) for share in shares)
+        online = [client for client in self._members if client not in self._offline]
+        for complete in self._stock.ask(masks):  # who is away is asked when it is back
+            outputs += [Send(client, complete) for client in online]
+        return outputs
+
+    def _drop_pushed_out(self, owner: int) -> list[Output]:
+        """Clients keep so many shares of an owner; forget the masks that they have forgotten."""
+        waiting = [w.tag for w in self._queue.waiting if w.owner == owner]
+        unused = len(self._stock.shared[owner])
+        excess = max(0, len(waiting) + unused - self._buffering.stock)
+        outputs = self._drop(waiting[:excess])
+        self._forget(self._stock.pushed_out(owner, max(0, excess - len(waiting))))
+        return outputs
+
+    def _on_report(self, sender: int, message: MaskReport) -> list[Output]:
+        fresh = self._stock.on_report(sender, message)
+        return [] if fresh else self._on_late(sender, message)
+
+    # -- uploads -----------------------------------------------------------------------------
+
+    def _on_upload(self, sender: int, message: BufferedUpload) -> list[Output]:
+        tag = message.tag
+        if self._queue.is_repeat(sender, tag):
+            return self._on_late(sender, message)
+        if tag.serial not in self._stock.shared.get(sender, {}):
+            # Its shares were lost with a connection; the owner goes on with another mask.
+            return [Send(sender, UploadDropped(tag.serial))]
+        self._queue.check(sender, message, self.time)
+        self._models.check(tag, self.time)
+        shared, passed_over = self._stock.use(sender, tag.serial)
+        self._forget(passed_over)
+        if self._queue.put(message, shared):
+            return []
+        self._forget([MaskRef(sender, tag.serial)])
+        return self._tell_dropped(tag)
+
+    def _choose(self) -> list[WaitingUpload]:
+        return self._queue.choose(self.buffer_size, self.time, self._offline)
+
+    def _await_no_reports(self) -> None:
+        self._stock.unawaited.update(waiting.mask for waiting in self._queue.waiting)
+
+    def _drop_useless(self) -> list[Output]:
+        self._models.expire(self.time)
+        return self._drop(self._queue.useless(self.time, self._offline))
+
+    def _drop(self, tags: Iterable[Tag]) -> list[Output]:
+        """These uploads wait no longer; their owners are told."""
+        dropped = list(tags)
+        self._forget(self._queue.take(dropped))
+        return [output for tag in dropped for output in self._tell_dropped(tag)]
+
+    def _tell_dropped(self, tag: Tag) -> list[Output]:
+        dropped = UploadDropped(tag.serial)
+        if tag.owner not in self._offline:
+            return [Send(tag.owner, dropped)]
+        self._mailbox.put(tag.owner, dropped)
+        return []
+
+    def _forget(self, masks: Iterable[MaskRef]) -> None:
+        """Of masks that are past nobody needs shares or reports."""
+        for mask in masks:
+            self._stock.forget(mask)
+            self._mailbox.forget(mask)
+
+    # -- the buffer in flight ----------------------------------------------------------------
+
+    def _advance(self) -> list[Output]:
+        """Go on where nothing is awaited any more."""
+        match self.phase:
+            case Phase.ADVERTISE if self._started and self._all_in:
+                return self._close_advertise()
+            case Phase.AGREE if self._in_flight.agreement.reached or self._all_in:
+                return self._close_agree() + self._advance()
+            case Phase.RECOVER if not self._in_flight.collected and self._enough_answers:
+                return [*self._in_flight.collect()]
+            case Phase.UPLOAD if self.waiting >= self.buffer_size:
+                chosen, dropped = self._choose(), self._drop_useless()
+                full = len(chosen) >= self.buffer_size
+                return dropped + self._announce(chosen) if full else dropped
+            case _:
+                return []
+
+    def _announce(self, chosen: list[WaitingUpload]) -> list[Output]:
+        buffer = BufferAnnounced(self.time, tuple(waiting.tag for waiting in chosen))
+        self._queue.take(buffer.tags)
+        holders = frozenset(self._members).intersection(
+            *(self._stock.holders(waiting.mask) for waiting in chosen)
+        )
+        uploads = [waiting.upload for waiting in chosen]
+        self._flight = flight = self._take_off(buffer, uploads, holders)
+        self.phase = flight.phase
+        online = [client for client in self._members if client not in self._offline]
+        return [*(Send(client, buffer) for client in online), *flight.jobs]
+
+    def _take_off(
+        self, buffer: BufferAnnounced, uploads: list[Any], holders: frozenset[int]
+    ) -> Flight:
+        parts = (self._scheme, self._allow_list, self._buffering)
+        return Flight(*parts, buffer, uploads, holders)
+
+    def _on_signature(self, sender: int, message: BufferSignature) -> list[Output]:
+        flight = self._in_flight
+        if message.time != flight.time:
+            return self._on_late(sender, message)
+        flight.agreement.on_signature(sender, message.signature)
+        awaited = not flight.collected and sender not in flight.answers
+        if self.phase is Phase.RECOVER and awaited:
+            return [Send(sender, flight.certificate)]
+        return []
+
+    def _on_refusal(self, sender: int, message: BufferRefusal) -> list[Output]:
+        flight = self._in_flight
+        if message.time != flight.time:
+            return self._on_late(sender, message)
+        flight.agreement.on_refusal(sender, message.missing)
+        return []
+
+    def _on_answer(self, sender: int, message: BufferAnswer) -> list[Output]:
+        flight = self._in_flight
+        if message.time != flight.time:
+            return self._on_late(sender, message)
+        return [] if flight.on_answer(sender, message) else self._on_late(sender, message)
+
+    def _close_agree(self) -> list[Output]:
+        flight = self._in_flight
+        if not flight.agreement.reached:
+            return self._fail(flight.agreement.shortfall)
+        self.phase = flight.phase = Phase.RECOVER
+        certificate = flight.certificate
+        return [Send(client, certificate) for client in sorted(flight.agreement.signatures)]
+
+    def _finish(self, flight: Flight, total: Elements) -> list[Output]:
+        aggregate = BufferAggregate(
+            time=flight.time,
+            total=total,
+            owners=flight.asked.in_sum,
+            weights=flight.weights,
+            responders=tuple(sorted(flight.good_answers)),
+            suspects=tuple(sorted({*flight.suspects, *self._stock.suspects})),
+            accused=tuple(sorted(self._stock.accused)),
+        )
+        return [aggregate, *self._land(flight)]
+
+    def _fail(self, reason: str) -> list[Output]:
+        flight = self._in_flight
+        failed = BufferFailed(
+            time=flight.time,
+            owners=flight.asked.in_sum,
+            reason=reason,
+            missing=tuple(sorted({o for lacks in self.refusals.values() for o in lacks})),
+            suspects=self._stock.suspects,
+            accused=tuple(sorted(self._stock.accused)),
+        )
+        return [failed, *self._land(flight)]
+
+    def _land(self, flight: Flight) -> list[Output]:
+        self._forget(term.ref for term in flight.asked.terms)
+        # An owner that saw no buffer would for ever count its upload as waiting.
+        unaware = {*self._offline, *self.refusals}
+        outputs = [
+            output
+            for tag in flight.buffer.tags
+            if tag.owner in unaware
+            for output in self._tell_dropped(tag)
+        ]
+        self._flight = None
+        self.time += 1
+        self.phase = Phase.UPLOAD
+        return outputs
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    @property
+    def _in_flight(self) -> Flight:
+        if self._flight is None:
+            raise AssertionError("no buffer is in flight")
+        return self._flight
+
+    @property
+    def _enough_answers(self) -> bool:
+        wanted = self.settings.parameters.survivors + self._spare
+        return len(self._in_flight.good_answers) >= wanted or self._all_in
+
+    @property
+    def _all_in(self) -> bool:
+        return next(self._awaited(), None) is None
+
+    def _awaited(self) -> Iterator[int]:
+        """Its first element, or that there is none, costs less than the whole of `pending`."""
+        expected: Iterable[int] = ()
+        delivered: Container[int] = ()
+        flight = self._flight
+        if self.phase is Phase.ADVERTISE:
+            expected, delivered = self._registration.invited, self._registration.advertised
+        elif flight is not None and not flight.collected:
+            signed = self.phase is Phase.AGREE
+            expected = self._members
+            delivered = flight.agreement.signatures if signed else flight.answers
+        for client in expected:
+            if not (client in delivered or client in self.refusals or client in self._offline):
+                yield client
+
+
+M = TypeVar("M")
+Handler = Callable[[EpochServer, int, Any], list[Output]]
+
+
+def at(
+    message: type[M], do: Callable[[EpochServer, int, M], list[Output]], *phases: Phase
+) -> dict[tuple[Phase, type], Handler]:
+    """Rows of the table: in these phases, a message of this type is handled so."""
+    return {(phase, message): do for phase in phases}
+
+
+_IN_FLIGHT = (Phase.AGREE, Phase.RECOVER)
+_REGISTERED = (Phase.UPLOAD, *_IN_FLIGHT)
+
+TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
+    **at(Advertise, EpochServer._on_advertise, Phase.ADVERTISE),
+    **at(Advertise, EpochServer._on_late, *_REGISTERED, Phase.DONE),
+    **at(ShareBundle, EpochServer._on_shares, *_REGISTERED),
+    **at(MaskReport, EpochServer._on_report, *_REGISTERED),
+    **at(BufferedUpload, EpochServer._on_upload, *_REGISTERED),
+    **at(BufferSignature, EpochServer._on_late, Phase.UPLOAD),
+    **at(BufferSignature, EpochServer._on_signature, *_IN_FLIGHT),
+    **at(BufferRefusal, EpochServer._on_late, Phase.UPLOAD),
+    **at(BufferRefusal, EpochServer._on_refusal, *_IN_FLIGHT),
+    **at(BufferAnswer, EpochServer._on_late, Phase.UPLOAD),
+    **at(BufferAnswer, EpochServer._on_answer, *_IN_FLIGHT),
+}
+"""(phase, message) -> handler. What is not here is refused."""
