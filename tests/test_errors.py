@@ -60,3 +60,18 @@ def test_no_error_is_defined_elsewhere() -> None:
 def test_suspects_are_kept_as_a_tuple() -> None:
     assert InconsistentAnswers("two answers differ", iter([3, 1])).suspects == (3, 1)
     assert InconsistentAnswers("somebody lied").suspects == ()
+
+
+def test_S44_what_a_peer_is_told_says_nothing_of_an_update() -> None:
+    said = "entry 17 lies beyond the bound"
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    for kind in kinds:
+        if not issubclass(kind, LightSecAggError) or issubclass(kind, errors.RemoteProtocolError):
+            continue
+        error = kind.__new__(kind)
+        error.args = (said,)
+        assert said in str(error)
+        assert said not in error.public
+        assert kind.__name__ in error.public
+    blamed = errors.RemoteProtocolError("the roster names a client twice")
+    assert blamed.public == "the roster names a client twice"

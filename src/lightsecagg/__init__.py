@@ -6,9 +6,14 @@
 and, to run the protocols over your own transport (docs/own-transport.md):
 
     client_party, server_party        one party in one round: messages in, outputs out
+    epoch_client_party, epoch_server_party       the same for an epoch of the asynchronous mode
+    restore_party                     a client's party from its snapshot
     Send, NeedInput, Persist, Compute, Aggregate, RoundAborted     what they return
+    BufferAggregate, BufferFailed     and what the server of an epoch returns
     at_once                           runs the jobs that a server asks for
     Settings, Policy, AllowList, Quantizer       what a round is, and what a client accepts
+    Buffering, StalenessTable         the same for an epoch
+    Phase, Opening, AbortRound, NO_MODEL, clip_to_bound
     ThreatModel, ShareMode, hash_model, every error of lightsecagg.errors
     IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD, ProtocolName
 
@@ -46,34 +51,51 @@ if TYPE_CHECKING:
         TransportError,
     )
     from lightsecagg.field.prime import DEFAULT_FIELD
-    from lightsecagg.field.quantization import Quantizer
+    from lightsecagg.field.quantization import Quantizer, clip_to_bound
+    from lightsecagg.field.staleness import StalenessTable
     from lightsecagg.params import Parameters, ShareMode, ThreatModel
     from lightsecagg.protocol.allow_list import AllowList
+    from lightsecagg.protocol.buffering import Buffering
     from lightsecagg.protocol.interface import (
         SERVER,
         Aggregate,
+        BufferAggregate,
+        BufferFailed,
         NeedInput,
         Persist,
+        Phase,
         RoundAborted,
         Send,
         Update,
     )
     from lightsecagg.protocol.jobs import Compute, at_once
     from lightsecagg.protocol.ledger import Ledger
+    from lightsecagg.protocol.messages import AbortRound, Opening
     from lightsecagg.protocol.policy import Policy
-    from lightsecagg.protocol.registry import client_party, server_party
-    from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
+    from lightsecagg.protocol.registry import (
+        client_party,
+        epoch_client_party,
+        epoch_server_party,
+        restore_party,
+        server_party,
+    )
+    from lightsecagg.protocol.settings import NO_MODEL, ProtocolName, Settings, hash_model
     from lightsecagg.protocol.wire import Codec
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "DEFAULT_FIELD",
+    "NO_MODEL",
     "SERVER",
+    "AbortRound",
     "Aborted",
     "Aggregate",
     "AggregationResult",
     "AllowList",
+    "BufferAggregate",
+    "BufferFailed",
+    "Buffering",
     "Codec",
     "Compute",
     "ConfigurationError",
@@ -91,10 +113,12 @@ __all__ = [
     "MissingExtra",
     "NeedInput",
     "NotEnoughAnswers",
+    "Opening",
     "ParameterError",
     "Parameters",
     "PeerGone",
     "Persist",
+    "Phase",
     "Policy",
     "ProtocolError",
     "ProtocolName",
@@ -106,6 +130,7 @@ __all__ = [
     "Send",
     "Settings",
     "ShareMode",
+    "StalenessTable",
     "ThreatModel",
     "TransportError",
     "Update",
@@ -113,7 +138,11 @@ __all__ = [
     "aggregate",
     "at_once",
     "client_party",
+    "clip_to_bound",
+    "epoch_client_party",
+    "epoch_server_party",
     "hash_model",
+    "restore_party",
     "server_party",
 ]
 
@@ -143,23 +172,35 @@ _HOMES = {
         "TransportError",
     ),
     "lightsecagg.field.prime": ("DEFAULT_FIELD",),
-    "lightsecagg.field.quantization": ("Quantizer",),
+    "lightsecagg.field.quantization": ("Quantizer", "clip_to_bound"),
+    "lightsecagg.field.staleness": ("StalenessTable",),
     "lightsecagg.params": ("Parameters", "ShareMode", "ThreatModel"),
     "lightsecagg.protocol.allow_list": ("AllowList",),
+    "lightsecagg.protocol.buffering": ("Buffering",),
     "lightsecagg.protocol.interface": (
         "SERVER",
         "Aggregate",
+        "BufferAggregate",
+        "BufferFailed",
         "NeedInput",
         "Persist",
+        "Phase",
         "RoundAborted",
         "Send",
         "Update",
     ),
     "lightsecagg.protocol.jobs": ("Compute", "at_once"),
     "lightsecagg.protocol.ledger": ("Ledger",),
+    "lightsecagg.protocol.messages": ("AbortRound", "Opening"),
     "lightsecagg.protocol.policy": ("Policy",),
-    "lightsecagg.protocol.registry": ("client_party", "server_party"),
-    "lightsecagg.protocol.settings": ("ProtocolName", "Settings", "hash_model"),
+    "lightsecagg.protocol.registry": (
+        "client_party",
+        "epoch_client_party",
+        "epoch_server_party",
+        "restore_party",
+        "server_party",
+    ),
+    "lightsecagg.protocol.settings": ("NO_MODEL", "ProtocolName", "Settings", "hash_model"),
     "lightsecagg.protocol.wire": ("Codec",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -22,7 +22,8 @@
     └── Aborted                 the round ended without a result, for the stated reason
 
 The type names the culprit; the message names the value, the limit and what to do about it.
-No message ever carries a key, a seed, a mask, a share or a model.
+No message ever carries a key, a seed, a mask, a share or a model. A peer is told `public`, not the
+message, which may say of an update that it was beyond the bound.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ from collections.abc import Iterable
 
 class LightSecAggError(Exception):
     """Base of every exception of this package."""
+
+    @property
+    def public(self) -> str:
+        """What a peer may be told: why this side does not go on, and nothing about its data.
+
+        The message itself is for this side's own log; it may speak of an update (S44).
+        """
+        return f"{type(self).__name__}: this side cannot go on; its own log says why"
 
 
 class ParameterError(LightSecAggError, ValueError):
@@ -104,6 +113,11 @@ class MaskAlreadyUsed(LocalProtocolError):  # noqa: N818
 
 class RemoteProtocolError(ProtocolError):
     """A peer broke the protocol; what it asked for was refused."""
+
+    @property
+    def public(self) -> str:
+        """The message: it speaks of what the peer did."""
+        return str(self)
 
 
 class TransportError(LightSecAggError):

@@ -213,6 +213,22 @@ class EpochServer:
         """
         self._models.publish(model, self.time if version is None else version, self.time)
 
+    @property
+    def can_proceed(self) -> bool:
+        """See `BufferedServerParty.can_proceed`."""
+        parameters = self.settings.parameters
+        match self.phase:
+            case Phase.ADVERTISE:
+                return len(self._registration.advertised) >= self.settings.minimum
+            case Phase.UPLOAD:
+                return self.summable >= parameters.privacy + 2
+            case Phase.AGREE:
+                return self._in_flight.agreement.reached
+            case Phase.RECOVER:
+                return len(self._in_flight.good_answers) >= parameters.survivors
+            case _:
+                return False
+
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired; while collecting, that of the reports.
 

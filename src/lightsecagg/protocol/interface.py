@@ -203,8 +203,12 @@ class ClientParty(Protocol):
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from `sender`; send every returned message, in order."""
 
-    def set_input(self, update: Update) -> list[Output]:
-        """Hand over the update that `NeedInput` asked for; the party masks it and forgets it."""
+    def set_input(self, update: Update, model: bytes | None = None) -> list[Output]:
+        """Hand over the update that `NeedInput` asked for; the party masks it and forgets it.
+
+        * `model`: the hash of the model that was really trained from (`hash_model`), computed
+          here. It may be left out where the policy holds it.
+        """
 
     def snapshot(self) -> bytes:
         """The whole state, secrets included; store it before releasing this call's outputs."""
@@ -239,6 +243,13 @@ class ServerParty(Protocol):
 
     def drop(self, client: int) -> list[Output]:
         """The client is gone; the phase may now be complete without it."""
+
+    @property
+    def can_proceed(self) -> bool:
+        """Whether `proceed` would go on now: the current phase has messages enough.
+
+        If not, `proceed` aborts. A round may still fail later, by lies or departures.
+        """
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired: go on with what there is, or abort."""
@@ -325,8 +336,12 @@ class BufferedServerParty(Server, Protocol):
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait."""
 
+    @property
+    def can_proceed(self) -> bool:
+        """Whether `proceed`, or while collecting `flush`, would lose nothing now."""
+
     def proceed(self) -> list[Output]:
-        """The deadline of the current phase fired; nothing to do while collecting."""
+        """The deadline of the current phase fired; while collecting, that of the reports."""
 
     def snapshot(self) -> bytes:
         """All that it must remember but the vectors of uploads; see `EpochServer.restore`."""

@@ -58,6 +58,8 @@ class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, _Model] = {}  # by hash in hexadecimal: msgspec sorts no other keys
     summed: dict[str, set[int]] = {}
     """Asynchronous: model -> owners whose updates from it this client has consented to sum."""
+    unconfirmed: int = 0
+    """Openings since the last upload, of a client that learns its models later (S44)."""
     closed: set[bytes] = set()
     """Asynchronous: models that are too old; no update from them is summed any more."""
 
@@ -146,6 +148,19 @@ class Ledger:
             )
         self._entries.models.setdefault(model.hex(), _Model()).openings = openings + 1
 
+    def count_unconfirmed(self, max_openings: int) -> None:
+        """Note an opening whose model this client cannot check yet; refuse one too many (S44).
+
+        A server could name a new model each time, and so escape the count of each.
+        """
+        if self._entries.unconfirmed >= max_openings:
+            raise RemoteProtocolError(
+                f"the server has opened {self._entries.unconfirmed} rounds since this client's "
+                f"last upload, the most that it allows (max_openings = {max_openings}) where it "
+                "learns a round's model only later"
+            )
+        self._entries.unconfirmed += 1
+
     def fingerprint(self, update: Update) -> bytes:
         """A keyed hash that tells updates apart and nothing else.
 
@@ -198,6 +213,7 @@ class Ledger:
         """An update trained from `model` leaves this client."""
         entry = self._entries.models.setdefault(model.hex(), _Model())
         entry.uploads += 1
+        self._entries.unconfirmed = 0
         entry.epoch = self._entries.last_round
         if model != NO_MODEL:
             entry.commitment = commitment

@@ -42,9 +42,12 @@ class Policy:
     the server may ask for at most `max_dimension`, lest it exhaust the memory."""
     max_dimension: int = MAX_UNANNOUNCED_DIMENSION
     """The longest vector that it takes part with where `dimension` is not known in advance."""
-    model: bytes = NO_MODEL
+    model: bytes | None = NO_MODEL
     """Hash of the global model that this client was given (S08). The server must name the same:
-    if it could name any, it could name a new one each time and evade `max_attempts`."""
+    if it could name any, it could name a new one each time and evade `max_attempts`. None: the
+    model comes with the opening or later; `set_input` then takes the hash of the one that was
+    trained from, and nothing is masked unless the server had named it. At most `max_openings`
+    rounds are then opened between two uploads, whatever they are named after."""
     instructions: bytes = b""
     """Hash of how this client was told to train, which the server must name to everybody."""
     buffering: Buffering | None = None
@@ -126,7 +129,7 @@ class Policy:
                 f"dimension {settings.dimension}, beyond this client's max_dimension = "
                 f"{self.max_dimension}; a client that expects such vectors raises it"
             )
-        if settings.model != self.model:
+        if self.model is not None and settings.model != self.model:
             raise refused("a global model other than the one this client was given")
         if settings.instructions != self.instructions:
             raise refused("other instructions for training than those that this client was given")

@@ -140,7 +140,7 @@ class RoundClient(ClientMachine[AnyState]):
 
     # -- the driver's side -------------------------------------------------------------------
 
-    def set_input(self, update: Update) -> list[Output]:
+    def set_input(self, update: Update, model: bytes | None = None) -> list[Output]:
         """Take the update that `NeedInput` asked for; see `ClientParty.set_input`."""
         self._check_process()
         state = self.state
@@ -156,12 +156,26 @@ class RoundClient(ClientMachine[AnyState]):
             )
         self._check_newest()
         settings = self._settings(state)
+        self._check_model(settings, model)
         check_input(settings, update)  # now: a failure at upload time would be the server's
         self.ledger.check_update(settings.model, *self._committed(settings, update))
         vector = np.ascontiguousarray(update.vector)
         pending = (vector.dtype.str, vector.tobytes(), update.samples)
         self.ledger.count_change()
         return self._upload_if_ready(replace(state, pending=pending))
+
+    def _check_model(self, settings: Settings, model: bytes | None) -> None:
+        """Mask nothing that was trained from another model than the round names (S08, S42)."""
+        if model is None and self._policy.model is None:
+            raise LocalProtocolError(
+                "the policy leaves the model open: hand over the hash of the one that was trained "
+                "from, set_input(update, model=hash_model(...))"
+            )
+        if model is not None and model != settings.model:
+            raise RemoteProtocolError(
+                "the server gave this client another global model than the one that it names to "
+                "everybody: its update could be told apart in the sum, and is not masked"
+            )
 
     @property
     def stored(self) -> int:

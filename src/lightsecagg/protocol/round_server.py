@@ -305,6 +305,21 @@ class RoundServer:
         self._gone.add(client)
         return self._advance_if_complete()
 
+    @property
+    def can_proceed(self) -> bool:
+        """See `ServerParty.can_proceed`."""
+        least = self.settings.minimum
+        match self.phase:
+            case Phase.ADVERTISE | Phase.SHARE | Phase.UPLOAD:
+                return len(self._delivered) >= least
+            case Phase.AGREE:
+                return self._agreed.reached
+            case Phase.RECOVER:
+                usable = self._answers.keys() - self._doubted
+                return self._collected or self._scheme.suffice(self._asked, usable)
+            case Phase.DONE:
+                return False
+
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired."""
         if not self._started:
@@ -553,8 +568,7 @@ class RoundServer:
 
     def _close_recover(self) -> list[Output]:
         self._collected = True
-        # An answer that sums a share in doubt is in doubt: these holders were asked for consent.
-        doubted = {j for owner, j in self._findings.accused if owner in self._in_sum}
+        doubted = self._doubted
         self._answers = {c: answer for c, answer in self._answers.items() if c not in doubted}
         return self._unmask_if_ready()
 
@@ -588,6 +602,11 @@ class RoundServer:
         if self._scheme_cache is None:
             raise AssertionError("the scheme follows the roster")
         return self._scheme_cache
+
+    @property
+    def _doubted(self) -> set[int]:
+        """Whose answers sum a share in doubt; they were asked for their consent."""
+        return {holder for owner, holder in self._findings.accused if owner in self._in_sum}
 
     @property
     def _agreed(self) -> Agreement:

@@ -42,6 +42,8 @@ def accept_opening(message: Opening, policy: Policy, ledger: Ledger) -> Settings
     """The client's half, first step: the settings, if this client takes part."""
     settings = Settings.from_bytes(message.settings)
     policy.check(settings)
+    if policy.model is None:
+        ledger.count_unconfirmed(policy.max_openings)
     ledger.open_round(settings.round, settings.model, policy.max_attempts)
     ledger.count_opening(settings.model, policy.max_openings)
     return settings

@@ -231,6 +231,10 @@ class ServerScheme(Scheme, ABC):
     def check_answer(self, asked: MaskSum, sender: int, answer: Answer) -> None:
         """Raise `RemoteProtocolError` unless the answer is well-formed."""
 
+    def suffice(self, asked: MaskSum, answered: Collection[int]) -> bool:
+        """Whether the answers of so many can be enough, if none of them is wrong."""
+        return len(answered) >= self.settings.sharing_threshold
+
     @abstractmethod
     def recover(
         self, asked: MaskSum, answers: Mapping[int, Answer]

@@ -281,6 +281,16 @@ class PairwiseMasksServer(PairwiseMasks, ServerScheme):
                     f"client {sender} answered for {count} clients: {error}"
                 ) from error
 
+    def suffice(self, asked: MaskSum, answered: Collection[int]) -> bool:
+        """t of its holders for every secret that is to be rebuilt."""
+        came = frozenset(answered)
+        needed = (*asked.in_sum, *self._dropped(asked.owners, asked.in_sum))
+        return all(
+            sum(owner in asked.held[holder] for holder in self.holders(owner) & came)
+            >= self.threshold
+            for owner in needed
+        )
+
     def recover(
         self, asked: MaskSum, answers: Mapping[int, Answer]
     ) -> tuple[Elements, tuple[int, ...]]:
