@@ -195,6 +195,17 @@ def test_S21_pytorch_rpc_leaves_the_machine_only_if_the_user_understands(
     assert seen == [False, True]
 
 
+def test_R40_a_client_takes_its_leave_at_SIGTERM(programs: Programs) -> None:
+    """As the first process of a container too, whom no signal ends by default."""
+    server = programs.server("rounds.min_clients=5", "rounds.wait_for_clients=600")
+    client = programs.clients(0, 1)
+    poll(lambda: programs.log(server).count("connected (") == 2, 120)
+    client.send_signal(signal.SIGTERM)
+    code, _, err = programs.finish(client)
+    assert (code, "SIGTERM: left" in err) == (143, True)
+    poll(lambda: programs.log(server).count("disconnected: closed by the peer") == 2)
+
+
 def test_quiet_programs_leave_the_log_empty(programs: Programs) -> None:
     server = programs.server("rounds.settle=20", flags=("--quiet",))
     poll(lambda: is_listening(programs.port))
