@@ -195,7 +195,7 @@ def test_S21_pytorch_rpc_leaves_the_machine_only_if_the_user_understands(
     assert seen == [False, True]
 
 
-def test_R40_a_client_takes_its_leave_at_SIGTERM(programs: Programs) -> None:
+def test_a_client_takes_its_leave_at_SIGTERM(programs: Programs) -> None:
     """As the first process of a container too, whom no signal ends by default."""
     server = programs.server("rounds.min_clients=5", "rounds.wait_for_clients=600")
     client = programs.clients(0, 1)
