@@ -38,13 +38,31 @@ class ThreatModel(StrEnum):
 
 
 class ShareMode(StrEnum):
-    """How a client makes the shares of its mask; decoding is the same for both."""
+    """What a client shares, and how it makes the shares; decoding is the same for all."""
 
     PAPER = "paper"
     """Draw the mask and the noise, send every share explicitly."""
 
     SEEDED = "seeded"
     """Let U shares be PRG outputs of short seeds and derive the mask and the other shares."""
+
+    SHORT_KEY = "short-key"
+    """Share, by seeds, a key of 2048 elements that ring-LWE stretches to the mask; experimental."""
+
+    @property
+    def uses_seeds(self) -> bool:
+        """Whether U of the shares are sent as seeds."""
+        return self is not ShareMode.PAPER
+
+
+class Decoding(StrEnum):
+    """Short keys: what the server makes of the noise in a sum."""
+
+    EXACT = "exact"
+    """Removes it, at the price of coarser rounding: the sum is that of the integers."""
+
+    DITHERED = "dithered"
+    """Leaves it in the sum, as rounding noise of 8 quanta per client and entry."""
 
 
 def is_prime(number: int) -> bool:
@@ -109,8 +127,8 @@ class Parameters:
     """q"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "threat_model", _choice(ThreatModel, self.threat_model))
-        object.__setattr__(self, "share_mode", _choice(ShareMode, self.share_mode))
+        object.__setattr__(self, "threat_model", choice(ThreatModel, self.threat_model))
+        object.__setattr__(self, "share_mode", choice(ShareMode, self.share_mode))
         _check_sizes(self.clients, self.privacy, self.dropouts, self.survivors)
         if self.survivors == 0:
             object.__setattr__(self, "survivors", self.clients - self.dropouts)
@@ -183,7 +201,8 @@ def _check_sizes(clients: int, privacy: int, dropouts: int, survivors: int) -> N
     check_integer("survivors U", survivors, 0)
 
 
-def _choice(kind: type[Choice], value: str) -> Choice:
+def choice(kind: type[Choice], value: str) -> Choice:
+    """The member of this name; `ParameterError` with all names if there is none."""
     try:
         return kind(value)
     except ValueError:

@@ -21,9 +21,8 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.local import Packet
 from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, polynomial
-from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.epoch_client import EpochClient
@@ -45,6 +44,7 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
@@ -83,6 +83,7 @@ class AsyncFederation(Links):
         publish: bool = True,
         protocol: str = ProtocolName.LIGHTSECAGG,
         scale: float = 1.0,
+        decoding: Decoding | None = None,
         policy: Mapping[str, Any] = MappingProxyType({"scale": 0.0}),
         entropy: Callable[[str], Entropy] = lambda name: system_entropy,
         **buffering: Any,
@@ -107,12 +108,13 @@ class AsyncFederation(Links):
             modulus=modulus,
         )
         self.field = PrimeField(modulus)
-        quantizer = Quantizer(
-            self.field,
+        quantizer = make_quantizer(
+            self.parameters,
+            dimension,
             bound=1000.0,
-            summands=self.buffering.max_updates,
-            max_weight=self.buffering.table.max_weight,
             scale=scale,
+            buffering=self.buffering,
+            decoding=decoding,
         )
         keys = entropy("keys")
         self.keys = {client: IdentityKey(keys(32)) for client in range(clients)}
@@ -135,6 +137,7 @@ class AsyncFederation(Links):
             protocols=(protocol,),
             buffering=self.buffering,
             max_attempts=max_attempts,
+            share_mode=share_mode if share_mode is ShareMode.SHORT_KEY else None,
             **policy,
         )
         server = EpochServer(

@@ -21,8 +21,14 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.local import Packet
 from lightsecagg.field.prime import Elements, PrimeField
-from lightsecagg.field.quantization import Quantizer
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    PAPER_MODULUS,
+    Decoding,
+    Parameters,
+    ShareMode,
+    ThreatModel,
+)
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
@@ -33,6 +39,7 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import ProtocolName, Settings
@@ -73,6 +80,7 @@ class Federation:
     weighted: bool = True
     strangers: int = 0
     """Clients on the allow-list beyond N."""
+    decoding: Decoding | None = None
     identities: dict[int, IdentityKey] = field(init=False)
     ledgers: dict[int, Ledger] = field(default_factory=dict)
 
@@ -108,13 +116,14 @@ class Federation:
         return Codec(PrimeField(self.modulus))
 
     def settings(self, round_number: int = 1, **changes: Any) -> Settings:
-        quantizer = Quantizer(
-            PrimeField(self.modulus),
+        quantizer = make_quantizer(
+            self.parameters,
+            self.dimension,
             bound=1024.0,
-            summands=self.clients,
             max_samples=64 if self.weighted else 1,
             weighted=self.weighted,
             scale=1.0,
+            decoding=self.decoding,
         )
         settings = Settings(
             ProtocolName.LIGHTSECAGG,
@@ -128,7 +137,8 @@ class Federation:
         return replace(settings, **changes)
 
     def policy(self, **changes: Any) -> Policy:
-        policy = Policy(self.allow_list, SESSION, self.privacy, self.threat_model)
+        mode = self.share_mode if self.share_mode is ShareMode.SHORT_KEY else None
+        policy = Policy(self.allow_list, SESSION, self.privacy, self.threat_model, share_mode=mode)
         return replace(policy, **changes)
 
     def client(

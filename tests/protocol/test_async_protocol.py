@@ -44,7 +44,7 @@ BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 
 
 @BOTH
-@pytest.mark.parametrize("share_mode", list(ShareMode))
+@pytest.mark.parametrize("share_mode", [ShareMode.PAPER, ShareMode.SEEDED])
 @pytest.mark.parametrize("modulus", [DEFAULT_MODULUS, PAPER_MODULUS])
 def test_buffers_of_stale_updates_are_exact(
     threat_model: ThreatModel, share_mode: ShareMode, modulus: int
@@ -72,7 +72,7 @@ def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) ->
     fed = AsyncFederation(
         threat_model=threat_model,
         modulus=data.draw(st.sampled_from([DEFAULT_MODULUS, PAPER_MODULUS]), label="q"),
-        share_mode=data.draw(st.sampled_from(list(ShareMode)), label="shares"),
+        share_mode=data.draw(st.sampled_from([ShareMode.PAPER, ShareMode.SEEDED]), label="shares"),
     ).open()
     clients = st.integers(0, 5)
     for _ in range(data.draw(st.integers(10, 60), label="events")):

@@ -7,7 +7,7 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import SIGMA
-from lightsecagg.params import Parameters
+from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import ClientParty, ServerParty
 from lightsecagg.protocol.ledger import Ledger
@@ -89,6 +89,12 @@ class Cohort:
         """A client's memory."""
         return self._ledgers[client]
 
+    @property
+    def _demanded_mode(self) -> ShareMode | None:
+        """Short keys have to be asked for by name."""
+        mode = self.parameters.share_mode
+        return mode if mode is ShareMode.SHORT_KEY else None
+
     def client(self, client: int, settings: Settings) -> ClientParty:
         """A client's party in a round."""
         policy = Policy(
@@ -99,6 +105,7 @@ class Cohort:
             protocols=(self.protocol,),
             dimension=self.dimension,
             model=settings.model,
+            share_mode=self._demanded_mode,
             graph_security=self.graph_security,
         )
         return client_party(client, self._identities[client], policy, self._ledgers[client])

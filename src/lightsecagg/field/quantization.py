@@ -63,6 +63,10 @@ class Quantizer:
     """Whether vectors are weighted by sample counts, which then ride as a last coordinate."""
     scale: float = 0.0
     """c_l; 0 stands for the largest safe value, which may be below 1."""
+    step: int = 1
+    """t: masks may add multiples of it to a sum, which are removed where it exceeds 1."""
+    noise: int = 0
+    """Emax: at most so many multiples; 0 where masks are removed without a rest."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.bound, int | float) or isinstance(self.bound, bool):
@@ -76,6 +80,7 @@ class Quantizer:
             check_integer(name, getattr(self, name), 1)
         if not self.weighted and self.max_samples != 1:
             raise ParameterError("max_samples only makes sense for a weighted quantizer")
+        self._check_noise()
         self._check_budget()
         if self.scale == 0.0:
             object.__setattr__(self, "scale", self._largest_safe_scale())
@@ -87,9 +92,20 @@ class Quantizer:
             raise ParameterError(
                 f"scale c_l = {self.scale} could wrap around: entries up to {self.limit} times "
                 f"{self.summands} summands and weight {self.max_weight} exceed "
-                f"(q - 3) / 2 = {(self.field.modulus - 3) // 2}; "
+                f"{self._room_formula} = {self._room}; "
                 f"the largest safe scale is {self._largest_safe_scale()}"
             )
+
+    def _check_noise(self) -> None:
+        check_integer("step t", self.step, 1)
+        check_integer("noise Emax", self.noise, 0)
+        if self.step * (2 * self.noise + 1) > self.field.modulus:
+            raise ParameterError(
+                f"noise of up to {self.noise} steps of t = {self.step} could wrap around: "
+                f"t (2 Emax + 1) must not exceed q = {self.field.modulus}"
+            )
+        if self.step > 1 and not self.noise:
+            raise ParameterError(f"a step t = {self.step} only makes sense with noise")
 
     def _check_budget(self) -> None:
         if self.budget < 1:
@@ -97,17 +113,39 @@ class Quantizer:
                 f"F_{self.field.modulus} is too small for sums of {self.summands} vectors with "
                 f"weights up to {self.max_weight}: not even entries in -1..1 would fit"
             )
-        if self.max_samples > self.budget:
+        most = self._whole // (self.summands * self.max_weight)
+        if self.max_samples > most:
             raise ParameterError(
                 f"sample counts up to {self.max_samples} could wrap around: at most "
-                f"{self.budget} per client fit a sum of {self.summands} with weights up to "
+                f"{most} per client fit a sum of {self.summands} with weights up to "
                 f"{self.max_weight} in F_{self.field.modulus}; lower max_samples"
             )
 
     @property
     def budget(self) -> int:
-        """The largest integer that one client may contribute per coordinate."""
-        return (self.field.modulus - 3) // 2 // (self.summands * self.max_weight)
+        """The largest integer that one client may contribute per entry."""
+        return self._room // (self.summands * self.max_weight)
+
+    @property
+    def _whole(self) -> int:
+        """The largest size of a sum in the field; counts, which have no noise, may take it all."""
+        return (self.field.modulus - 3) // 2
+
+    @property
+    def _room(self) -> int:
+        """What the noise leaves of it to the sum of an entry."""
+        return (self.step - 1) // 2 if self.step > 1 else self._whole - self.noise
+
+    @property
+    def _room_formula(self) -> str:
+        if self.step > 1:
+            return "(t - 1) / 2"
+        return "(q - 3) / 2 - Emax" if self.noise else "(q - 3) / 2"
+
+    @property
+    def _residue(self) -> int:
+        """How far noise that stays in a sum moves an entry of it."""
+        return self.noise if self.step == 1 else 0
 
     @property
     def limit(self) -> int:
@@ -204,7 +242,7 @@ class Quantizer:
                 f"{weight * self.max_samples}: {_SPOILT}"
             )
         mean = self.dequantise(total[:-1], count)
-        self._check_mean(mean, 1.0, weight / count)
+        self._check_mean(mean, 1.0, (weight + self._residue) / count)
         return mean, count
 
     def plain_sum(self, total: Elements, weight: int, divisor: float = 1.0) -> NDArray[np.float64]:
@@ -212,14 +250,15 @@ class Quantizer:
         if self.weighted:
             raise ParameterError("a weighted total has a count coordinate; take weighted_mean")
         values = self.dequantise(total, divisor)
-        self._check_mean(values, weight / divisor, weight / divisor)
+        self._check_mean(values, weight / divisor, (weight + self._residue) / divisor)
         return values
 
     def _check_mean(self, values: NDArray[np.float64], weight: float, roundings: float) -> None:
         """Raise `RecoveryError` unless inputs within the bound can have led to these values.
 
-        Each rounding moves an entry by less than 1 / c_l, and a bound that float32 cannot hold
-        is compared in float32, half a unit in the last place higher (`_in_precision`).
+        Each rounding, and each unit of noise, moves an entry by at most 1 / c_l, and a bound that
+        float32 cannot hold is compared in float32, half a unit in the last place higher
+        (`_in_precision`).
         """
         limit = weight * self.bound * (1 + 2.0**-23) + roundings / self.scale
         position = kernels.active().find_beyond(values, limit)

@@ -12,6 +12,11 @@ Two ways to make the N shares of a mask z; recipients and the server treat them 
 The mask has (U - T) * L >= d elements; the first d mask the model and the rest is never sent.
 Columns beyond the L-th are blinds: shared like the others, they mask nothing but the reports of
 `checked_sharing`.
+
+A key (`short_keys`) is shared like a mask, but *interleaved*: piece k holds the elements whose
+position is k modulo U - T. Contiguous pieces of a ring element, combined with the powers of a
+point that is a root of unity, can be a factor of it by the Chinese remainder theorem: T + 1 shares
+would then break the key.
 """
 
 from __future__ import annotations
@@ -59,7 +64,8 @@ def encode_mask(
     """
     _check_dimension(code, pieces.shape[-1] - blinds, dimension)
     shares = code.encode(pieces, noise)
-    return EncodedMask(_mask(code, pieces, dimension), dict(enumerate(shares)))
+    mask = join_pieces(_unblinded(code, pieces, dimension), dimension)
+    return EncodedMask(mask, dict(enumerate(shares)))
 
 
 def encode_seeded_mask(
@@ -68,11 +74,13 @@ def encode_seeded_mask(
     members: int,
     dimension: int,
     blinds: int = 0,
+    interleaved: bool = False,
 ) -> EncodedMask:
     """Seeded mode: the mask and the remaining shares that belong to U expanded shares.
 
     * `seeded`: position -> share of L + blinds elements, exactly U of them (see `expand_share`).
     * `members`: positions 0..members-1 are in use; those not seeded get explicit shares.
+    * `interleaved`: for keys; see the module.
     """
     if len(seeded) != code.survivors:
         raise ParameterError(
@@ -85,7 +93,8 @@ def encode_seeded_mask(
     known = np.stack([seeded[position] for position in positions])
     _check_dimension(code, known.shape[1] - blinds, dimension)
     pieces, explicit = code.complete(positions, known, targets)
-    return EncodedMask(_mask(code, pieces, dimension), dict(zip(targets, explicit, strict=True)))
+    mask = join_pieces(_unblinded(code, pieces, dimension), dimension, interleaved)
+    return EncodedMask(mask, dict(zip(targets, explicit, strict=True)))
 
 
 def seeded_positions(owner: int, members: int, survivors: int) -> list[int]:
@@ -120,10 +129,14 @@ def expand_share(
     return prg.expand(key, length, modulus)
 
 
-def _mask(code: MdsCode, pieces: Elements, dimension: int) -> Elements:
-    """The pieces one after the other, without blinds and padding."""
-    columns = np.ascontiguousarray(pieces[:, : code.share_length(dimension)])
-    return columns.reshape(-1)[:dimension]
+def join_pieces(pieces: Elements, dimension: int, interleaved: bool = False) -> Elements:
+    """The mask of these pieces, without padding: one after the other, or element by element."""
+    ordered = np.ascontiguousarray(pieces.T if interleaved else pieces)
+    return ordered.reshape(-1)[:dimension]
+
+
+def _unblinded(code: MdsCode, pieces: Elements, dimension: int) -> Elements:
+    return pieces[:, : code.share_length(dimension)]
 
 
 def _check_dimension(code: MdsCode, share_length: int, dimension: int) -> None:

@@ -29,6 +29,12 @@ from lightsecagg.field import kernels
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.ring import times_key
 
+ASSUMPTION: Final = (
+    "short keys are experimental: they also rest on ring-LWE (n = 2048, 31 bits, binomial noise), "
+    "and nobody independent has reviewed them"
+)
+"""What must be said wherever they are offered."""
+
 RING_DIMENSION: Final = 2048
 """n: elements of a key that are stretched."""
 

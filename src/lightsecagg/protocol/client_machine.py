@@ -29,6 +29,7 @@ memory, and are derived again after a restart.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,7 +163,7 @@ class ClientMachine(Generic[AnyState]):
         """`ledger` is this client's memory of the session, the same one in every round (S06)."""
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
             raise ParameterError(f"client {client} is not on the allow-list with this identity")
-        self._scheme_class = scheme_of(*policy.protocols).client
+        self._scheme_class = scheme_of(*policy.protocols, share_mode=policy.share_mode).client
         self.client = client
         self.state: AnyState = _any(Waiting())
         self.ledger = ledger
@@ -380,6 +381,17 @@ class ClientMachine(Generic[AnyState]):
         """The mask of an upload, for the last time."""
         known = self._masks.pop(serial, None)
         return scheme.mask(secret, owners) if known is None else known
+
+    def _bind_upload(self, scheme: ClientScheme, serial: int, masked: Elements) -> None:
+        """Let the ledger know the upload before it leaves; under a second one all is forgotten."""
+        if not scheme.settings.traits.protected:
+            return
+        digest = hashlib.sha256(scheme.settings.field.to_buffer(masked)).digest()
+        try:
+            self.ledger.bind_upload(scheme.round.context, serial, digest)
+        except MaskAlreadyUsed as error:
+            self.abort(str(error))
+            raise
 
     def _sealing_key(self, private: bytes) -> AgreementKey:
         """The key that opens shares; it remembers what was agreed when the own ones were sealed."""

@@ -266,6 +266,7 @@ class EpochClient(ClientMachine[AnyState]):
         commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
         mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
         masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
+        self._bind_upload(scheme, serial, masked)
         self.ledger.count_upload(model)
         self.ledger.spend(fingerprint)
         self._change(

@@ -62,6 +62,8 @@ class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     """Openings since the last upload, of a client that learns its models later (S44)."""
     closed: set[bytes] = set()
     """Asynchronous: models that are too old; no update from them is summed any more."""
+    masked: tuple[bytes, dict[str, bytes]] = (b"", {})
+    """The newest round or epoch with an upload, by its C1, and serial -> SHA-256 of the upload."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Entries)
@@ -217,6 +219,21 @@ class Ledger:
         entry.epoch = self._entries.last_round
         if model != NO_MODEL:
             entry.commitment = commitment
+
+    def bind_upload(self, context: bytes, serial: int, digest: bytes) -> None:
+        """The one upload of a mask, before its first byte leaves; refuse any other (S06, S49).
+
+        Training need not repeat itself bit by bit. Two uploads under one mask, or one short key
+        and its noise, would reveal the difference of two updates.
+        """
+        newest, known = self._entries.masked
+        uploads = known if newest == context else {}
+        if uploads.get(str(serial), digest) != digest:
+            raise MaskAlreadyUsed(
+                "another upload has left under this mask; a second one would reveal the "
+                "difference of the two updates, so it is not sent and the mask is destroyed"
+            )
+        self._entries.masked = (context, {**uploads, str(serial): digest})
 
     def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
         """The update is signed or answered for, in a sum over these clients (S06, S42)."""

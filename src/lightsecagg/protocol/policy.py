@@ -65,7 +65,7 @@ class Policy:
     wants to hide in a larger crowd says so here, and takes `max_attempts` = 1: two sums from one
     model may differ by fewer."""
     share_mode: ShareMode | None = None
-    """LightSecAgg: how masks are shared. None takes either: seeded shares rest on AES as a
+    """LightSecAgg: how masks are shared. None takes seeded or paper: seeded shares rest on AES as a
     pseudorandom generator, the paper's do not but cost more; neither is a stricter form of the
     other, so that the server cannot tighten one into the other."""
     bound: float | None = None

@@ -295,6 +295,7 @@ class RoundClient(ClientMachine[AnyState]):
         masked = hide(settings, update, seed, mask)
         held = _in_roster_order(scheme.round, state.held)
         reports = scheme.report(_by_mask(held), state.check_secret)
+        self._bind_upload(scheme, 0, masked)
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(

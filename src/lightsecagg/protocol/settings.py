@@ -27,8 +27,10 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import decode, shown
 from lightsecagg.masks.checked_sharing import BLINDS
-from lightsecagg.params import Parameters, ShareMode, ThreatModel
+from lightsecagg.masks.short_keys import COINS, RING_DIMENSION, key_length
+from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import TRAITS, Traits, traits_of
 from lightsecagg.protocol.schemes.traits import ProtocolName as ProtocolName
 
@@ -69,7 +71,8 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     buffering: Buffering | None
     threshold: int
     instructions: bytes = b""
-    """Left out where it is empty."""
+    short_keys: tuple[int, int, int] | None = None
+    """n, the coins of the noise, and t. The last fields are left out where they are empty."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Fields)
@@ -172,9 +175,19 @@ class Settings:
         return self.quantizer.length(self.dimension)
 
     @property
+    def has_short_keys(self) -> bool:
+        """Whether keys are shared instead of masks."""
+        return self.parameters.share_mode is ShareMode.SHORT_KEY
+
+    @property
+    def secret_length(self) -> int:
+        """Elements of what a client shares: its mask, or the key that is stretched to it."""
+        return key_length(self.length - self.dimension) if self.has_short_keys else self.length
+
+    @property
     def share_length(self) -> int:
         """L"""
-        return self.parameters.share_length(self.length)
+        return self.parameters.share_length(self.secret_length)
 
     @property
     def shared_length(self) -> int:
@@ -231,9 +244,17 @@ class Settings:
                 buffering=self.buffering,
                 threshold=self.threshold,
                 instructions=self.instructions,
+                short_keys=self._short_keys,
             )
         )
-        return msgspec.msgpack.encode(fields if self.instructions else fields[:-1])
+        while fields[-1] in (b"", None):
+            fields = fields[:-1]
+        return msgspec.msgpack.encode(fields)
+
+    @property
+    def _short_keys(self) -> tuple[int, int, int] | None:
+        """What a client finds itself, bound so that two parties never mean different things."""
+        return (RING_DIMENSION, COINS, self.quantizer.step) if self.has_short_keys else None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Settings:
@@ -253,14 +274,15 @@ class Settings:
             share_mode=fields.share_mode,
             modulus=fields.modulus,
         )
-        quantizer = Quantizer(
-            field=PrimeField(fields.modulus),
-            bound=fields.bound,
-            summands=fields.buffering.max_updates if fields.buffering else fields.clients,
-            max_weight=fields.buffering.table.max_weight if fields.buffering else 1,
+        quantizer = make_quantizer(
+            parameters,
+            fields.dimension,
+            fields.bound,
             max_samples=fields.max_samples,
             weighted=fields.weighted,
             scale=fields.scale,
+            buffering=fields.buffering,
+            decoding=_decoding(fields.short_keys),
         )
         settings = cls(
             protocol=traits_of(fields.protocol).name,
@@ -276,6 +298,11 @@ class Settings:
             threshold=fields.threshold,
             instructions=fields.instructions,
         )
+        if fields.short_keys != settings._short_keys:
+            raise DecodeError(
+                f"short keys with n, coins, t = {fields.short_keys} are refused: these settings "
+                f"have {settings._short_keys}"
+            )
         if settings.to_bytes() != data:
             raise DecodeError("malformed settings: not in their one canonical form")
         return settings
@@ -300,6 +327,13 @@ class Settings:
         if self.quantizer.weighted:
             return self.quantizer.weighted_mean(total, weight)[0]
         return self.quantizer.plain_sum(total, weight, divisor=weight)
+
+
+def _decoding(short_keys: tuple[int, int, int] | None) -> Decoding | None:
+    """Which decoding a foreign t may stand for; that it is the right t is compared later."""
+    if short_keys is None:
+        return None
+    return Decoding.DITHERED if short_keys[2] == 1 else Decoding.EXACT
 
 
 def hash_model(model: bytes | memoryview) -> bytes:

@@ -141,7 +141,8 @@ class Registration:
     def scheme(self, roster: Roster, entropy: Entropy) -> ServerScheme:
         """The scheme of the server's own roster."""
         round_ = fix_round(self._settings, self._allow_list, roster)
-        return scheme_of(self._settings.protocol).server(round_, entropy)
+        protocol, mode = self._settings.protocol, self._settings.parameters.share_mode
+        return scheme_of(protocol, share_mode=mode).server(round_, entropy)
 
     def announce(self, roster: Roster) -> list[Send]:
         """Tell the members the roster, and whoever is late that it can forget its keys."""

@@ -37,10 +37,10 @@ from lightsecagg.masks.mask_encoding import (
     encode_mask,
     encode_seeded_mask,
     expand_share,
+    join_pieces,
     seeded_positions,
 )
 from lightsecagg.masks.one_shot_recovery import aggregate_shares, recover_pieces
-from lightsecagg.params import ShareMode
 from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.schemes.interface import (
@@ -67,7 +67,7 @@ class CodedMasksClient(ClientScheme):
     ) -> PreparedMask:
         """Draw a mask and encode it for every member of the roster, Section 4.1, phase 1."""
         field, seeds = self.settings.field, {}
-        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+        if self.settings.parameters.share_mode.uses_seeds:
             seeds = self._draw_seeds(entropy)
             encoded = self._encode_from_seeds(serial, seeds)
         else:
@@ -82,9 +82,16 @@ class CodedMasksClient(ClientScheme):
         ]
         own = shares.pop(self.round.positions[self.client])
         kept = (own.kind.value, own.plaintext)
+        secret, expanded = self._secret(serial, seeds, encoded.mask, entropy)
+        return PreparedMask(secret, kept, shares, expanded)
+
+    def _secret(
+        self, serial: int, seeds: Mapping[int, bytes], mask: Elements, entropy: Entropy
+    ) -> tuple[bytes, Elements | None]:
+        """What is kept of a mask until the upload, and the mask where expanding it takes time."""
         if seeds:
-            return PreparedMask(_pack_seeds(serial, seeds), kept, shares, encoded.mask)
-        return PreparedMask(field.to_bytes(encoded.mask), kept, shares)
+            return _pack_seeds(serial, seeds), mask
+        return self.settings.field.to_bytes(mask), None
 
     def _draw_seeds(self, entropy: Entropy) -> dict[int, bytes]:
         return {p: draw(entropy, prg.SEED_LENGTH) for p in self._seeded_positions()}
@@ -98,8 +105,14 @@ class CodedMasksClient(ClientScheme):
             position: self._expand(seed, MaskRef(self.client, serial), self.round.members[position])
             for position, seed in seeds.items()
         }
-        members, settings = len(self.round.members), self.settings
-        return encode_seeded_mask(settings.code, seeded, members, settings.length, BLINDS)
+        return encode_seeded_mask(
+            self.settings.code,
+            seeded,
+            len(self.round.members),
+            self.settings.secret_length,
+            BLINDS,
+            self.settings.has_short_keys,
+        )
 
     def _encode_explicitly(self, serial: int, entropy: Entropy) -> EncodedMask:
         settings = self.settings
@@ -143,7 +156,7 @@ class CodedMasksClient(ClientScheme):
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask itself, which seeds stand for in seeded mode."""
-        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+        if self.settings.parameters.share_mode.uses_seeds:
             return self._encode_from_seeds(*self._unpack_seeds(secret)).mask
         return self.settings.field.from_bytes(secret, self.settings.length)
 
@@ -280,7 +293,7 @@ class CodedMasksServer(ServerScheme):
 
     def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> RecoverMasks:
         """Decode the sum of the masks in one shot, Section 4.1, phase 3."""
-        return _Decode(self, answers)
+        return DecodeMasks(self, answers)
 
     def find_suspects(self, answers: Mapping[int, Elements]) -> tuple[int, ...]:
         """The positions whose answers contradict the others (S14).
@@ -329,7 +342,7 @@ def _most_missed(lacking: Mapping[int, Collection[int]]) -> int:
     return max(missing, key=lambda owner: (alone[owner], missing[owner], owner))
 
 
-class _Decode(RecoverMasks):
+class DecodeMasks(RecoverMasks):
     """Spare answers name the wrong ones; any U of the others decode, column by column."""
 
     def __init__(self, scheme: CodedMasksServer, answers: Mapping[int, Answer]) -> None:
@@ -355,4 +368,7 @@ class _Decode(RecoverMasks):
         return recover_pieces(self._scheme.settings.code, self._trusted, start, stop)
 
     def join(self, parts: Sequence[Elements]) -> Elements:
-        return np.concatenate(parts, axis=1).reshape(-1)[: self._scheme.settings.length]
+        """The sum of what was shared."""
+        settings = self._scheme.settings
+        pieces = np.concatenate(parts, axis=1)
+        return join_pieces(pieces, settings.secret_length, settings.has_short_keys)

@@ -22,9 +22,10 @@ from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field import shamir
 from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
-from lightsecagg.params import Parameters, ShareMode, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
+from lightsecagg.protocol.quantizers import decoding_of, make_quantizer
 from lightsecagg.protocol.wire import Codec
 
 if TYPE_CHECKING:
@@ -125,6 +126,10 @@ class Traits:
             raise ParameterError(self.weakness)
         if not self.ring and (settings.neighbours or settings.threshold):
             raise ParameterError("only secagg+ has neighbours and a threshold of its own")
+        if settings.has_short_keys and ShareMode.SHORT_KEY not in self.share_modes:
+            raise ParameterError(f"short keys are for lightsecagg, not for {self.name}")
+        if not settings.has_short_keys and settings.quantizer.noise:
+            raise ParameterError("only short keys leave noise in a sum; take a quantizer without")
 
     def check_policy(self, policy: Policy, settings: Settings) -> None:
         """Raise `RemoteProtocolError` if settings break what a policy says of this protocol."""
@@ -166,13 +171,50 @@ class CodedMaskTraits(Traits):
     """LightSecAgg: masks of which any U shares tell the sum, and T shares nothing."""
 
     def describe(self, settings: Settings) -> dict[str, Any]:
-        """U, the share mode and L."""
+        """U, the share mode and L; of short keys, the decoding."""
         parameters = settings.parameters
+        decoding = {"decoding": decoding_of(settings.quantizer).value}
         return {
             "survivors": parameters.survivors,
             "share_mode": parameters.share_mode.value,
             "share_length": settings.share_length,
-        }
+        } | (decoding if settings.has_short_keys else {})
+
+    def check(self, settings: Settings) -> None:
+        """Short keys exist in one field, with one noise, and in sums of equal weights alone."""
+        super().check(settings)
+        if not settings.has_short_keys:
+            return
+        parameters, quantizer, buffering = (
+            settings.parameters,
+            settings.quantizer,
+            settings.buffering,
+        )
+        if parameters.modulus != DEFAULT_MODULUS:
+            raise ParameterError(
+                f"short keys need the modulus q = {DEFAULT_MODULUS}, not {parameters.modulus}: "
+                "their hardness was estimated for it, and it has the transforms"
+            )
+        if buffering is not None and buffering.singles_out(parameters):
+            raise ParameterError(
+                "short keys need equal weights: different ones reveal the noise, and with it "
+                "whole updates; take constant staleness or strict buffers"
+            )
+        expected = make_quantizer(
+            parameters,
+            settings.dimension,
+            quantizer.bound,
+            max_samples=quantizer.max_samples,
+            weighted=quantizer.weighted,
+            scale=quantizer.scale,
+            buffering=buffering,
+            decoding=decoding_of(quantizer),
+        )
+        if (quantizer.step, quantizer.noise) != (expected.step, expected.noise):
+            raise ParameterError(
+                f"t = {quantizer.step} and Emax = {quantizer.noise} are not those of these short "
+                f"keys, {expected.step} and {expected.noise}; see make_quantizer"
+            )
 
     def check_policy(self, policy: Policy, settings: Settings) -> None:
         """The share mode that the client demands, and no more shares than it has room for."""
@@ -180,6 +222,11 @@ class CodedMaskTraits(Traits):
         if policy.share_mode is not None and parameters.share_mode is not policy.share_mode:
             raise refused(
                 f"{parameters.share_mode} shares, this client demands {policy.share_mode}"
+            )
+        if policy.share_mode is None and settings.has_short_keys:
+            raise refused(
+                "short keys, which rest on ring-LWE; a client that takes this assumption too says "
+                "so in its policy (share_mode = 'short-key')"
             )
         masks = 1 if settings.buffering is None else settings.buffering.stock
         size = 4 * masks * parameters.clients * settings.shared_length
@@ -190,12 +237,12 @@ class CodedMaskTraits(Traits):
             )
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
-        """L + 2 elements each; in seeded mode, seeds to the U clients after the owner.
+        """L + 2 elements each; but in paper mode, seeds to the U clients after the owner.
 
         For U = N the owner is one of them itself.
         """
         peers, U = settings.parameters.clients - 1, settings.parameters.survivors
-        if settings.parameters.share_mode is ShareMode.PAPER:
+        if not settings.parameters.share_mode.uses_seeds:
             return {ShareKind.EXPLICIT: Shares(peers, 4 * settings.shared_length)}
         seeds = min(peers, U)
         return {
@@ -364,7 +411,7 @@ TRAITS: Final[dict[str, Traits]] = {
             "LightSecAgg",
             buffered=True,
             checked=True,
-            share_modes=(ShareMode.SEEDED, ShareMode.PAPER),
+            share_modes=(ShareMode.SEEDED, ShareMode.PAPER, ShareMode.SHORT_KEY),
         ),
         PairwiseMaskTraits(ProtocolName.SECAGG, "SecAgg", key_count=2, has_threshold=True),
         PairwiseMaskTraits(
