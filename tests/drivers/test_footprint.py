@@ -76,7 +76,7 @@ def test_the_available_memory_is_known_on_linux() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the system does not say")
-@pytest.mark.parametrize("share_mode", list(ShareMode))
+@pytest.mark.parametrize("share_mode", [ShareMode.PAPER, ShareMode.SEEDED])
 def test_the_forecast_is_an_honest_upper_bound(share_mode: ShareMode) -> None:
     """A real run stays below it, and comes near enough for it to mean something."""
     code = (

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Decoding, ThreatModel
 from lightsecagg.planning import Topology
 from lightsecagg.protocol.schemes.traits import TRAITS, traits_of
 
@@ -84,6 +84,13 @@ Dimension = Annotated[
     ),
 ]
 DefendAgainst = Annotated[ThreatModel, typer.Option(help="Whom the clients defend against.")]
+HowToDecode = Annotated[
+    Decoding | None,
+    typer.Option(
+        help="Short keys: remove the noise from a sum, or round by it.",
+        show_default="exact where it leaves 8 bits per entry",
+    ),
+]
 FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
 
 ExecutesCode = Annotated[

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from lightsecagg.cli import options
 from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
+from lightsecagg.drivers.simulation.recording import allowed_error
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import Progress
 from lightsecagg.errors import ParameterError
@@ -78,6 +79,7 @@ def simulate(
     share_mode: Annotated[
         ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
     ] = ShareMode.SEEDED,
+    decoding: options.HowToDecode = None,
     threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
     field: options.FieldChoice = options.Field.DEFAULT,
     drop: Annotated[
@@ -137,6 +139,7 @@ def simulate(
         overlap=overlap,
         seed=seed,
         sample_clients=sample_clients,
+        decoding=decoding,
     )
     outcomes = []
     for each in expand(scenario, protocol, neighbours, threshold):
@@ -247,11 +250,7 @@ def _result(outcome: Outcome) -> str:
         return f"[red]aborted: {report.aborted}[/red]"
     if report.aggregate is None:
         raise AssertionError("a round ends with an aggregate or an abort")
-    verdict = {
-        True: "[green]the recovered sum is exact, element for element[/green]",
-        False: "[red]THE RECOVERED SUM IS WRONG[/red]",
-        None: "[yellow]sampled clients: there is no sum to compare with[/yellow]",
-    }[report.exact]
+    verdict = _verdict(report.largest_error, allowed_error(report.settings))
     apart, beside = outcome.round_seconds(False), outcome.round_seconds(True)
     return (
         f"{len(report.aggregate.included)} of {scenario.parameters.clients} clients included, "
@@ -259,6 +258,19 @@ def _result(outcome: Outcome) -> str:
         f"round: {_seconds(beside)} with training ({_seconds(scenario.training_seconds)}) "
         f"beside the offline phase, {_seconds(apart)} without overlap\n"
     )
+
+
+def _verdict(error: int | None, allowed: int) -> str:
+    if error is None:
+        return "[yellow]sampled clients: there is no sum to compare with[/yellow]"
+    if error > allowed:
+        return "[red]THE RECOVERED SUM IS WRONG[/red]"
+    if allowed:
+        return (
+            f"[green]the recovered sum is off by at most {error} quanta per entry[/green], the "
+            f"noise of dithered decoding (bound: {allowed})"
+        )
+    return "[green]the recovered sum is exact, element for element[/green]"
 
 
 def _seconds(value: float) -> str:

@@ -22,12 +22,12 @@ from lightsecagg.drivers.simulation.asynchronous import AsyncReport, simulate_as
 from lightsecagg.drivers.simulation.schedule import EventQueue, Fleet, Schedule, UniformStaleness
 from lightsecagg.drivers.simulation.workload import RandomVectors, Workload
 from lightsecagg.errors import Aborted, ParameterError
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer, quantizer_of_scale
+from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import Staleness, StalenessTable
-from lightsecagg.params import Parameters, ShareMode, ThreatModel
+from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.plain_epoch import FedBuffServer
+from lightsecagg.protocol.quantizers import make_quantizer
 
 app = typer.Typer(add_completion=False)
 
@@ -71,6 +71,7 @@ def simulate(
         int, typer.Option(help="U, the answers needed.", show_default="N - D")
     ] = 0,
     share_mode: Annotated[ShareMode, typer.Option(help="How shares are made.")] = ShareMode.SEEDED,
+    decoding: options.HowToDecode = None,
     threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
     field: options.FieldChoice = options.Field.DEFAULT,
     staleness: Annotated[Staleness, typer.Option(help="s(tau).")] = Staleness.POLY,
@@ -164,14 +165,16 @@ def simulate(
             server = FedBuffServer(workload.dimension, buffer, function, tau_max)
             federation = PlainFederation(clients, server)
         else:
+            parameters = Parameters(
+                clients, privacy, dropouts, survivors, threat_model, share_mode, modulus
+            )
+            buffering = Buffering(table, max_updates=buffer, strict=strict, stock=stock + 2)
             config = AsyncConfig(
-                parameters=Parameters(
-                    clients, privacy, dropouts, survivors, threat_model, share_mode, modulus
+                parameters=parameters,
+                buffering=buffering,
+                quantizer=_quantizer(
+                    parameters, buffering, workload.dimension, bound, local_scale, decoding
                 ),
-                buffering=Buffering(table, max_updates=buffer, strict=strict, stock=stock + 2),
-                quantizer=Quantizer(PrimeField(modulus), bound, buffer, max_weight=table.max_weight)
-                if local_scale is None
-                else quantizer_of_scale(modulus, buffer, table.max_weight, local_scale),
                 dimension=workload.dimension,
                 buffer_size=buffer,
                 stock=stock,
@@ -203,6 +206,24 @@ def simulate(
         _show(document)
     if report.exact is False:
         raise Aborted("a recovered sum is not what it must be")
+
+
+def _quantizer(
+    parameters: Parameters,
+    buffering: Buffering,
+    dimension: int,
+    bound: float,
+    scale: float | None,
+    decoding: Decoding | None,
+) -> Quantizer:
+    """The finest for this bound, or with a given c_l, the one with the largest bound."""
+
+    def make(bound: float, scale: float = 0.0) -> Quantizer:
+        return make_quantizer(
+            parameters, dimension, bound, scale=scale, buffering=buffering, decoding=decoding
+        )
+
+    return make(bound) if scale is None else make(make(1.0).budget / scale, scale)
 
 
 class _Progress(NamedTuple):
@@ -330,8 +351,10 @@ def _show(document: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
+    dithered = document.get("decoding") == Decoding.DITHERED
+    how = "right up to the noise of dithered decoding" if dithered else "exact, element for element"
     verdict = {
-        True: "[green]every recovered sum is exact, element for element[/green]",
+        True: f"[green]every recovered sum is {how}[/green]",
         False: "[red]A RECOVERED SUM IS WRONG[/red]",
         None: "[yellow]unprotected: the server has seen every update[/yellow]",
     }[document["exact"]]

@@ -13,10 +13,17 @@ from lightsecagg.drivers.cohort import Cohort, describe_leak
 from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.drivers.local import run_round
 from lightsecagg.errors import Aborted, InputRefused, ParameterError
-from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer, clip_to_bound
-from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    Decoding,
+    Parameters,
+    ShareMode,
+    ThreatModel,
+    choice,
+)
 from lightsecagg.protocol.interface import RoundAborted, Update
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.protocol.wire import Codec
 
@@ -51,6 +58,7 @@ class _Options(TypedDict, total=False):
     protocol: str
     threat_model: str
     share_mode: str
+    decoding: str | None
     modulus: int
     neighbours: int
     threshold: int
@@ -80,6 +88,7 @@ def aggregate(
     protocol: str = ProtocolName.LIGHTSECAGG,
     threat_model: str = ThreatModel.HONEST_BUT_CURIOUS,
     share_mode: str = ShareMode.SEEDED,
+    decoding: str | None = None,
     modulus: int = DEFAULT_MODULUS,
     neighbours: int = 0,
     threshold: int = 0,
@@ -95,6 +104,8 @@ def aggregate(
       entries are refused, or clipped if you say `clip=True`.
     * `weights`: a positive integer per client, such as its number of training samples. The server
       learns their sum only.
+    * `share_mode="short-key"` shares keys that do not grow with the arrays (experimental, see
+      `docs/short-keys.md`); `decoding`, "exact" or "dithered", says what becomes of their noise.
 
     Raises `InputRefused` for arrays that must not be masked, `ParameterError` for parameters that
     cannot work, `Aborted` if too few clients are left.
@@ -120,8 +131,13 @@ def aggregate(
     if insecurity := describe_leak(traits, chosen):
         raise ParameterError(insecurity)
     samples = _check_weights(weights, len(vectors))
-    quantizer = Quantizer(
-        PrimeField(modulus), bound, len(vectors), max(samples), weighted=weights is not None
+    quantizer = make_quantizer(
+        chosen.parameters,
+        layout.size,
+        bound,
+        max_samples=max(samples),
+        weighted=weights is not None,
+        decoding=None if decoding is None else choice(Decoding, decoding),
     )
     updates = {
         client: _update(layout, quantizer, client, arrays, samples[client], clip)

@@ -20,11 +20,10 @@ from lightsecagg.experiments.cells import Cell, Document, Results
 from lightsecagg.experiments.operation_counts import counting
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import LABELS, SECURE, Profile, dropouts, privacy
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.planning.timeline import OFFLINE
 from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 
 _RATE = 0.3
@@ -57,7 +56,7 @@ class CountCell(Cell):
         return Cohort(
             self.protocol,
             parameters,
-            Quantizer(PrimeField(parameters.modulus), 1.0, N),
+            make_quantizer(parameters, self.dimension, 1.0),
             self.dimension,
             neighbours,
             threshold,

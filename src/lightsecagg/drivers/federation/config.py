@@ -30,7 +30,13 @@ from pydantic import (
 from lightsecagg.drivers.federation.selection import Sampling
 from lightsecagg.errors import ConfigurationError, DecodeError
 from lightsecagg.foreign import decode
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    PAPER_MODULUS,
+    Decoding,
+    ShareMode,
+    ThreatModel,
+)
 from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
@@ -101,6 +107,9 @@ class AggregationTable(Table):
     survivors: int = Field(default=0, ge=0)
     """U: answers needed; 0 for N - D. SecAgg's threshold t."""
     share_mode: ShareMode = ShareMode.SEEDED
+    """LightSecAgg: seeded, paper, or short-key (experimental), which clients must name too."""
+    decoding: Decoding | None = None
+    """Short keys: exact or dithered; left out, exact where clients keep 8 bits per entry."""
     field: Literal["default", "paper"] = "default"
     neighbours: int = Field(default=0, ge=0)
     """SecAgg+: degree of the sharing graph; 0 for the finder's."""
@@ -283,7 +292,7 @@ class ClientTable(Table):
     minimum: int = Field(default=0, ge=0)
     """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
     share_mode: ShareMode | None = None
-    """How its masks may be shared; left out, as the server likes."""
+    """How its masks may be shared; left out, seeded or paper, as the server likes."""
     bound: float = Field(gt=0)
     """The bound of every round, exactly: a server that could vary it could search for the largest
     entry of an update, by who is missing from the sum."""

@@ -40,8 +40,6 @@ from lightsecagg.errors import (
     LightSecAggError,
     ParameterError,
 )
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.allow_list import AllowList
@@ -53,6 +51,7 @@ from lightsecagg.protocol.interface import (
     SurvivorsChosen,
     UploadTaken,
 )
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings, hash_model
@@ -94,12 +93,13 @@ def make_settings(
     threshold = table.survivors if traits.has_threshold else 0
     neighbours = table.neighbours if traits.ring else 0
     parameters, neighbours, threshold = traits.resolve(parameters, neighbours, threshold)
-    quantizer = Quantizer(
-        field=PrimeField(table.modulus),
-        bound=table.bound,
-        summands=clients,
+    quantizer = make_quantizer(
+        parameters,
+        job.dimension,
+        table.bound,
         max_samples=table.max_samples if job.weighted else 1,
         weighted=job.weighted,
+        decoding=table.decoding,
     )
     return Settings(
         protocol=traits.name,

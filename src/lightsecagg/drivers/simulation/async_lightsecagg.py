@@ -24,7 +24,7 @@ from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.async_federation import Flush
 from lightsecagg.drivers.simulation.metering import PHASE_OF, MeteredWire
-from lightsecagg.drivers.simulation.recording import quantised
+from lightsecagg.drivers.simulation.recording import allowed_error, largest_error, quantised
 from lightsecagg.drivers.simulation.workload import Vector
 from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.field.prime import Elements
@@ -52,6 +52,7 @@ from lightsecagg.protocol.messages import (
     Tag,
 )
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.quantizers import decoding_of
 from lightsecagg.protocol.registry import epoch_client_party, epoch_server_party
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
@@ -125,6 +126,7 @@ class ProtectedFederation(MeteredWire):
             dimension=config.dimension,
             buffering=config.buffering,
             scale=config.quantizer.scale,
+            share_mode=parameters.share_mode if self.settings.has_short_keys else None,
             max_attempts=1,
         )
         # Rounding is not secret in a simulation; given keys make a run reproducible.
@@ -166,7 +168,12 @@ class ProtectedFederation(MeteredWire):
             "threat_model": parameters.threat_model.value,
             "strict": buffering.per_weight(parameters) > 1,
             "scale": self.config.quantizer.scale,
-        }
+            "share_mode": parameters.share_mode.value,
+        } | ({"decoding": self._decoding} if self.settings.has_short_keys else {})
+
+    @property
+    def _decoding(self) -> str:
+        return decoding_of(self.config.quantizer).value
 
     def publish(self, model: bytes, version: int) -> None:
         """See `Federation`."""
@@ -299,6 +306,7 @@ class ProtectedFederation(MeteredWire):
             owners=aggregate.owners,
             staleness=staleness,
             mean=self.settings.buffer_average(aggregate.total, aggregate.weights),
-            exact=bool(np.array_equal(aggregate.total, expected)),
+            exact=largest_error(self.settings, aggregate.total, expected)
+            <= allowed_error(self.settings),
             responders=len(aggregate.responders),
         )

@@ -21,12 +21,13 @@ from lightsecagg.drivers.simulation.synchronous import simulate_round
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks import short_keys
 from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode
 from lightsecagg.planning.unit_costs import UnitCosts
 from lightsecagg.protocol.interface import Phase, Send, Update
 from lightsecagg.protocol.messages import Advertise, SealedShare
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.protocol.share_exchange import bundles
@@ -58,6 +59,7 @@ def calibrate() -> UnitCosts:
     growth = max(0.0, many - few) / (112 - 16)
     relay = few - 16 * growth
     seed, element = _expansion()
+    stretched, noisy = _short_keys()
     # T = 3, D = 1, U = 7: a share has a quarter of the elements, and 7 of them travel each way.
     share_bytes = 7 * _BLOCK
     encoding = _BLOCK / 4 * (7 * element + 8 * 7 * product)
@@ -76,6 +78,8 @@ def calibrate() -> UnitCosts:
         seed=seed,
         element=element,
         masked_element=_masking(),
+        stretched_element=stretched,
+        noisy_element=noisy,
         agreement=_agreement(),
         quantised_element=plain.client[Phase.UPLOAD] / _BLOCK,
         summed_element=plain.server[Phase.UPLOAD] / (4 * _BLOCK),
@@ -120,7 +124,7 @@ def _cohort(
     return Cohort(
         protocol,
         parameters,
-        Quantizer(PrimeField(parameters.modulus), 1.0, clients),
+        make_quantizer(parameters, dimension, 1.0),
         dimension,
         neighbours,
         threshold,
@@ -188,6 +192,15 @@ def _masking() -> float:
     seeds = {k: bytes([k]) * prg.SEED_LENGTH for k in range(1, 8)}
     field = PrimeField(DEFAULT_MODULUS)
     return _fastest(lambda: client_mask(bytes(32), seeds, 0, _BLOCK, field)) / (8 * _BLOCK)
+
+
+def _short_keys() -> tuple[float, float]:
+    field, context = PrimeField(DEFAULT_MODULUS), bytes(32)
+    key = np.full(short_keys.key_length(scalars=0), 3, dtype=np.uint32)
+    mask = np.zeros(_BLOCK, dtype=np.uint32)
+    stretching = _fastest(lambda: short_keys.expand(field, context, key, _BLOCK))
+    noise = _fastest(lambda: short_keys.add_noise(field, mask, context, _BLOCK, 3))
+    return stretching / _BLOCK, noise / _BLOCK
 
 
 def _agreement() -> float:

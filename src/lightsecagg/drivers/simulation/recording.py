@@ -8,7 +8,10 @@ coins would make that comparison fail, never pass.
 
 from __future__ import annotations
 
+import numpy as np
+
 from lightsecagg.field.prime import Elements
+from lightsecagg.field.quantization import signed
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.rounding import uniform_words
@@ -21,3 +24,14 @@ def quantised(settings: Settings, ledger: Ledger, update: Update, model: bytes) 
     commitment = ledger.commitment(fingerprint, update.samples, settings.reading)
     words = uniform_words(update.vector.size, ledger.rounding_seed(model, commitment))
     return settings.quantizer.quantise(update.vector, words, update.samples)
+
+
+def largest_error(settings: Settings, total: Elements, expected: Elements) -> int:
+    """By how many quanta an element of a recovered sum is off, the most."""
+    difference = settings.field.subtract(total, expected)
+    return int(np.abs(signed(settings.field, difference)).max())
+
+
+def allowed_error(settings: Settings) -> int:
+    """How far it may be: not at all, but for the noise that dithered decoding leaves."""
+    return settings.quantizer.noise if settings.quantizer.step == 1 else 0

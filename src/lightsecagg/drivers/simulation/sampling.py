@@ -31,7 +31,7 @@ from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.mask_encoding import seeded_positions
-from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Output, Phase, Send
 from lightsecagg.protocol.messages import (
     Advertise,
@@ -206,7 +206,8 @@ class StandIn:
         return Advertise(keys, sign_keys(identity, context, self.client, keys))
 
     def _share(self, roster: Roster) -> list[Output]:
-        scheme_class = scheme_of(self._settings.protocol).client
+        mode = self._settings.parameters.share_mode
+        scheme_class = scheme_of(self._settings.protocol, share_mode=mode).client
         self._scheme = scheme_class(self._sample.round(roster), self.client)
         return [*send_shares(self._sealed(self._keys[0], share) for share in self._make_shares())]
 
@@ -260,7 +261,7 @@ class CodedStandIn(StandIn):
         parameters, round_ = self._settings.parameters, self.scheme.round
         own = round_.positions[self.client]
         seeded: set[int] = set()
-        if parameters.share_mode is ShareMode.SEEDED:
+        if parameters.share_mode.uses_seeds:
             seeded = set(seeded_positions(own, len(round_.members), parameters.survivors))
         return [
             OutgoingShare(recipient, ShareKind.SEED, draw(system_entropy, prg.SEED_LENGTH))

@@ -16,13 +16,14 @@ from lightsecagg.drivers.simulation.metering import PhaseLoads
 from lightsecagg.drivers.simulation.synchronous import Progress, RoundReport, simulate_round
 from lightsecagg.errors import ParameterError
 from lightsecagg.field import kernels
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer, clip_to_bound
+from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.masks.sharing_graph import SIGMA
-from lightsecagg.params import Parameters, check_integer
+from lightsecagg.masks.short_keys import ASSUMPTION
+from lightsecagg.params import Decoding, Parameters, ShareMode, check_integer
 from lightsecagg.planning.network import Network
 from lightsecagg.planning.timeline import PhaseTimes, round_seconds, timeline
 from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import Resolved, Traits, traits_of
 from lightsecagg.protocol.settings import Settings
 
@@ -52,6 +53,8 @@ class Scenario:
     """Steers inputs and the choice of who drops, and nothing else."""
     sample_clients: int | None = None
     """How many clients are real, if not all are; see `sampling`."""
+    decoding: Decoding | None = None
+    """Short keys: what becomes of the noise; None for the finest rounding that makes sense."""
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, 0)
@@ -74,7 +77,9 @@ class Scenario:
     def cohort(self) -> Cohort:
         """The clients of this scenario."""
         parameters, neighbours, threshold = self.resolved()
-        quantizer = Quantizer(PrimeField(parameters.modulus), self.bound, parameters.clients)
+        quantizer = make_quantizer(
+            parameters, self.dimension, self.bound, decoding=self._decoding()
+        )
         return Cohort(
             self.protocol,
             parameters,
@@ -84,6 +89,17 @@ class Scenario:
             threshold,
             graph_security=0 if self.insecurity else SIGMA,
         )
+
+    def _decoding(self) -> Decoding | None:
+        """Stand-ins upload what no key belongs to: exact decoding would notice."""
+        if self.sample_clients is None or self.parameters.share_mode is not ShareMode.SHORT_KEY:
+            return self.decoding
+        if self.decoding is Decoding.EXACT:
+            raise ParameterError(
+                "sampled clients upload random vectors, which exact decoding refuses; take "
+                "dithered decoding, or let all clients be real"
+            )
+        return Decoding.DITHERED
 
     def resolved(self) -> Resolved:
         """The parameters that this protocol knows: of SecAgg, the threshold t instead of U."""
@@ -97,7 +113,8 @@ class Scenario:
     def warnings(self) -> list[str]:
         """What must be said beside every figure of this scenario."""
         exposed = "" if self.traits.protected else "no protection: the server sees every update"
-        return [said for said in (exposed, self.insecurity) if said]
+        assumed = ASSUMPTION if self.parameters.share_mode is ShareMode.SHORT_KEY else ""
+        return [said for said in (exposed, self.insecurity, assumed) if said]
 
     def input(self, round_: int, client: int) -> Update:
         """A client's update: uniform in [-1, 1), the same whenever it is asked for."""
@@ -133,6 +150,7 @@ class Outcome:
             "parameters": _parameters(scenario, report.settings),
             "round": report.settings.round,
             "exact": report.exact,
+            "largest_error": report.largest_error,
             "included": 0 if aggregate is None else len(aggregate.included),
             "responders": 0 if aggregate is None else len(aggregate.responders),
             "aborted": report.aborted,
@@ -174,8 +192,9 @@ def run(scenario: Scenario, rounds: int = 1, progress: Progress | None = None) -
 def _warm_up(scenario: Scenario) -> None:
     """Load what is loaded at first use, so that the first client is not charged for it."""
     modulus = scenario.parameters.modulus
-    small = scenario.traits.resolve(Parameters(4, 1, 1, 2, modulus=modulus))
-    quantizer = Quantizer(PrimeField(modulus), 1.0, small.parameters.clients)
+    mode = scenario.parameters.share_mode
+    small = scenario.traits.resolve(Parameters(4, 1, 1, 2, share_mode=mode, modulus=modulus))
+    quantizer = make_quantizer(small.parameters, 64, 1.0)
     cohort = Cohort(
         scenario.protocol, small.parameters, quantizer, 64, small.neighbours, small.threshold
     )

@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.faults import Faults, Moment
 from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire
-from lightsecagg.drivers.simulation.recording import quantised
+from lightsecagg.drivers.simulation.recording import largest_error, quantised
 from lightsecagg.drivers.simulation.sampling import Sample, StandIn
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
@@ -75,6 +73,8 @@ class RoundReport:
     exact: bool | None
     """Whether the recovered sum is, element for element, that of the included clients' quantised
     inputs; None if there is nothing to compare."""
+    largest_error: int | None
+    """By how many quanta an element is off, the most: with dithered decoding, up to Emax."""
     meter: Meter
     late: Counter[str]
     """Messages that the server ignored because their phase was over, by type."""
@@ -276,22 +276,24 @@ class _Run(MeteredWire):
     def _report(self) -> RoundReport:
         aggregate = self._result if isinstance(self._result, Aggregate) else None
         aborted = self._result.reason if isinstance(self._result, RoundAborted) else None
+        error = None if aggregate is None else self._largest_error(aggregate)
         return RoundReport(
             settings=self.settings,
             aggregate=aggregate,
             aborted=aborted,
-            exact=None if aggregate is None else self._is_exact(aggregate),
+            exact=None if error is None else error == 0,
+            largest_error=error,
             meter=self.meter,
             late=self.server.late_messages,
             refused=self.refusals,
             stored=self._stored,
         )
 
-    def _is_exact(self, aggregate: Aggregate) -> bool | None:
+    def _largest_error(self, aggregate: Aggregate) -> int | None:
         if self.sample is not None:
             return None
         expected = self.settings.field.sum(map(self._quantised, aggregate.included))
-        return bool(np.array_equal(aggregate.total, expected))
+        return largest_error(self.settings, aggregate.total, expected)
 
     def _quantised(self, client: int) -> Elements:
         update, model = self._inputs(client), self.settings.model
