@@ -16,7 +16,14 @@ from lightsecagg.drivers.simulation.synchronous import RoundReport, simulate_rou
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import STATED, Federation, Network, plan
-from lightsecagg.planning.planner import PAPER, SEEDED, recommend_survivors, round_costs
+from lightsecagg.planning.planner import (
+    PAPER,
+    SEEDED,
+    SHORT_KEY,
+    recommend_survivors,
+    round_costs,
+)
+from lightsecagg.planning.proposals import verdict
 from lightsecagg.planning.traffic import forecast_traffic
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
@@ -151,10 +158,42 @@ def test_warns_that_malicious_mode_is_infeasible_and_of_the_graph() -> None:
     assert any("no sparse graph is safe" in warning for warning in dense)
 
 
+def test_bytes_of_short_keys_are_exact() -> None:
+    parameters = Parameters(20, 4, 6, 7, share_mode=ShareMode.SHORT_KEY)
+    scenario = Scenario(LIGHTSECAGG, parameters, dimension=5000)
+    report = simulate(scenario, (1, 5))
+    forecast = forecast_traffic(report.settings, (1, 5))
+    assert forecast == {phase: loads.traffic for phase, loads in report.meter.phases.items()}
+
+
+def test_short_keys_are_forecast_with_a_small_U_and_what_they_assume() -> None:
+    made = plan(Federation(200, 100, 98, 1_206_590))
+    short, seeded = made.protocols[SHORT_KEY], made.protocols[SEEDED]
+    assert short.phases[Phase.SHARE].traffic.client_upload < 450_000
+    assert short.round_seconds < 0.2 * seeded.round_seconds
+    assert made.short_key_survivors == 102
+    (said,) = [warning for warning in made.warnings if warning.startswith(SHORT_KEY)]
+    assert "experimental" in said
+    assert "ring-LWE" in said
+    assert "U = 102 and exact decoding" in said
+    spare = plan(Federation(200, 100, 20, 1_206_590))
+    assert spare.short_key_survivors < 150, "a small U leaves answers to spare"
+    longer = plan(Federation(200, 100, 98, 5_288_548)).protocols[SHORT_KEY]
+    size = longer.phases[Phase.SHARE].traffic.client_upload
+    assert size == short.phases[Phase.SHARE].traffic.client_upload, "whatever d is"
+
+
+def test_the_verdict_names_short_keys_where_they_are_faster_but_never_takes_them() -> None:
+    slow = verdict(plan(Federation(200, 100, 98, 1_206_590)))
+    assert not slow.startswith(SHORT_KEY)
+    assert "short keys, which are experimental" in slow
+    assert "short keys" not in verdict(plan(Federation(20, 5, 2, 100_000)))
+
+
 def test_malicious_plans_leave_out_what_has_no_such_mode() -> None:
     federation = Federation(60, 20, 10, 1000, threat_model=ThreatModel.MALICIOUS_SERVER)
     made = plan(federation)
-    assert set(made.protocols) == {SEEDED, PAPER, "secagg"}
+    assert set(made.protocols) == {SEEDED, PAPER, SHORT_KEY, "secagg"}
     assert made.protocols[SEEDED].phases[Phase.AGREE].server_bytes > 0
 
 

@@ -4,6 +4,9 @@ A larger U makes shares shorter (L = d / (U - T)) and, in seeded mode, leaves fe
 (N - U), so that it is faster on every link; a smaller U leaves spare answers, with which lies are
 detected (one spare) or named (two per liar). The planner takes the fastest U of those that leave
 room for the liars one asks for: U <= N - D - 2 E.
+
+Short keys make shares short for every U. Of them the planner takes the smallest U that is about as
+fast as any, and never recommends them by itself: they are experimental, and clients must name them.
 """
 
 from __future__ import annotations
@@ -13,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.sharing_graph import SIGMA
+from lightsecagg.masks.short_keys import ASSUMPTION, RING_DIMENSION
 from lightsecagg.params import (
     DEFAULT_MODULUS,
     Parameters,
@@ -35,15 +37,19 @@ from lightsecagg.planning.traffic import (
 from lightsecagg.planning.unit_costs import STATED, UnitCosts, describe
 from lightsecagg.planning.work import PhaseWork, forecast_work
 from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.quantizers import decoding_of, make_quantizer
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, Traits, traits_of
 from lightsecagg.protocol.settings import Settings
 
 SEEDED, PAPER = "lightsecagg-seeded", "lightsecagg-paper"
-"""LightSecAgg in its two share modes, as the plan names them."""
+SHORT_KEY = "lightsecagg-short-key"
+"""LightSecAgg in its share modes, as the plan names them."""
 
 _LARGE_SHARES = 4.0
 """Warn when a client's offline upload exceeds so many times its update."""
 _LARGE_MEMORY = 2 * 10**9
+_AS_FAST = 1.02
+"""Short keys: rounds this close to the fastest do not speak for a larger U."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,8 @@ class Plan:
     """The best U; the forecasts are for the federation's own if it names one."""
     reason: str
     """Why this U."""
+    short_key_survivors: int
+    """The best U for short keys."""
     warnings: tuple[str, ...]
     protocols: dict[str, Costs]
     unit_costs: UnitCosts
@@ -160,6 +168,8 @@ class Plan:
         return {
             "recommended_survivors": self.recommended_survivors,
             "reason": self.reason,
+            "recommended_survivors_short_key": self.short_key_survivors,
+            "short_key_assumption": ASSUMPTION,
             "warnings": list(self.warnings),
             "settings": {
                 "clients": federation.clients,
@@ -190,17 +200,26 @@ def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
     - `costs`: those that `drivers.simulation.calibration` measures here; otherwise the stated ones.
     """
     recommended, reason = recommend_survivors(federation, costs)
-    survivors = federation.survivors or recommended
+    small = recommend_short_key_survivors(federation, costs)
     protocols = {
         _name(traits, mode): _cost(
-            federation, round_settings(federation, traits.name, survivors, mode), costs
+            federation,
+            round_settings(
+                federation,
+                traits.name,
+                federation.survivors or (small if mode is ShareMode.SHORT_KEY else recommended),
+                mode,
+            ),
+            costs,
         )
         for traits in TRAITS.values()
         if federation.threat_model in traits.threat_models
         for mode in traits.share_modes or (ShareMode.SEEDED,)
+        if mode is not ShareMode.SHORT_KEY or federation.modulus == DEFAULT_MODULUS
     }
+    survivors = federation.survivors or recommended
     warnings = tuple(_warnings(federation, survivors, protocols))
-    return Plan(federation, recommended, reason, warnings, protocols, costs)
+    return Plan(federation, recommended, reason, small, warnings, protocols, costs)
 
 
 def recommend_survivors(federation: Federation, costs: UnitCosts = STATED) -> tuple[int, str]:
@@ -231,6 +250,24 @@ def recommend_survivors(federation: Federation, costs: UnitCosts = STATED) -> tu
     return best, why
 
 
+def recommend_short_key_survivors(federation: Federation, costs: UnitCosts = STATED) -> int:
+    """The smallest U that is about as fast as the fastest: a small one leaves spare answers.
+
+    Keys are cut into two pieces at least: of one piece, T + 1 shares would be the key.
+    """
+    federation = replace(federation, survivors=0, modulus=DEFAULT_MODULUS)
+    largest = federation.parameters().survivors
+    smallest = min(federation.privacy + 2, largest)
+    mode = ShareMode.SHORT_KEY
+    seconds = {
+        U: _cost(
+            federation, round_settings(federation, ProtocolName.LIGHTSECAGG, U, mode), costs
+        ).round_seconds
+        for U in _candidates(smallest, largest)
+    }
+    return min(U for U in seconds if seconds[U] <= _AS_FAST * min(seconds.values()))
+
+
 def _candidates(smallest: int, largest: int) -> list[int]:
     """Every U if there are few, else a hundred of them; the largest always."""
     step = max(1, (largest - smallest) // 100)
@@ -254,7 +291,7 @@ def round_settings(
     return Settings(
         protocol=traits.name,
         parameters=parameters,
-        quantizer=Quantizer(PrimeField(federation.modulus), 1.0, federation.clients),
+        quantizer=make_quantizer(parameters, federation.dimension, 1.0),
         dimension=federation.dimension,
         session=bytes(32),
         round=1,
@@ -309,7 +346,9 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
         )
     for name, costs in protocols.items():
         shares, model = share_counts(costs.settings), 4 * costs.settings.length
-        if shares.bytes > _LARGE_SHARES * model:
+        if costs.settings.has_short_keys:
+            said.append(f"{name}: {_about_short_keys(costs.settings)}")
+        elif shares.bytes > _LARGE_SHARES * model:
             said.append(
                 f"{name}: with U = {survivors} and T = {T} every explicit share has "
                 f"{in_units(shares.explicit_bytes)}, and a client sends {in_units(shares.bytes)} "
@@ -325,6 +364,14 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
         _about_graph(costs.settings) for costs in protocols.values() if costs.settings.traits.ring
     ]
     return said
+
+
+def _about_short_keys(settings: Settings) -> str:
+    U, d = settings.parameters.survivors, settings.dimension
+    pays = "" if d > RING_DIMENSION else f"; for d = {d} a key is no shorter than a mask"
+    return (
+        f"{ASSUMPTION}; forecast with U = {U} and {decoding_of(settings.quantizer)} decoding{pays}"
+    )
 
 
 def _about_graph(settings: Settings) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightsecagg.params import ThreatModel, check_integer
-from lightsecagg.planning.planner import SEEDED, Plan
+from lightsecagg.planning.planner import SEEDED, SHORT_KEY, Plan
 from lightsecagg.planning.traffic import in_units
 from lightsecagg.protocol.schemes.traits import TRAITS
 
@@ -72,6 +72,7 @@ def verdict(plan: Plan) -> str:
         for name, costs in plan.protocols.items()
         if TRAITS[costs.settings.protocol].protected
     }
+    short = protected.pop(SHORT_KEY, None)  # for whoever asks for it by name
     seconds = {name: costs.round_seconds for name, costs in protected.items()}
     best = min(seconds, key=lambda name: seconds[name])
     close = [name for name, value in seconds.items() if value <= _ALIKE * seconds[best]]
@@ -87,6 +88,9 @@ def verdict(plan: Plan) -> str:
         said += f"; {other}: {in_seconds(seconds[other])}, {_sends(plan, other)}"
         if other in close and taken in close:
             said += "; either will do"
+    if short is not None and short.round_seconds * _ALIKE < seconds[taken]:
+        faster = f"{in_seconds(short.round_seconds)}, {_sends(plan, SHORT_KEY)}"
+        said += f"; short keys, which are experimental: {faster}"
     return said
 
 

@@ -36,6 +36,10 @@ class UnitCosts:
     """An element is expanded from a seed."""
     masked_element: float
     """An element is expanded from a seed and added to a total."""
+    stretched_element: float
+    """Short keys: an element of a mask is stretched from a key."""
+    noisy_element: float
+    """Short keys: an element of a mask gets its noise."""
     agreement: float
     """SecAgg: a pairwise seed from a key agreement."""
     quantised_element: float
@@ -70,6 +74,8 @@ STATED = UnitCosts(
     seed=3.5e-5,
     element=1.1e-9,
     masked_element=1.5e-9,
+    stretched_element=5.5e-9,
+    noisy_element=9.0e-9,
     agreement=5.5e-5,
     quantised_element=3.0e-8,
     summed_element=1.4e-9,

@@ -6,6 +6,7 @@ the dominant ones are
     LightSecAgg  client, share     N peers; U L elements from seeds; a codeword of L columns
                  server, share     N (N - 1) shares to relay
                  server, recover   one decoding of L columns, whoever dropped
+                 short keys        L does not grow with d; client and server stretch d elements
     SecAgg       client, upload    k + 1 masks of d elements
                  server, recover   N - D self masks and D (N - D) pairwise masks of d elements
 """
@@ -17,7 +18,7 @@ from math import log2
 
 from lightsecagg.field import ntt
 from lightsecagg.masks.checked_sharing import BLINDS
-from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.params import ThreatModel
 from lightsecagg.planning.traffic import PHASES, ShareCounts, share_counts
 from lightsecagg.planning.unit_costs import UnitCosts
 from lightsecagg.protocol.interface import Phase
@@ -110,7 +111,7 @@ class _CodedWork(_Work):
         phase, shares = self.phases[Phase.SHARE], self.shares
         elements = U * self.L * costs.element
         peers = shares.peers * costs.peer
-        if self.settings.parameters.share_mode is ShareMode.SEEDED:
+        if self.settings.parameters.share_mode.uses_seeds:
             encoding = self._codeword(1.0)
         else:
             peers -= shares.peers * costs.seed
@@ -124,11 +125,13 @@ class _CodedWork(_Work):
         costs, phase = self.costs, self.phases[Phase.UPLOAD]
         U, values = self.settings.parameters.survivors, BLINDS * self.N
         phase.client += self._expanded(self.N) + self.L * values * 4 * costs.product
+        if self.settings.has_short_keys:
+            phase.client += self.d * (costs.stretched_element + costs.noisy_element)
         phase.server += max(0, self.alive - U) * U * (U + values) * costs.product
 
     def _expanded(self, shares: int) -> float:
         """Expanding those of so many shares that are seeds."""
-        if self.settings.parameters.share_mode is not ShareMode.SEEDED:
+        if not self.settings.parameters.share_mode.uses_seeds:
             return 0.0
         seeded = shares * min(1.0, self.settings.parameters.survivors / self.N)
         return seeded * (self.costs.seed + self.L * self.costs.element)
@@ -142,6 +145,8 @@ class _CodedWork(_Work):
             + self._codeword(0.6)
             + self.d * costs.summed_element
         )
+        if self.settings.has_short_keys:  # and what is left of the noise is looked at
+            phase.server += self.d * (costs.stretched_element + 4 * costs.summed_element)
         if self.alive > self.settings.parameters.survivors:  # spare answers are checked
             columns = self.settings.code.check_columns
             phase.server += self.alive * self.L * columns * 4 * costs.product
