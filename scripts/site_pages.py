@@ -1,0 +1,404 @@
+"""Pages of the documentation site that follow from the code, and links that leave `docs/`.
+
+MkDocs calls the functions at the end (see mkdocs.yml). The reference is made anew in every
+build, so it cannot be out of date: commands from the command line itself, configuration from its
+tables, metrics from what a server exposes, messages from the wire's table, names from `__all__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import runpy
+import urllib.request
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PAGES_OF_THE_PROJECT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security-policy.md",
+}
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(?=[)#])")
+"""The path of a link that is neither an address nor an anchor on the same page."""
+FENCE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+def site_path(source: Path) -> str:
+    """Where a file of the repository is on the site."""
+    inside = source.relative_to(ROOT).as_posix()
+    if inside in PAGES_OF_THE_PROJECT:
+        return PAGES_OF_THE_PROJECT[inside]
+    if inside.startswith("docs/"):
+        return inside.removeprefix("docs/")
+    return f"files/{inside}"
+
+
+def links_of(text: str, source: Path) -> Iterator[Path]:
+    """The files of the repository that a page links to."""
+    for match in LINK.finditer(FENCE.sub("", text)):
+        target = (source.parent / match[1]).resolve()
+        if target.is_file() and target.is_relative_to(ROOT):
+            yield target
+
+
+def relink(text: str, source: Path) -> str:
+    """The page with its links as they are on the site."""
+    home = Path(site_path(source)).parent
+
+    def moved(match: re.Match[str]) -> str:
+        target = (source.parent / match[1]).resolve()
+        if not target.is_file():
+            return match[1]  # the strict build names it
+        return os.path.relpath(site_path(target), home)
+
+    return LINK.sub(moved, text)
+
+
+# -- command line ----------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Every command with its options."""
+    import typer
+
+    from lightsecagg.cli.main import app
+
+    root: Any = typer.main.get_command(app)
+    parts = ["# Command line", "`lightsecagg` is one program with these commands.", ""]
+    context = root.make_context("lightsecagg", [], resilient_parsing=True)
+    for name in root.list_commands(context):
+        parts += _command(f"lightsecagg {name}", root.get_command(context, name))
+    return "\n".join(parts)
+
+
+def _command(path: str, command: Any) -> list[str]:
+    commands = getattr(command, "commands", {})
+    parts = [f"## `{path}`", "", command.help or command.short_help or "", ""]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [each for each in command.params if each.param_type_name == "option"]
+    options = [each for each in options if not each.hidden and "--help" not in each.opts]
+    usage = [path, *(["[OPTIONS]"] if options else []), *(["COMMAND"] if commands else [])]
+    usage += [
+        each.name.upper() if each.required else f"[{each.name.upper()}]" for each in arguments
+    ]
+    parts += ["```", " ".join(usage), "```", ""]
+    if options:
+        parts += ["| option | default | |", "|---|---|---|"]
+        parts += [_option(each) for each in options] + [""]
+    for name, child in commands.items():
+        parts += _command(f"{path} {name}", child)
+    return parts
+
+
+def _option(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    choices = getattr(option.type, "choices", None)
+    kind = "" if option.is_flag else option.metavar or ("/".join(choices) if choices else "")
+    default = option.default() if callable(option.default) else option.default
+    if option.required:
+        shown = "required"
+    elif default in (None, False, ()) or default == []:
+        shown = ""
+    else:
+        shown = f"`{getattr(default, 'value', default)}`"
+    text = _cell(" ".join(filter(None, [option.help, f"`{kind}`" if kind else ""])))
+    return f"| {names} | {shown} | {text} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def configuration_page() -> str:
+    """Every key of the configuration files, with type, default and meaning."""
+    from lightsecagg.drivers.federation import config
+
+    parts = [
+        "# Configuration",
+        "",
+        "Made from the tables that read the files; "
+        "[Operate a federation](../federation.md#configuration) "
+        "says how they are read and overridden, and what the keys are for.",
+        "",
+    ]
+    for title, kind in (("server.toml", config.ServerConfig), ("client.toml", config.ClientConfig)):
+        parts += [f"## {title}", ""]
+        for name, field in kind.model_fields.items():
+            parts += _model(f"{title.split('.')[0]}: [{name}]", _model_of(field.annotation))
+    parts += ["## Training", "", "The tables inside `[training]`.", ""]
+    for title, module, name in (
+        ("[training.task]", "lightsecagg.training.config", "TaskConfig"),
+        ("[training.local]", "lightsecagg.training.config", "LocalConfig"),
+        ("[training.server]", "lightsecagg.training.server_optimizers", "ServerConfig"),
+    ):
+        parts += _table(title, getattr(importlib.import_module(module), name), _dataclass_defaults)
+    return "\n".join(parts)
+
+
+def _model_of(annotation: Any) -> Any:
+    from pydantic import BaseModel
+
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _model(title: str, model: Any) -> list[str]:
+    """A table and, after it, those inside it."""
+    parts = _table(title, model, _model_defaults)
+    for name, field in model.model_fields.items():
+        if inner := _model_of(field.annotation):
+            parts += _model(f"{title[:-1]}.{name}]", inner)
+    return parts
+
+
+def _table(title: str, kind: type, defaults: Any) -> list[str]:
+    source = _griffe(kind)
+    about = re.sub(r"^\[[\w.]+\] ", "", source.docstring.value) if source.docstring else ""
+    parts = [f"### {title}", "", about, "", "| key | type | default | |", "|---|---|---|---|"]
+    for name, default in defaults(kind).items():
+        attribute = source.members[name]
+        text = _cell(attribute.docstring.value) if attribute.docstring else ""
+        parts.append(f"| `{name}` | `{_cell(_plain(attribute.annotation))}` | {default} | {text} |")
+    return [*parts, ""]
+
+
+def _plain(annotation: Any) -> str:
+    """A type as a reader of a TOML file sees it."""
+    text = str(annotation).replace("Path", "path").replace(" | None", "")
+    return re.sub(r"Registered(Protocol)|(\w+) = .*", r"\1\2", text).lower()
+
+
+@cache
+def _sources() -> Any:
+    import griffe
+
+    return griffe.load("lightsecagg", search_paths=[str(ROOT / "src")])
+
+
+def _griffe(kind: type) -> Any:
+    place = f"{kind.__module__}.{kind.__name__}".removeprefix("lightsecagg.")
+    return _sources()[place]
+
+
+def _model_defaults(model: Any) -> dict[str, str]:
+    return {
+        name: "required" if field.is_required() else _shown(field.get_default())
+        for name, field in model.model_fields.items()
+        if _model_of(field.annotation) is None
+    }
+
+
+def _dataclass_defaults(kind: Any) -> dict[str, str]:
+    from dataclasses import MISSING, fields
+
+    return {
+        each.name: "required"
+        if each.default is MISSING and each.default_factory is MISSING
+        else _shown(None if each.default is MISSING else each.default)
+        for each in fields(kind)
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == () or value == {}:
+        return ""
+    if isinstance(value, tuple):
+        return f"`{[str(each) for each in value]}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# -- metrics and messages --------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    """What a server that has seen one round exposes."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from lightsecagg.drivers.federation.observer import Metrics
+    from lightsecagg.session.record import MetricMean, PhaseRecord, RoundRecord
+
+    metrics = Metrics()
+    metrics.serve(0)
+    try:
+        metrics.record(
+            RoundRecord(
+                1,
+                "lightsecagg",
+                invited=[0, 1, 2],
+                dropped={"upload": [2]},
+                refusals={"malformed": 1},
+                late={"MaskedUpload": 1},
+                phases={"upload": PhaseRecord(0.0)},
+                figures={"accuracy": 0.9},
+                metrics={"loss": MetricMean(0.1, 0.0)},
+            )
+        )
+        address = f"http://127.0.0.1:{metrics.port}/metrics"
+        with urllib.request.urlopen(address) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    finally:
+        metrics.close()
+    parts = [
+        "# Metrics",
+        "",
+        "What `server.metrics_port` serves for Prometheus, on 127.0.0.1, as `/metrics`. "
+        "[Watch a federation](../observability.md#prometheus-and-grafana) has a dashboard.",
+        "",
+        "| metric | type | labels | |",
+        "|---|---|---|---|",
+    ]
+    for family in families:
+        if family.name.endswith("_created"):
+            continue
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        name = family.name + ("_total" if family.type == "counter" else "")
+        named = ", ".join(f"`{label}`" for label in labels)
+        parts.append(f"| `{name}` | {family.type} | {named} | {_cell(family.documentation)} |")
+    return "\n".join(
+        [*parts, "", "`/health` answers JSON: `status`, `uptime`, `connected`, `rounds`."]
+    )
+
+
+def messages_page() -> str:
+    """The wire's messages and the client's table of states."""
+    tables = runpy.run_path(str(ROOT / "scripts" / "make_protocol_tables.py"))
+    return "\n".join(
+        [
+            "# Messages",
+            "",
+            "[Protocol](../protocol.md) explains who says what and when, and the encoding.",
+            "",
+            "## Tags",
+            "",
+            tables["tag_table"](),
+            "",
+            "## Fields",
+            "",
+            "::: lightsecagg.protocol.messages",
+            "    options: {show_root_heading: false, show_root_toc_entry: false}",
+        ]
+    )
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+MORE_MODULES = {
+    "lightsecagg.drivers.local": "A whole round on one page",
+    "lightsecagg.training": "Training (extra: torch)",
+    "lightsecagg.training.task": "Your own task",
+    "lightsecagg.drivers.federation.callbacks": "Callbacks of a federation (extra: grpc)",
+}
+
+
+def api_page() -> str:
+    """Everything that `lightsecagg` exports, by the module it comes from, and a little more."""
+    import lightsecagg
+
+    parts = ["# Python", "", "What `lightsecagg` exports, by its home.", ""]
+    homes: dict[str, list[str]] = {}
+    for name in lightsecagg.__all__:
+        if name != "__version__":
+            homes.setdefault(lightsecagg._HOME_OF[name], []).append(name)
+    first = ("lightsecagg.drivers.aggregation", "lightsecagg.params")
+    for home in sorted(homes, key=lambda each: (each not in first, each)):
+        summary = (importlib.import_module(home).__doc__ or "").split("\n\n")[0]
+        parts += [f"## {home.removeprefix('lightsecagg.')}", "", summary, ""]
+        for name in homes[home]:
+            parts += [f"::: {home}.{name}", ""]
+    parts += ["# Beyond the package's front door", ""]
+    for module, title in MORE_MODULES.items():
+        parts += [f"## {title}", "", f"::: {module}", "    options: {show_root_heading: false}", ""]
+    return "\n".join(parts)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def results_page() -> str:
+    """A list of all recorded results, with their first pictures."""
+    parts = [
+        "# Results",
+        "",
+        "The paper's tables and figures and some of ours, measured by `lightsecagg experiments`; "
+        "[Repeat the experiments](../laboratory.md) says how. "
+        "Every page names its machine and its load.",
+        "",
+    ]
+    for title, page in recorded():
+        link = Path(site_path(page)).relative_to("results").as_posix()
+        parts.append(f"* [{title}]({link})")
+        if picture := re.search(r"!\[[^]]*\]\(([^)]+)\)", page.read_text("utf-8")):
+            beside = (Path(link).parent / picture[1]).as_posix()
+            parts += ["", f"    ![{title}]({beside}){{ width=480 }}", ""]
+    return "\n".join(parts)
+
+
+def recorded() -> list[tuple[str, Path]]:
+    """Titles and files of the recorded results."""
+    found = []
+    for page in sorted((ROOT / "docs" / "results").rglob("*.md")):
+        title = re.search(r"^# (.*)$", page.read_text("utf-8"), re.MULTILINE)
+        found.append((title[1] if title else page.stem, page))
+    return found
+
+
+# -- what MkDocs calls -----------------------------------------------------------------------------
+
+GENERATED = {
+    "reference/api.md": api_page,
+    "reference/cli.md": cli_page,
+    "reference/configuration.md": configuration_page,
+    "reference/metrics.md": metrics_page,
+    "reference/messages.md": messages_page,
+    "results/index.md": results_page,
+}
+
+
+def on_config(config: Any) -> Any:
+    """Every recorded result has its place in the navigation."""
+    for section in config.nav:
+        if "Results" in section:
+            section["Results"] += [{title: site_path(page)} for title, page in recorded()]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made here, those of the repository's root, and what pages link to."""
+    from mkdocs.structure.files import File
+
+    for path, make in GENERATED.items():
+        files.append(File.generated(config, path, content=make()))
+    sources = sorted((ROOT / "docs").rglob("*.md"))
+    for name, path in PAGES_OF_THE_PROJECT.items():
+        sources.append(ROOT / name)
+        files.append(File.generated(config, path, content=(ROOT / name).read_text("utf-8")))
+    linked = {each for page in sources for each in links_of(page.read_text("utf-8"), page)}
+    for target in sorted(linked):
+        if files.get_file_from_path(site_path(target)) is None:
+            files.append(File.generated(config, site_path(target), content=target.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links as they are on the site."""
+    uri = page.file.src_uri
+    if uri in GENERATED:
+        return markdown
+    homes = {site: name for name, site in PAGES_OF_THE_PROJECT.items()}
+    source = ROOT / homes[uri] if uri in homes else ROOT / "docs" / uri
+    return relink(markdown, source)
