@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
-from lightsecagg.cli.output import exit_codes
 from lightsecagg.drivers.federation.demo import DemoConfig, plan_deaths
 from lightsecagg.errors import ConfigurationError
 
@@ -150,60 +149,6 @@ def test_a_run_that_is_killed_leaves_neither_processes_nor_keys(interrupted: Int
     interrupted.everything_is_gone()
 
 
-OWN_TASKS = """
-import torch
-from torch import nn
-from lightsecagg.training import Examples, Task
-
-class House(Task):
-    def model(self):
-        return nn.Linear(3, 1)
-
-    def client_data(self, client):
-        inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(client))
-        return Examples(inputs, inputs.sum(1, keepdim=True) * float(self.options["slope"]))
-
-    def loss(self, model, batch):
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def evaluate(self, model):
-        data = self.client_data(99)
-        return {"rmse": nn.functional.mse_loss(model(data.inputs), data.targets).item() ** 0.5}
-
-    metrics = {"mae": (0, 50)}
-
-    def measure(self, model, client):
-        data = self.client_data(client)
-        return {"mae": nn.functional.l1_loss(model(data.inputs), data.targets).item()}
-
-class Unbounded(House):
-    metrics = {"mae": (0, float("inf"))}
-
-class NotATask:
-    pass
-
-class Unfinished(Task):
-    def model(self):
-        return nn.Linear(3, 1)
-
-class Broken(House):
-    def model(self):
-        return {}["not here"]
-
-class Empty(House):
-    def client_data(self, client):
-        return Examples(torch.zeros(0, 3), torch.zeros(0, 1))
-"""
-
-
-@pytest.fixture
-def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own_tasks_of_run.py").write_text(OWN_TASKS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.slow
 def test_an_own_task_is_told_its_options_reports_by_its_own_names_and_its_model_is_kept(
     own_tasks: Path,
@@ -228,68 +173,6 @@ def test_an_own_task_is_told_its_options_reports_by_its_own_names_and_its_model_
     }
     assert document["figures"]["rmse"] < 2
     assert state["weight"].mean() > 0.5, "it has learned some of the slope"
-
-
-MISTAKES = {
-    "--task nosuch": "there is no task 'nosuch'; choose one of digits",
-    "--task nosuch:Task": "there is no module 'nosuch'",
-    "--task own_tasks_of_run:Missing": "defines no 'Missing'",
-    "--task own_tasks_of_run:NotATask": "NotATask is not a subclass of lightsecagg.training.Task",
-    "--task own_tasks_of_run:Unfinished": "Unfinished lacks client_data",
-    "--task own_tasks_of_run:Broken": "fails with KeyError at own_tasks_of_run.py",
-    "--task own_tasks_of_run:Unbounded": "the metric 'mae' needs two finite bounds",
-    "--task own_tasks_of_run:Empty": "no example for client 0",
-    "--task mnist": "mnist needs --data-dir",
-    "--task csv --data-dir nowhere": "does not exist; it must hold train.csv",
-    "--task folder --data-dir .": "folder needs --image-size",
-    "--task-option slope": "must have the form key=value",
-    "--task-option slope=2": "takes no --task-option",
-    "--partition fair": "choose one of iid, dirichlet",
-    "--model foo": "there is no model 'foo'; choose one of logistic",
-    "--epochs 0": "epochs is 0; it must be at least 1",
-    "--batch-size 0": "batch_size is 0",
-    "--learning-rate -1": "learning_rate is -1.0",
-    "--learning-rate nan": "learning_rate is nan",
-    "--seed -1": "--seed = -1 must be at least 0",
-    "--samples -4": "samples_per_client is -4",
-    "--survivors 99": "survivors U = 99 is out of reach",
-    "--privacy 9": "lower T or D",
-    "--dropouts -1": "--dropouts -1",
-    "--dropout 7": "--dropout 7 must be 0 to D = 2",
-    "--rounds 0": "--rounds = 0 must be at least 1",
-    "--bound 0": "--bound 0",
-    "--bound nan": "--bound nan",
-    "--bound inf": "bound = inf",
-    "--clients -3": "clients N = -3 must be at least 3",
-    "--clients 100000": "`lightsecagg simulate` holds many more",
-    "--timeout 0": "--timeout 0 must be a positive",
-    "--out /proc/x": "--out /proc/x cannot be written",
-    "--save-model model.doc": "must end in one of .pt, .safetensors, .npz",
-    "--save-model nowhere/model.pt": "cannot be written",
-    "--protocol secagg+ --threat-model malicious-server": "use lightsecagg or secagg",
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_is_wrong_is_said_in_one_paragraph_before_any_process_starts(
-    mistake: str,
-    own_tasks: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def never(*arguments: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("lightsecagg.drivers.federation.demo.run_demo", never)
-    with pytest.raises(SystemExit) as end, exit_codes():
-        app(["run", *mistake.split()])
-    assert end.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert MISTAKES[mistake] in err
-    assert tempfile.gettempdir() not in err.replace(str(own_tasks), "")
 
 
 def test_more_kills_than_dropouts_are_a_usage_error() -> None:

@@ -125,9 +125,17 @@ def build_client(
     if config.client.callbacks:
         named = config.client.callbacks
         extra["callbacks"] = load_callbacks(named, ClientCallback, "client.callbacks")
-    log.info("client %d connects to %s", config.client.id, config.server.address)
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
+    try:
+        members = KnownMembers(path, authority, session, ledger, config.client.id)
+        job = job or make_client_job(
+            config.training, config.vectors, config.client.id, ledger.training_secret
+        )
+        made = kind(config.client, session, identity, members, communicator, job, ledger, **extra)
+    except LightSecAggError:
+        ledger.close()
+        raise
     if ledger.new:
         log.info(
             "client %d begins a new ledger, %s: it remembers no earlier round; if there were any, "
@@ -135,15 +143,8 @@ def build_client(
             config.client.id,
             config.client.ledger,
         )
-    try:
-        members = KnownMembers(path, authority, session, ledger, config.client.id)
-        job = job or make_client_job(
-            config.training, config.vectors, config.client.id, ledger.training_secret
-        )
-        return kind(config.client, session, identity, members, communicator, job, ledger, **extra)
-    except LightSecAggError:
-        ledger.close()
-        raise
+    log.info("client %d connects to %s", config.client.id, config.server.address)
+    return made
 
 
 def run_server(
