@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from lightsecagg.field import kernels
+
+# Pytest's importlib mode leaves `sys.path` alone; `newcomer` is here.
+sys.path.append(str(Path(__file__).parent))
 
 # `backend` below is the same for every example of a property, so sharing it is sound.
 _SHARED = [HealthCheck.function_scoped_fixture]

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 from lightsecagg.cli.extras import PACKAGES
+from newcomer import ROOT, Newcomer, ten_lines, wheel_of_this_tree
 
-ROOT = Path(__file__).parent.parent
 OLDEST_TYPER = re.search(r'"typer>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
 
 WORKS = [
@@ -48,49 +45,6 @@ LACKS = {
 }
 
 
-class Newcomer:
-    """A fresh environment with the package and nothing else."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python = folder / "venv" / "bin" / "python"
-        venv.create(folder / "venv", with_pip=True)
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Python, in an empty folder, without a trace of the environment of the tests."""
-        ours = ("LIGHTSECAGG_", "PYTHON", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return subprocess.run(
-            [self.python, *arguments],
-            env={**kept, "COLUMNS": "80"},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def install(self, *what: str) -> None:
-        done = self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
-        assert done.returncode == 0, done.stderr
-
-    def lightsecagg(self, command: str) -> subprocess.CompletedProcess[str]:
-        return self.run("-m", "lightsecagg", *command.split())
-
-
-def wheel_of_this_tree(folder: Path) -> Path:
-    """Without build isolation: the tools are here, and what is tested is the installation."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
-    # The build folder is not the one in the tree: other tests may be using it.
-    options = ["--no-deps", "--no-index", "--wheel-dir", str(folder)]
-    options += ["--config-settings", f"build-dir={folder / 'build'}"]
-    built = subprocess.run(
-        [*command, *options, str(ROOT)], capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # pip fetches and installs, perhaps on a busy machine
 @pytest.mark.skipif("LIGHTSECAGG_OFFLINE" in os.environ, reason="LIGHTSECAGG_OFFLINE is set")
@@ -102,9 +56,7 @@ def test_a_plain_install_of_the_core_works_and_names_the_extra_that_a_command_la
     for command in WORKS:
         done = newcomer.lightsecagg(command)
         assert done.returncode == 0, (command, done.stderr)
-    readme = (ROOT / "README.md").read_text("utf-8")
-    (ten_lines, *_) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    done = newcomer.run("-c", ten_lines)
+    done = newcomer.run("-c", ten_lines())
     assert done.stdout.startswith("(0, 1, 2, 3, 5) 1270"), done.stderr
     for command, extra in LACKS.items():
         done = newcomer.lightsecagg(command)
