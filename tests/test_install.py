@@ -24,6 +24,8 @@ WORKS = [
     "simulate --mode async --clients 6 --privacy 1 --dropouts 1 --buffer 3 --dim 50 --flushes 1",
     "plan --clients 10 --dim 1e3 --stated",
     "provision --clients 3 --out federation",
+    "members add --federation federation",
+    "members list --federation federation",
     "task template my_task.py",
     "bench kernels --clients 5 --survivors 4 --privacy 2 --dim 1000",
     "experiments table6 --quick",

@@ -50,6 +50,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return Terminal(monkeypatch, capsys)
 
 
+def test_off_a_terminal_there_is_a_line_per_phase(terminal: Terminal) -> None:
+    code, _, err = terminal.run(*SMALL)
+    assert code == 0
+    phases = ["advertise", "share", "upload", "recover"]
+    assert err.splitlines() == [f"lightsecagg: {phase}" for phase in phases]
+
+
 @pytest.mark.parametrize("protocol", ["lightsecagg", "secagg", "secagg+", "plain"])
 def test_the_document_of_one_round(terminal: Terminal, protocol: str) -> None:
     document = terminal.json(*SMALL, "--protocol", protocol, "--drop", "upload=2")

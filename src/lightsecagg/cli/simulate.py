@@ -172,7 +172,7 @@ def expand(scenario: Scenario, protocol: str, neighbours: int, threshold: int) -
 
 @contextmanager
 def progress_bar(scenario: Scenario, rounds: int) -> Iterator[Progress]:
-    """A bar on stderr that counts the clients' steps."""
+    """On stderr, a bar that counts the clients' steps; off a terminal, a line per phase."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -180,10 +180,15 @@ def progress_bar(scenario: Scenario, rounds: int) -> Iterator[Progress]:
     steps = len(set(scenario.traits.phases) - (set() if malicious else {Phase.AGREE}))
     total = steps * scenario.parameters.clients * rounds
     console = Console(stderr=True)
+    last: Phase | None = None
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(str(scenario.protocol), total=total)
 
         def advance(phase: Phase) -> None:
+            nonlocal last
+            if phase is not last and not console.is_terminal:
+                typer.echo(f"{scenario.protocol}: {phase}", err=True)
+            last = phase
             bar.update(task, advance=1, description=f"{scenario.protocol} {phase}")
 
         yield advance
