@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightsecagg.drivers.federation import programs
+from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.errors import Refused
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
@@ -37,6 +41,24 @@ def test_a_client_that_fails_is_reported_while_the_others_go_on(
     with pytest.raises(Refused, match="another client's"):
         programs.run_clients(configs)
     assert sorted(finished) == ["patient", "patient too"]
+
+
+def test_torch_is_loaded_before_the_server_waits_for_a_client(tmp_path: Path) -> None:
+    """Loaded on the loop in the first round, it would cost a client on a busy machine the round."""
+    made = provision(tmp_path / "federation", 3, privacy=1, dropouts=0)
+    program = """
+import sys
+from pathlib import Path
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
+from lightsecagg.drivers.federation.programs import build_client
+config = load_config(ClientConfig, Path(sys.argv[1]))
+before = "torch" in sys.modules
+build_client(config)
+print(before, "torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, str(made.clients[0])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize(("max_samples", "coarse"), [(100_000, True), (1_000, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
@@ -125,6 +126,9 @@ def build_client(
     if config.client.callbacks:
         named = config.client.callbacks
         extra["callbacks"] = load_callbacks(named, ClientCallback, "client.callbacks")
+    if job is None and config.training is not None:
+        # Torch takes its time to load, long on a busy machine: before the server waits for us.
+        importlib.import_module("lightsecagg.training.worker")
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
     try:
