@@ -22,6 +22,7 @@ from lightsecagg.drivers.federation.provisioning import (
 )
 from lightsecagg.drivers.transport.tls import Credentials, client_of
 from lightsecagg.errors import ConfigurationError, ParameterError
+from lightsecagg.params import ShareMode
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.training.config import LocalConfig, TaskConfig
 
@@ -114,6 +115,17 @@ def test_a_job_is_training_or_vectors(tmp_path: Path) -> None:
     assert server.vectors.weighted
     assert client.vectors is not None
     assert client.vectors.input == tmp_path / "average/clients/1/vector.npz"
+
+
+def test_S49_short_keys_are_in_the_files_of_all_or_of_nobody(tmp_path: Path) -> None:
+    config = pytest.importorskip("lightsecagg.drivers.federation.config")
+    for mode in (None, ShareMode.SHORT_KEY):
+        made = provision(tmp_path / str(mode), 4, share_mode=mode)
+        server = config.load_config(config.ServerConfig, made.server, environment={})
+        assert server.aggregation.share_mode is (mode or ShareMode.SEEDED)
+        for path in made.clients.values():
+            own = config.load_config(config.ClientConfig, path, environment={})
+            assert own.client.share_mode is mode
 
 
 def test_two_federations_share_nothing(made: Provisioned, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli.output import AsJson, print_json
+from lightsecagg.params import ShareMode
 
 app = typer.Typer(add_completion=False)
 
@@ -31,6 +32,13 @@ def provision(
     bound: Annotated[
         float, typer.Option(help="Largest entry of an update or vector; larger ones are clipped.")
     ] = 1.0,
+    share_mode: Annotated[
+        ShareMode | None,
+        typer.Option(
+            help="How masks are shared; short-key is experimental.",
+            show_default="seeded; clients also take paper",
+        ),
+    ] = None,
     server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
@@ -51,6 +59,7 @@ def provision(
         vectors=vectors,
         weighted=weighted,
         bound=bound,
+        share_mode=share_mode,
         server_name=server_name,
         port=port,
         days=days,

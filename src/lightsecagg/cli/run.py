@@ -16,7 +16,7 @@ from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import print_json, warn
 from lightsecagg.cli.task import parse_options
 from lightsecagg.errors import Aborted, ConfigurationError
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
@@ -45,6 +45,10 @@ def run(
         int | None, typer.Option(help="D, how many may vanish.", show_default="2, or N/4")
     ] = None,
     survivors: Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")] = 0,
+    share_mode: Annotated[
+        ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
+    ] = ShareMode.SEEDED,
+    decoding: options.HowToDecode = None,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 4,
     protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: Annotated[
@@ -110,6 +114,8 @@ def run(
         protocol=protocol,
         threat_model=threat_model
         or (ThreatModel.HONEST_BUT_CURIOUS if weak else ThreatModel.MALICIOUS_SERVER),
+        share_mode=share_mode,
+        decoding=decoding,
         rounds=rounds,
         dropout=d if dropout is None else dropout,
         task=TaskConfig(

@@ -143,7 +143,7 @@ class Quantizer:
         return "(q - 3) / 2 - Emax" if self.noise else "(q - 3) / 2"
 
     @property
-    def _residue(self) -> int:
+    def residue(self) -> int:
         """How far noise that stays in a sum moves an entry of it."""
         return self.noise if self.step == 1 else 0
 
@@ -242,7 +242,7 @@ class Quantizer:
                 f"{weight * self.max_samples}: {_SPOILT}"
             )
         mean = self.dequantise(total[:-1], count)
-        self._check_mean(mean, 1.0, (weight + self._residue) / count)
+        self._check_mean(mean, 1.0, (weight + self.residue) / count)
         return mean, count
 
     def plain_sum(self, total: Elements, weight: int, divisor: float = 1.0) -> NDArray[np.float64]:
@@ -250,7 +250,7 @@ class Quantizer:
         if self.weighted:
             raise ParameterError("a weighted total has a count coordinate; take weighted_mean")
         values = self.dequantise(total, divisor)
-        self._check_mean(values, weight / divisor, (weight + self._residue) / divisor)
+        self._check_mean(values, weight / divisor, (weight + self.residue) / divisor)
         return values
 
     def _check_mean(self, values: NDArray[np.float64], weight: float, roundings: float) -> None:

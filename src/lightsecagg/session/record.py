@@ -72,6 +72,8 @@ class RoundRecord:
     """Why no round follows, if it was stopped early."""
     quantisation_step: float = 0.0
     """1 / c_l: the rounding error of one weighted entry is below it."""
+    noise: int = 0
+    """Steps by which an entry of a dithered sum may be off, beside the rounding."""
 
     @property
     def seconds(self) -> float:

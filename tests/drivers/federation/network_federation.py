@@ -20,6 +20,7 @@ from lightsecagg.drivers.federation.config import (
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.record import RoundRecord
 
@@ -62,10 +63,16 @@ class NetworkFederation:
         dropouts: int = 1,
         *,
         weighted: bool = False,
+        share_mode: ShareMode | None = None,
     ) -> None:
         self.weighted = weighted
         self.made: Provisioned = provision(
-            folder / "federation", clients, privacy=privacy, dropouts=dropouts, port=free_port()
+            folder / "federation",
+            clients,
+            privacy=privacy,
+            dropouts=dropouts,
+            share_mode=share_mode,
+            port=free_port(),
         )
         self.output = folder / "result.npz"
 
@@ -73,9 +80,13 @@ class NetworkFederation:
     def address(self) -> str:
         return load_config(ServerConfig, self.made.server).server.address
 
-    def server(self, progress: Any = None, **rounds: Any) -> FederationServer:
+    def server(
+        self, progress: Any = None, settings: Sequence[str] = (), **rounds: Any
+    ) -> FederationServer:
+        """`settings` overrides the server's file, as `--set` does."""
         defaults = {"number": 1, "settle": 10, "grace": 0.5, "wait_for_clients": 30, "retries": 0}
         overrides = [f"rounds.{key}={value}" for key, value in (defaults | rounds).items()]
+        overrides += settings
         config = load_config(ServerConfig, self.made.server, overrides)
         vectors = VectorsTable(dimension=DIMENSION, output=self.output, weighted=self.weighted)
         return build_server(
@@ -105,5 +116,5 @@ class NetworkFederation:
             result = stored["result"]
         combine = np.mean if self.weighted else np.sum
         expected = combine([contribution(i, record.round) for i in record.included], axis=0)
-        tolerance = len(record.included) * record.quantisation_step
+        tolerance = (len(record.included) + record.noise) * record.quantisation_step
         np.testing.assert_allclose(result, expected, atol=tolerance)

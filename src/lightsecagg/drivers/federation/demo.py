@@ -59,7 +59,7 @@ from lightsecagg.errors import (
     ParameterError,
 )
 from lightsecagg.foreign import explain
-from lightsecagg.params import ThreatModel, check_integer
+from lightsecagg.params import Decoding, ShareMode, ThreatModel, check_integer
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.training.config import LocalConfig, TaskConfig
@@ -94,6 +94,8 @@ class DemoConfig:
     survivors: int = 0
     protocol: str = ProtocolName.LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    share_mode: ShareMode = ShareMode.SEEDED
+    decoding: Decoding | None = None
     rounds: int = 4
     dropout: int = 2
     """How many clients are killed per round, at most."""
@@ -325,6 +327,7 @@ class _Processes:
             f'client.protocols=["{config.protocol}"]',
             f'client.threat_model="{config.threat_model}"',
             f"client.privacy={config.privacy}",
+            f'client.share_mode="{config.share_mode}"',
             f'client.overlap="{config.overlap}"',
             f'client.trace="{self._trace}"',
             *self._shared(),
@@ -347,6 +350,8 @@ def _aggregation(config: DemoConfig) -> AggregationTable:
         privacy=config.privacy,
         dropouts=config.dropouts,
         survivors=config.survivors,
+        share_mode=config.share_mode,
+        decoding=config.decoding,
         bound=config.bound,
         max_samples=_MAX_SAMPLES,
     )
@@ -470,8 +475,8 @@ def _compare(records: list[dict[str, Any]], trace: Path) -> tuple[float, float, 
                 total += float(plain["samples"]) * plain["vector"].astype(np.float64)
                 samples += int(plain["samples"])
         difference = float(np.abs(average - total / samples).max())
-        # Each client's rounding moves a weighted entry by less than one step.
-        allowed = len(included) * record["quantisation_step"] / samples
+        # Each client's rounding moves a weighted entry by less than one step, noise by its bound.
+        allowed = (len(included) + record["noise"]) * record["quantisation_step"] / samples
         worst, bound = max(worst, difference), max(bound, allowed)
         matches = matches and difference <= allowed and samples == record["samples"]
     return worst, bound, matches

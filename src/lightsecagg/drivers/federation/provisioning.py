@@ -33,7 +33,7 @@ from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import reading
-from lightsecagg.params import Parameters, ThreatModel, check_integer
+from lightsecagg.params import Parameters, ShareMode, ThreatModel, check_integer
 from lightsecagg.training.datasets import DATASETS
 
 DEFAULT_PORT: Final = 7700
@@ -99,6 +99,7 @@ def provision(
     vectors: int | None = None,
     weighted: bool = False,
     bound: float = DEFAULT_BOUND,
+    share_mode: ShareMode | None = None,
     server_name: str = "localhost",
     port: int = DEFAULT_PORT,
     days: int = 365,
@@ -109,7 +110,7 @@ def provision(
     By default a quarter of the clients may collude with a malicious server, and a quarter vanish.
     They train `task`, or sum vectors of `vectors` entries (`weighted`: average them by sample
     counts). No entry of an update or vector is beyond `bound`: clients clip it, and refuse a
-    round with another bound.
+    round with another bound. With a `share_mode`, clients demand it.
     """
     _check_arguments(directory, server_name, port, days)
     job = _job(clients, task, vectors, weighted)
@@ -131,10 +132,11 @@ def provision(
         "dropouts": parameters.dropouts,
         "threat_model": parameters.threat_model,
     }
+    mode: Table = {} if share_mode is None else {"share_mode": share_mode}
     listen, reach = _addresses(server_name, port)
     server: dict[str, Table] = {
         "federation": federation,
-        "aggregation": {**round_, "bound": bound},
+        "aggregation": {**round_, "bound": bound, **mode},
         "server": {"address": listen},
         "tls": _tls_table("server"),
         **job.server,
@@ -147,6 +149,7 @@ def provision(
             "threat_model": parameters.threat_model,
             "bound": bound,
             "clip": True,
+            **mode,
         },
         "server": {"address": reach},
         "tls": _tls_table("client"),

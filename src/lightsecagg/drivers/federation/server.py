@@ -533,7 +533,8 @@ class FederationServer:
                 settings.average, aggregate.total, len(aggregate.included)
             )
             await asyncio.to_thread(self._job.apply, average, samples, completed)
-            rounding = len(aggregate.included) * record.quantisation_step / samples
+            steps = len(aggregate.included) + record.noise
+            rounding = steps * record.quantisation_step / samples
             record.metrics = self._job.metrics(average, rounding)
             after = self._job.save()
         except (ConfigurationError, JournalError):

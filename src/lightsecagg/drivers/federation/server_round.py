@@ -83,6 +83,7 @@ class ServerRound:
         self.aggregate: Aggregate | None = None
         self.record = RoundRecord(self.number, str(settings.protocol), list(self.members))
         self.record.quantisation_step = 1.0 / settings.quantizer.scale
+        self.record.noise = settings.quantizer.residue
         self.record.resumed = stored is not None
         self._table, self._peers, self._communicator = table, peers, communicator
         self._journal, self._progress = journal, progress

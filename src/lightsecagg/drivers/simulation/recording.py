@@ -34,4 +34,4 @@ def largest_error(settings: Settings, total: Elements, expected: Elements) -> in
 
 def allowed_error(settings: Settings) -> int:
     """How far it may be: not at all, but for the noise that dithered decoding leaves."""
-    return settings.quantizer.noise if settings.quantizer.step == 1 else 0
+    return settings.quantizer.residue
