@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,54 @@ def test_a_round_that_a_crash_left_keeps_the_list_that_it_began_with(office: Off
     assert found.clients == (0, 1, 2, 3, 4)
     assert restarted.allow_list(bytes(32)) is None
     journal.close()
+
+
+class Patient(Contribution):
+    """A job that lasts until it is told to end."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__(client)
+        self.go = threading.Event()
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        assert self.go.wait(250)
+        return super().compute(model, round_number, bound)
+
+
+@pytest.mark.slow
+def test_R31_a_resumed_round_has_its_own_list_and_the_next_one_the_new(office: Office) -> None:
+    """The server dies in round 1, and client 4, whose upload it has, is revoked meanwhile."""
+
+    async def scenario() -> None:
+        network, patient = office.network, Patient(0)
+        waits = {"min_clients": 5, "upload": 200, "agree": 100, "recover": 100}
+        waits["wait_for_clients"] = 200
+        serving = asyncio.create_task(network.server(number=2, **waits).run())
+        jobs: list[Contribution] = [patient, *(Contribution(i) for i in range(1, 5))]
+        clients = [network.client(job.client, job=job) for job in jobs]
+        *staying, revoked = [asyncio.create_task(client.run()) for client in clients]
+        uploads = office.made.server.parent / "state" / "uploads"
+        await until(serving, lambda: uploads.exists() and len(list(uploads.glob("*.u32"))) == 4)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        office.authority.add()
+        office.authority.revoke([4])
+        office.deliver()
+        office.adopt(5)
+        serving = asyncio.create_task(network.server(number=2, **waits).run())
+        patient.go.set()
+        clients.append(network.client(5))
+        records, *_ = await asyncio.gather(serving, clients[-1].run(), *staying)
+        revoked.cancel()
+        await asyncio.gather(revoked, return_exceptions=True)
+        assert [record.resumed for record in records] == [True, False]
+        assert set(records[0].included) >= {0, 1, 2, 3}
+        assert 4 not in records[0].responders
+        assert records[1].included == [0, 1, 2, 3, 5]
+        network.check(records[1])
+        leave(*clients)
+
+    asyncio.run(scenario())
 
 
 def test_N_follows_the_members_and_T_and_D_must_still_fit(
