@@ -277,6 +277,20 @@ def test_R30_nodes_come_and_go_for_many_rounds() -> None:
     assert len({tuple(nodes) for nodes in included}) > 4
 
 
+def test_R30_a_node_that_never_answers_is_in_every_sum() -> None:
+    federation = Federation(8)
+    met: Counter[str] = Counter()
+
+    def before(message: Message) -> None:
+        met[stage_of(message)] += 1
+        if stage_of(message) == "relay" and met["relay"] > 1:  # the first one is the roster
+            fail(message)
+
+    federation.nodes[104].before = before
+    result = federation.run(5)
+    assert error(result, expected(MODEL, [list(federation.ids)] * 5)) < EXACT
+
+
 def test_R30_an_app_that_cannot_train_still_helps_the_others() -> None:
     """Two that cannot train, and two other nodes that vanish afterwards: D = 2 each time."""
     federation = Federation(8)

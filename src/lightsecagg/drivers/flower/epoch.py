@@ -10,8 +10,8 @@ until the node says that it has them. Every parcel to it holds all that wait.
 
 and then, for every round of Flower, two exchanges:
 
-    train    the peers' shares and the model -> reports on the shares, and the masked update
-    relay    the buffer -> the answer, and shares of a mask for the round after the next
+    train    the model -> the masked update, and shares of a mask for the round after the next
+    relay    the peers' shares and the buffer -> reports on the shares, and the answer
 
 This is the asynchronous mode with equal weights and no staleness: a buffer is a round, its time is
 the round's number in the epoch. Every node has two masks shared ahead, so that one who misses an

@@ -126,7 +126,7 @@ class _Exchange:
         self._deliver(party, parcel)
         if stage is Stage.TRAIN:
             self._contribute(party, parcel)
-        elif stage is Stage.RELAY:
+        if stage is not Stage.OPEN:
             self._restock(party)
         self._memory.party, self._memory.ledger = party.snapshot(), party.ledger.to_bytes()
         self._store.save(self._memory)
@@ -200,7 +200,6 @@ class _Exchange:
             self._send(party.receive(SERVER, UploadDropped(memory.serial)))
             memory.serial = -1
         if not party.stock:
-            self._restock(party)  # for the next round
             self._failed = True
             return
         memory.version = version

@@ -1,0 +1,1 @@
+"""Handwritten digits with Flower, under secure aggregation."""

@@ -1,0 +1,44 @@
+"""The server: FedAvg, wrapped."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from digits import task
+from lightsecagg.flower import LightSecAgg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    nodes = int(config["nodes"])
+    strategy = FedAvg(min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0.0)
+    if config["secure"]:
+        strategy = LightSecAgg(
+            strategy,
+            privacy=config["privacy"],
+            dropouts=config["dropouts"],
+            bound=1.0,
+            max_samples=2000,
+            metrics={"accuracy": 1.0},
+        )
+    rounds: list[dict[str, float]] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = {name: array.numpy() for name, array in arrays.items()}
+        accuracy = task.accuracy(model, *task.load_test())
+        rounds.append({"round": server_round, "accuracy": accuracy, "time": time.time()})
+        return MetricRecord({"accuracy": accuracy})
+
+    initial = ArrayRecord({name: Array(array) for name, array in task.new_model().items()})
+    strategy.start(grid, initial, num_rounds=int(config["rounds"]), evaluate_fn=evaluate)
+    if config["report"]:
+        Path(str(config["report"])).write_text(json.dumps(rounds), encoding="utf-8")
