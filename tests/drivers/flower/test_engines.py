@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -48,3 +53,60 @@ def test_R30_the_simulation_engine_gives_fedavgs_model_though_nodes_fail(tmp_pat
     assert len(result["errors"]) == 3
     assert max(result["errors"]) < 1e-6
     assert result["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_R30_a_deployment_with_tls_and_keys_gives_fedavgs_model(tmp_path: Path) -> None:
+    """A SuperLink, four SuperNodes and their apps, all of them processes, on loopback."""
+    if not (PROGRAMS / "flower-superlink").exists():
+        pytest.skip("Flower's programs are not beside this Python")
+    report = tmp_path / "report.npz"
+    done = subprocess.run(
+        [str(EXAMPLE / "deploy.sh"), f"report='{report}'"],
+        env={
+            **environment(tmp_path),
+            "KEEP": str(tmp_path),
+            "ROUNDS": "2",
+            "PORT": str(free_port()),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "".join(f"{log}:\n{log.read_text()[-1500:]}" for log in sorted(tmp_path.glob("*.log")))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs
+    assert report.exists(), done.stdout[-3000:] + logs
+    found = np.load(report)
+    task = load_task()
+    for server_round in (1, 2):
+        before = {name: found[name][server_round - 1] for name in ("weight", "bias")}
+        data = [task.load(position, 4) for position in range(4)]
+        trained = [task.train(before, *mine) for mine in data]
+        weights = [len(labels) for _, labels in data]
+        for name in before:
+            wanted = np.average([t[name] for t in trained], axis=0, weights=weights)
+            assert np.abs(found[name][server_round] - wanted).max() < 1e-6
+
+
+def free_port() -> int:
+    """A port for the SuperLink, so that those of the SuperNodes behind it are free too."""
+    while True:
+        with contextlib.ExitStack() as probes:
+            first = probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for number in range(10, 14):
+                    probes.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            except (OSError, OverflowError):
+                continue
+            return int(first)
+
+
+def load_task() -> Any:
+    """The example's module, which is not installed."""
+    spec = importlib.util.spec_from_file_location("digits_task", EXAMPLE / "digits" / "task.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
