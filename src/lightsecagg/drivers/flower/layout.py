@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.transcript import context_hash
@@ -25,14 +26,26 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def hash_arrays(arrays: Arrays) -> bytes:
-    """What stands for a global model: names, types, shapes and values (S08)."""
-    parts: list[bytes] = []
+def hash_assignment(arrays: Arrays, config: object, weighted_by: str, limits: object) -> bytes:
+    """What stands for a global model in tags: all that decides about a node's vector (S08, S42).
+
+    Names, types, shapes and values of the arrays; and what the node is told beside them, because a
+    server that tells one node another learning rate, weight or limit than its peers could find that
+    node's part in the sum.
+
+    * `config`, `limits`: as a `ConfigRecord` and a dict of metrics, of which bytes can be made.
+    """
+    parts = [msgspec.msgpack.encode([config, weighted_by, limits])]
     for name, array in arrays.items():
         shape = ",".join(map(str, array.shape))
         parts += [name.encode(), array.dtype.str.encode(), shape.encode()]
         parts.append(context_hash("array", np.ascontiguousarray(array).tobytes()))
-    return context_hash("Flower arrays", *parts)
+    return context_hash("Flower assignment", *parts)
+
+
+def config_of(records: RecordDict) -> dict[str, dict[str, Any]]:
+    """The `ConfigRecord`s beside a model."""
+    return {name: dict(record) for name, record in records.config_records.items()}
 
 
 class Layout:

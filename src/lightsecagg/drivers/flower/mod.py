@@ -22,7 +22,13 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from lightsecagg.drivers.flower.epoch import FORGOTTEN, MASKS_AHEAD, allow_list_of
-from lightsecagg.drivers.flower.layout import Layout, arrays_of, hash_arrays, scaled_metrics
+from lightsecagg.drivers.flower.layout import (
+    Layout,
+    arrays_of,
+    config_of,
+    hash_assignment,
+    scaled_metrics,
+)
 from lightsecagg.drivers.flower.node import (
     Memory,
     Operator,
@@ -220,19 +226,20 @@ class _Exchange:
     def _trained(self, settings: Settings, parcel: Parcel) -> tuple[Update, bytes]:
         """What the app made of the model, as a vector within the bound; and the model's hash."""
         given = _only(self._message.content.array_records.values(), "ArrayRecord")
-        norms = [c.get(_CLIPPING_NORM) for c in self._message.content.config_records.values()]
-        model = arrays_of(given)
-        layout, hashed = Layout(model), hash_arrays(model)
+        limits = dict(
+            zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
+        )
+        weighted_by = _number(parcel, "weighted_by", str)
+        model, config = arrays_of(given), config_of(self._message.content)
+        layout, hashed = Layout(model), hash_assignment(model, config, weighted_by, limits)
         reply = self._train(self._message, self._context)
         if reply.has_error():
             raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
         metrics = _only(reply.content.metric_records.values(), "MetricRecord")
         trained = _only(reply.content.array_records.values(), "ArrayRecord")
         change = layout.change(arrays_of(trained))
-        _check_norm(change, [norm for norm in norms if norm is not None])
-        limits = dict(
-            zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
-        )
+        for record in config.values():
+            _check_norm(change, record.get(_CLIPPING_NORM))
         quantizer = settings.quantizer
         extra = scaled_metrics(metrics, limits, quantizer.bound)
         vector = clip_to_bound(change, quantizer.bound)
@@ -240,7 +247,7 @@ class _Exchange:
             vector = np.concatenate([vector, extra.astype(vector.dtype)])
         samples = 1
         if quantizer.weighted:
-            samples = _samples(metrics, _number(parcel, "weighted_by", str), quantizer.max_samples)
+            samples = _samples(metrics, weighted_by, quantizer.max_samples)
         return Update(vector, samples), hashed
 
 
@@ -261,14 +268,13 @@ def _samples(metrics: MetricRecord, name: str, most: int) -> int:
     return min(int(value), most)
 
 
-def _check_norm(change: np.ndarray[Any, Any], norms: list[Any]) -> None:
+def _check_norm(change: np.ndarray[Any, Any], norm: Any) -> None:
     """With differential privacy the change must be clipped before it is masked."""
-    for norm in norms:
-        if np.linalg.norm(change.astype(np.float64)) > float(norm) * (1 + 1e-4):
-            raise ConfigurationError(
-                f"the change of the model is not clipped to {norm}; put fixedclipping_mod behind "
-                "lightsecagg_mod: ClientApp(mods=[lightsecagg_mod, fixedclipping_mod])"
-            )
+    if norm is not None and np.linalg.norm(change.astype(np.float64)) > float(norm) * (1 + 1e-4):
+        raise ConfigurationError(
+            f"the change of the model is not clipped to {norm}; put fixedclipping_mod behind "
+            "lightsecagg_mod: ClientApp(mods=[lightsecagg_mod, fixedclipping_mod])"
+        )
 
 
 def _number(parcel: Parcel, name: str, kind: type[Kind]) -> Kind:

@@ -26,7 +26,13 @@ from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.drivers.flower.epoch import Average, Epoch, Terms
 from lightsecagg.drivers.flower.grid import PatientGrid
 from lightsecagg.drivers.flower.inner import Inner
-from lightsecagg.drivers.flower.layout import Layout, arrays_of, hash_arrays, unscaled_metrics
+from lightsecagg.drivers.flower.layout import (
+    Layout,
+    arrays_of,
+    config_of,
+    hash_assignment,
+    unscaled_metrics,
+)
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, attach, detach
 from lightsecagg.errors import Aborted, DecodeError, LightSecAggError, ParameterError
 from lightsecagg.foreign import shown
@@ -81,6 +87,7 @@ class LightSecAgg(Strategy):
             metrics=dict(metrics or {}),
             threat_model=ThreatModel(threat_model),
         )
+        self._limits = {name: float(limit) for name, limit in self._terms.metrics.items()}
         self._timeout = timeout
         self._attempts = attempts
         self._interval = poll_interval
@@ -119,7 +126,7 @@ class LightSecAgg(Strategy):
         self._round = None
         if not messages:
             return []
-        round_ = _Round(messages)
+        round_ = _Round(messages, self.inner.weighted_by, self._limits)
         self._enrol_if_needed(patient, round_, server_round)
         epoch = self._current()
         round_.version = epoch.begin_round(round_.model)
@@ -241,8 +248,8 @@ class LightSecAgg(Strategy):
                 Stage.TRAIN if node in round_.content else Stage.RELAY,
                 version=round_.version,
                 weighted_by=self.inner.weighted_by,
-                metrics=list(self._terms.metrics),
-                limits=[float(limit) for limit in self._terms.metrics.values()],
+                metrics=list(self._limits),
+                limits=list(self._limits.values()),
             )
             content = attach(parcel, round_.content.get(node, RecordDict()))
             messages.append(self._message(content, node, round_.type))
@@ -348,21 +355,31 @@ class LightSecAgg(Strategy):
 class _Round:
     """What the wrapped strategy wants to be sent in one round."""
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(
+        self, messages: list[Message], weighted_by: str, limits: Mapping[str, float]
+    ) -> None:
         self.asked = messages[0]
         self.type = self.asked.metadata.message_type
         self.content = {message.metadata.dst_node_id: message.content for message in messages}
         self.version = 0
         self.sent: list[Message] = []
-        models = {id(_model(message)): _model(message) for message in messages}
-        if len({hash_arrays(arrays_of(model)) for model in models.values()}) != 1:
-            raise ParameterError(
-                "the strategy sends different models to different nodes; a sum of updates needs "
-                "one model that all of them train from"
+        self.layout = Layout(arrays_of(_model(self.asked)))
+        assignments: dict[tuple[int, str], Message] = {}  # most strategies send everybody the same
+        for message in messages:
+            config = repr(config_of(message.content))
+            assignments.setdefault((id(_model(message)), config), message)
+        found = {
+            hash_assignment(
+                arrays_of(_model(message)), config_of(message.content), weighted_by, limits
             )
-        model = arrays_of(_model(self.asked))
-        self.model = hash_arrays(model)
-        self.layout = Layout(model)
+            for message in assignments.values()
+        }
+        if len(found) != 1:
+            raise ParameterError(
+                "the strategy sends different models or configs to different nodes; a sum of "
+                "updates needs one that all of them train from"
+            )
+        (self.model,) = found
 
     def node_of(self, reply: Message) -> int | None:
         """Who was asked for this reply."""

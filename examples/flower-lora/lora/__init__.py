@@ -1,0 +1,1 @@
+"""LoRA adapters of a small transformer with Flower, under secure aggregation."""
