@@ -30,11 +30,20 @@ from lightsecagg.errors import LightSecAggError
 from lightsecagg.field import ntt
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.masks import short_keys
 from lightsecagg.masks.checked_sharing import BLINDS, check_coefficients, commit, report_on_shares
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Parameters, ThreatModel
+from lightsecagg.params import (
+    DEFAULT_MODULUS,
+    PAPER_MODULUS,
+    Decoding,
+    Parameters,
+    ShareMode,
+    ThreatModel,
+)
 from lightsecagg.protocol import messages as m
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import check_keys, fix_round, sign_keys
 from lightsecagg.protocol.settings import ProtocolName, Settings, _Fields
@@ -202,7 +211,50 @@ def _verify_survivors(
     return True
 
 
+def _digest(elements: Any) -> dict[str, Any]:
+    """A long vector: its first elements, and the SHA-256 of all as little-endian words."""
+    data = np.ascontiguousarray(elements, dtype="<u4").tobytes()
+    return {"first": _ints(elements[:4]), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _short_key_parameters(summands: int, max_weight: int, dimension: int) -> dict[str, int]:
+    bound = short_keys.noise_bound(summands, max_weight, dimension)
+    return {"noise": bound, "step": short_keys.exact_step(DEFAULT_MODULUS, bound)}
+
+
+def _short_key_matrix(context: str, dimension: int) -> dict[str, Any]:
+    matrix = short_keys.public_matrix(bytes.fromhex(context), dimension, DEFAULT_MODULUS)
+    return _digest(matrix.reshape(-1))
+
+
+def _short_key_noise(seed: str, dimension: int, step: int) -> list[int]:
+    field = PrimeField(DEFAULT_MODULUS)
+    mask = np.zeros(dimension, dtype=np.uint32)
+    short_keys.add_noise(field, mask, bytes.fromhex(seed), dimension, step)
+    return _ints(mask)
+
+
+def _short_key_mask(
+    context: str, key_seed: str, elements: int, noise_seed: str, dimension: int, step: int
+) -> dict[str, Any]:
+    field = PrimeField(DEFAULT_MODULUS)
+    key = prg.expand(bytes.fromhex(key_seed), elements, DEFAULT_MODULUS)
+    mask = short_keys.expand(field, bytes.fromhex(context), key, dimension)
+    short_keys.add_noise(field, mask, bytes.fromhex(noise_seed), dimension, step)
+    return _digest(mask)
+
+
+def _short_key_strip(total: list[int], dimension: int, step: int, squares: int) -> list[int]:
+    field = PrimeField(DEFAULT_MODULUS)
+    return _ints(short_keys.strip(field, field.vector(total), dimension, step, squares))
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "short_keys.parameters": _short_key_parameters,
+    "short_keys.matrix": _short_key_matrix,
+    "short_keys.noise": _short_key_noise,
+    "short_keys.mask": _short_key_mask,
+    "short_keys.strip": _short_key_strip,
     "wire.decode": _wire_decode,
     "prg.expand": _prg_expand,
     "share.expand": _share_expand,
@@ -727,7 +779,110 @@ def advertise_vectors() -> Iterator[Vector]:
         yield vector(f"advertised keys, {name}", "advertise.verify", True, **(good | change))
 
 
+# -- short keys ----------------------------------------------------------------------------------
+
+
+def short_key_settings(decoding: Decoding) -> Settings:
+    base = settings()
+    parameters = replace(base.parameters, share_mode=ShareMode.SHORT_KEY)
+    quantizer = make_quantizer(
+        parameters, 5000, 1.0, max_samples=100, weighted=True, scale=1000.0, decoding=decoding
+    )
+    return replace(base, parameters=parameters, quantizer=quantizer, dimension=5000)
+
+
+def short_key_vectors() -> Iterator[Vector]:
+    q, context = DEFAULT_MODULUS, fixed("C1").hex()
+    for summands, weight, dimension in ((200, 1, 1_206_590), (1, 1, 1), (10, 64, 7850)):
+        yield vector(
+            f"the noise of {summands} summands of weight {weight} in {dimension} entries",
+            "short_keys.parameters",
+            summands=summands,
+            max_weight=weight,
+            dimension=dimension,
+        )
+    for dimension in (1, 2048, 2049):
+        yield vector(
+            f"the matrix for d = {dimension}",
+            "short_keys.matrix",
+            context=context,
+            dimension=dimension,
+        )
+    seed = fixed("noise").hex()
+    for step in (1, 1_022_848, q - 1):
+        yield vector(f"noise, t = {step}", "short_keys.noise", seed=seed, dimension=6, step=step)
+    for step in (0, -1, q, q + 1):
+        name = f"noise, t = {step}"
+        yield vector(name, "short_keys.noise", True, seed=seed, dimension=6, step=step)
+    for length in (0, 16, 31, 33):
+        name = f"noise, a seed of {length} bytes"
+        wrong = fixed("noise", length).hex()
+        yield vector(name, "short_keys.noise", True, seed=wrong, dimension=6, step=1)
+    mask = {
+        "context": context,
+        "key_seed": fixed("key").hex(),
+        "elements": 2049,
+        "noise_seed": seed,
+        "dimension": 5000,
+        "step": 1_022_848,
+    }
+    yield vector("a mask of 5000 entries and a count", "short_keys.mask", **mask)
+    yield vector("the same, dithered", "short_keys.mask", **(mask | {"step": 1}))
+    for name, change in {
+        "t = 0": {"step": 0},
+        "no entries": {"dimension": 0},
+        "a key of 2047 elements": {"elements": 2047},
+        "no key": {"elements": 0},
+    }.items():
+        yield vector(f"a mask with {name}", "short_keys.mask", True, **(mask | change))
+    strip = {"total": [5 + 1000 * 3, q - 7 - 1000 * 2, 499, q - 499, 9], "step": 1000}
+    yield vector("a stripped sum", "short_keys.strip", dimension=4, squares=1, **strip)
+    total = _ints(prg.expand(fixed("no sum"), 1000, q))
+    yield vector(
+        "a sum under other keys",
+        "short_keys.strip",
+        True,
+        total=total,
+        dimension=1000,
+        step=1_022_848,
+        squares=4,
+    )
+    yield from short_key_settings_vectors()
+
+
+def short_key_settings_vectors() -> Iterator[Vector]:
+    """C0 of rounds with short keys, and what no client may accept (S49)."""
+    for decoding in Decoding:
+        data = short_key_settings(decoding).to_bytes().hex()
+        yield vector(f"settings, {decoding}", "context.settings", settings=data)
+    exact = short_key_settings(Decoding.EXACT)
+    fields, t = msgspec.msgpack.decode(exact.to_bytes()), exact.quantizer.step
+    order = _Fields.__struct_fields__
+    table = {"weights": [2, 1], "scale": 2}
+    loose = {"table": table, "max_updates": 4, "max_ratio": 64.0, "strict": False}
+    for name, value in [
+        *(("short_keys", [n, 256, t]) for n in (0, 1024, 2047, 4096)),
+        *(("short_keys", [2048, coins, t]) for coins in (0, 128, 255, 257)),
+        *(("short_keys", [2048, 256, s]) for s in (-1, 0, 2, t - 1, t + 1, DEFAULT_MODULUS)),
+        ("short_keys", [2048, 256]),
+        ("short_keys", [2048, 256, t, 0]),
+        ("short_keys", None),
+        ("share_mode", "seeded"),
+        ("protocol", "secagg"),
+        ("modulus", PAPER_MODULUS),
+        ("dimension", 2**21),
+        ("scale", 1e6),
+        ("buffering", {**loose, "stock": 4, "share_lifetime": 64}),
+    ]:
+        changed = list(fields)
+        changed[order.index(name)] = value
+        encoded = msgspec.msgpack.encode(changed).hex()
+        shown = f"settings of short keys with {name} = {value}"
+        yield vector(shown, "context.settings", True, settings=encoded)
+
+
 FILES: dict[str, Callable[[], Iterator[Vector]]] = {
+    "short_keys": short_key_vectors,
     "wire": wire_vectors,
     "expansion": expansion_vectors,
     "context": context_vectors,

@@ -20,6 +20,7 @@ from lightsecagg.masks.mask_encoding import (
     encode_mask,
     encode_seeded_mask,
     expand_share,
+    join_pieces,
     seeded_positions,
 )
 
@@ -227,3 +228,15 @@ def test_S46_blinds_are_shared_with_the_mask_and_no_part_of_it(backend: str, cod
         assert share.tolist() == encoded.shares[j].tolist()
     with pytest.raises(ParameterError, match="shares of 5 elements do not fit"):
         encode_mask(code, pieces, noise, 11, blinds=1)
+
+
+@pytest.mark.parametrize(("pieces", "columns"), [(1, 5), (2, 4), (3, 7), (5, 1)])
+def test_S10_S49_interleaving_only_orders_the_elements_anew(pieces: int, columns: int) -> None:
+    """So the privacy of shares of a key is that of shares of a mask, element for element."""
+    rows = np.arange(pieces * columns, dtype=np.uint32).reshape(pieces, columns)
+    contiguous = join_pieces(rows, rows.size)
+    interleaved = join_pieces(rows, rows.size, interleaved=True)
+    assert sorted(interleaved) == sorted(contiguous)
+    for piece in range(pieces):
+        assert np.array_equal(interleaved[piece::pieces], rows[piece])
+    assert np.array_equal(join_pieces(rows, 1, interleaved=True), rows[0, :1]), "padding goes"
