@@ -40,8 +40,8 @@ from lightsecagg.errors import Aborted
 from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Update
-from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.session.envelope import name_of
 from lightsecagg.session.instructions import Instructions
 from lightsecagg.session.record import RoundRecord
 
@@ -232,11 +232,11 @@ class LoopWatch:
 class LostClient(FederationClient):
     """Vanishes after sharing, in place of its upload."""
 
-    async def _send(self, round_: Any, message: Message) -> None:
-        if isinstance(message, MaskedUpload):
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) == "MaskedUpload":
             await self._communicator.close()
             await asyncio.sleep(3600)
-        await super()._send(round_, message)
+        await super()._post(data)
 
 
 def _host_main(

@@ -217,6 +217,10 @@ class ClientParty(Protocol):
         """The driver gives this round up; the party forgets all its secrets."""
 
     @property
+    def upload_is_due(self) -> bool:
+        """Whether the upload would leave now if the input were set; who has none withdraws here."""
+
+    @property
     def stored(self) -> int:
         """Bytes of the secrets and shares that it keeps for later phases."""
 

@@ -16,6 +16,7 @@ from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.epoch_queue import Keep, in_memory
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import Roster, SharesClosed
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
@@ -96,3 +97,14 @@ def restore_party(
     """
     kind = RoundClient if policy.buffering is None else EpochClient
     return kind.restore(snapshot, identity, policy, generation, entropy)
+
+
+def resumed_server_party(
+    settings: Settings,
+    allow_list: AllowList,
+    roster: Roster,
+    closed: SharesClosed,
+    entropy: Entropy = system_entropy,
+) -> RoundServer:
+    """A durable server's party, after a crash; see `RoundServer.resume` for what it needs next."""
+    return RoundServer.resume(settings, allow_list, roster, closed, entropy)

@@ -131,10 +131,11 @@ def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
 
 def describe(data: bytes) -> str:
     """Of which type a message claims to be and how long it is, never what it says (S22)."""
-    return f"{_name(data)}, {len(data)} bytes"
+    return f"{name_of(data)}, {len(data)} bytes"
 
 
-def _name(data: bytes) -> str:
+def name_of(data: bytes) -> str:
+    """Of which type a message claims to be."""
     view = memoryview(data)
     if data[:1] == b"\x01":
         return kind_of(view[_ROUND.size :])

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lightsecagg.errors import LightSecAggError
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Aggregate, Record, Update
 from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
 from lightsecagg.protocol.settings import Settings
@@ -45,6 +46,16 @@ class Announcement:
     """float32, little-endian; empty where vectors are summed without training."""
     instructions: Instructions | None = None
     """How to train; None: as each client likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """An allow-list that the authority has numbered and signed."""
+
+    number: int
+    allow_list: AllowList
+    content: bytes = field(repr=False)
+    """The signed file, as it travels."""
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -138,6 +149,8 @@ class Applied:
 
     announcement: Announcement
     """What the next round begins from."""
+    enough: str | None = None
+    """Why no other round is wanted, if so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,15 @@ class Spoilt:
     """At the server: the aggregate cannot be used; the model is what it was."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Another allow-list is in use, from the next round on."""
+
+    members: Members
+    settings: Settings | None = None
+    """At the server: what its rounds are with these members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +187,7 @@ Event = (
     | TrainingRefused
     | Applied
     | Spoilt
+    | MembersChanged
     | Stop
 )
 
@@ -244,6 +267,8 @@ class Train:
     announcement: Announcement
     bound: float
     """The largest entry of an update."""
+    update: Update | None = field(default=None, repr=False)
+    """Its update from the same model and bound, if it has one: to be handed in again (S42)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +280,16 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeMembers:
+    """At a client: check an allow-list from the server, keep it and hand in `MembersChanged`.
+
+    The members are not the session's to judge: whoever is refused here is not told.
+    """
+
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
     """At the server: average the aggregate, make a model of it and store that."""
 
@@ -262,6 +297,26 @@ class Apply:
     aggregate: Aggregate = field(repr=False)
     record: RoundRecord
     """Samples, figures and the like are filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegan:
+    """A round was announced."""
+
+    round: int
+    invited: tuple[int, ...] = ()
+    """At the server: to whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLeft:
+    """At a client: a round is over, or goes on without it."""
+
+    round: int
+    included: bool
+    """Whether its update is in the sum, as far as it knows."""
+    reason: str | None = None
+    """Why not, if it was not completed with this client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +358,8 @@ class Log:
 class Finished:
     """The session is over."""
 
+    goodbye: str | None = None
+    """What was said at its end; None if nothing was."""
     error: LightSecAggError | None = None
     """Why, if it did not end as it should."""
 
@@ -316,7 +373,10 @@ Effect = (
     | Compute
     | Train
     | Prepared
+    | TakeMembers
     | Apply
+    | RoundBegan
+    | RoundLeft
     | RoundEnded
     | PhaseBegan
     | Progress

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from network_federation import Contribution
 
@@ -20,6 +19,8 @@ from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
 from lightsecagg.drivers.federation.observer import set_up_logging
 from lightsecagg.drivers.federation.programs import build_client
+from lightsecagg.session.envelope import name_of
+from lightsecagg.session.interface import Event, Received
 
 
 class Doomed(FederationClient):
@@ -28,19 +29,19 @@ class Doomed(FederationClient):
     death: tuple[str, str, int] | None = None
     _dying = False
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if self.death is not None and self.death[2] == round_.number:
+    async def _post(self, data: bytes) -> None:
+        if self.death is not None and self.death[2] == self._session.round:
             name, moment, _ = self.death
-            if type(message).__name__ == name:
+            if name_of(data) == name:
                 if moment == "before":
                     os.kill(os.getpid(), signal.SIGKILL)
                 self._dying = True
-        await super()._send(round_, message)
+        await super()._post(data)
 
-    async def _take(self, data: bytes) -> None:
-        if self._dying:
+    async def _tell(self, event: Event) -> None:
+        if self._dying and isinstance(event, Received):
             os.kill(os.getpid(), signal.SIGKILL)
-        await super()._take(data)
+        await super()._tell(event)
 
 
 def main() -> None:

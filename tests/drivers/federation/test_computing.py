@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 from small_federation import Federation
 
+from lightsecagg.drivers.federation import computing
 from lightsecagg.drivers.federation import journal as journal_module
-from lightsecagg.drivers.federation import server_round
+from lightsecagg.drivers.federation.computing import compute
 from lightsecagg.drivers.federation.journal import StoredUpload
-from lightsecagg.drivers.federation.server_round import ServerRound, compute
+from lightsecagg.drivers.federation.server import _Tick
 from lightsecagg.errors import JournalError, NotEnoughAnswers
 from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.jobs import Job, SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.session.interface import Effect
+from lightsecagg.session.server import ServerSession
 
 PROTOCOLS = [
     (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
@@ -79,24 +82,27 @@ def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothin
 ) -> None:
     """Nobody is pending: there is nothing to go on without, and no reason to abort."""
     loops: list[asyncio.AbstractEventLoop] = []
-    drivers: list[ServerRound] = []
+    sessions: list[ServerSession] = []
     turns = threading.Semaphore(0)
-    advance = ServerRound._advance
+    tick = ServerSession.tick
 
-    async def counted(self: ServerRound) -> None:
-        drivers[:] = [self]
+    def counted(self: ServerSession, now: float) -> list[Effect]:
+        sessions[:] = [self]
+        effects = tick(self, now)
         turns.release()
-        await advance(self)
+        return effects
 
     def let_the_deadline_pass() -> None:
-        drivers[0]._deadline = 0.0
-        while turns.acquire(blocking=False):
-            pass
+        round_ = sessions[0]._round
+        assert round_ is not None
         for _ in range(3):
-            loops[0].call_soon_threadsafe(drivers[0]._peers.wake)
+            while turns.acquire(blocking=False):
+                pass
+            round_._deadline = round_._next_look = 0.0
+            loops[0].call_soon_threadsafe(federation.transport.notify, _Tick())
             assert turns.acquire(timeout=30)
 
-    monkeypatch.setattr(ServerRound, "_advance", counted)
+    monkeypatch.setattr(ServerSession, "tick", counted)
     before(monkeypatch, Unmask, "open", let_the_deadline_pass)
     federation = Federation(tmp_path)
 
@@ -134,7 +140,7 @@ def test_a_round_that_ends_otherwise_gives_its_job_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranges that were not begun are never run."""
-    monkeypatch.setattr(server_round, "_COLUMNS", 1)
+    monkeypatch.setattr(computing, "_COLUMNS", 1)
     began, go_on, ranges = threading.Event(), threading.Event(), []
 
     class Slow(SumUploads):
@@ -159,7 +165,7 @@ def test_a_round_that_ends_otherwise_gives_its_job_up(
 def test_a_job_is_cut_into_ranges_and_its_recovery_error_is_its_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_round, "_COLUMNS", 2)
+    monkeypatch.setattr(computing, "_COLUMNS", 2)
     ranges = []
 
     class Watched(SumUploads):

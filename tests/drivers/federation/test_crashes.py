@@ -22,6 +22,7 @@ from lightsecagg.drivers.federation.programs import build_client
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.envelope import UploadStored, unpack
+from lightsecagg.session.interface import Event, Received
 
 CLIENTS, DIMENSION = 6, 23
 SCRIPT = Path(__file__).with_name("crashing_server.py")
@@ -46,11 +47,12 @@ class WatchedClient(FederationClient):
 
     acknowledged: set[int]
 
-    async def _take(self, data: bytes) -> None:
-        message = unpack(data)
-        if isinstance(message, UploadStored):
-            self.acknowledged.add(message.round)
-        await super()._take(data)
+    async def _tell(self, event: Event) -> None:
+        if isinstance(event, Received):
+            message = unpack(event.data)
+            if isinstance(message, UploadStored):
+                self.acknowledged.add(message.round)
+        await super()._tell(event)
 
 
 class Setting:

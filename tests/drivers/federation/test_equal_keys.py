@@ -13,17 +13,24 @@ from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.roles import registration
+from lightsecagg.session.client import ClientSession
 from lightsecagg.session.record import RoundRecord
 
 
-class Colluder(FederationClient):
-    """A client whose every round begins with the same key pair as its accomplice's."""
+class CollusiveSession(ClientSession):
+    """Every round of it begins with the same key pair as its accomplice's."""
 
     def _make_party(self, *arguments: Any) -> Any:
-        party = super()._make_party(*arguments)
+        party: Any = super()._make_party(*arguments)
         agreed = [b"the key that these two agreed on"]
         party._entropy = lambda count: agreed.pop() if agreed else system_entropy(count)
         return party
+
+
+class Colluder(FederationClient):
+    """The client of such a session."""
+
+    session_type = CollusiveSession
 
 
 def run(folder: Path, **rounds: Any) -> tuple[NetworkFederation, list[RoundRecord]]:

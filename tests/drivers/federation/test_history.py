@@ -12,7 +12,7 @@ import pytest
 from small_federation import Federation, FreshVectors
 
 from lightsecagg.drivers.federation import history as history_module
-from lightsecagg.drivers.federation import server_round
+from lightsecagg.drivers.federation import server as server_module
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_back_changes_no_duration(
 
             return getattr(time, name)
 
-    monkeypatch.setattr(server_round, "time", Clock())
+    monkeypatch.setattr(server_module, "time", Clock())
     (record,) = asyncio.run(Federation(tmp_path).run())
     starts = [phase.start for phase in record.phases.values()]
     assert starts == sorted(starts, reverse=True)

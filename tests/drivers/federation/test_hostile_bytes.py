@@ -11,21 +11,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from peer_view import PeerView
 from small_federation import Federation
 
-from lightsecagg.drivers.federation import client as client_module
-from lightsecagg.drivers.federation import peers as peers_module
-from lightsecagg.drivers.federation import server_round
-from lightsecagg.drivers.federation.peers import Peers
+from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.peer_log import BURST
 from lightsecagg.drivers.transport.communicator import Received
 from lightsecagg.drivers.transport.grpc import GrpcClient, GrpcServer
 from lightsecagg.errors import Aborted, PeerGone, TransportError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.protocol.messages import AbortRound, Opening
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session import client as client_module
 from lightsecagg.session import envelope
+from lightsecagg.session import peers as peers_module
+from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import (
     VERSION,
     Goodbye,
@@ -37,6 +39,7 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round import RoundInProgress
 
 CLIENTS = 8
 HELLO = pack_control(Hello(VERSION, -1))
@@ -139,14 +142,14 @@ def test_S41_a_message_that_breaks_the_party_ends_its_senders_round_only(
 ) -> None:
     """Some handler divides by zero for one client's upload: a fault that nobody has foreseen."""
     federation = Federation(tmp_path)
-    receive = server_round.RoundServer.receive
+    receive = RoundServer.receive
 
     def faulty(party: Any, client: int, message: Any) -> Any:
         if client == 7 and type(message).__name__ == "MaskedUpload":
             return 1 // 0
         return receive(party, client, message)
 
-    monkeypatch.setattr(server_round.RoundServer, "receive", faulty)
+    monkeypatch.setattr(RoundServer, "receive", faulty)
     (record,) = asyncio.run(federation.run(grace=5, upload=60))
     assert record.included == list(range(7))
     assert record.refusals == {"ZeroDivisionError": 1}
@@ -158,14 +161,14 @@ def test_S41_a_fault_that_no_message_caused_ends_the_round_and_not_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = Federation(tmp_path)
-    tick, faults = server_round.ServerRound._tick, iter([1])
+    look, faults = RoundInProgress._look, iter([1])
 
-    def faulty(round_: Any) -> None:
+    def faulty(round_: Any, now: float) -> None:
         if next(faults, None):
             raise KeyError("a secret")
-        tick(round_)
+        look(round_, now)
 
-    monkeypatch.setattr(server_round.ServerRound, "_tick", faulty)
+    monkeypatch.setattr(RoundInProgress, "_look", faulty)
     broken, record = asyncio.run(federation.run(retries=1))
     assert broken.aborted is not None
     assert broken.aborted.startswith("unforeseen KeyError at test_hostile_bytes.py:")
@@ -225,14 +228,14 @@ def test_S41_a_fault_of_the_party_costs_a_client_one_round(
 ) -> None:
     """The server learns that the client does not follow, not why."""
     federation = Federation(tmp_path)
-    make_party, faults = client_module.FederationClient._make_party, iter([1])
+    make_party, faults = ClientSession._make_party, iter([1])
 
-    def faulty(client: Any, *arguments: Any) -> Any:
-        if client._table.id == 3 and next(faults, None):
+    def faulty(session: Any, *arguments: Any) -> Any:
+        if session.client == 3 and next(faults, None):
             raise KeyError("a secret")
-        return make_party(client, *arguments)
+        return make_party(session, *arguments)
 
-    monkeypatch.setattr(client_module.FederationClient, "_make_party", faulty)
+    monkeypatch.setattr(ClientSession, "_make_party", faulty)
     with caplog.at_level("INFO"):
         first, second = asyncio.run(federation.run(number=2, grace=5))
     assert first.included == [0, 1, 2, 4, 5, 6, 7]
@@ -263,7 +266,7 @@ def test_S48_a_client_that_comes_back_forever_cannot_fill_the_servers_log(
     federation = network(tmp_path)
 
     async def scenario() -> None:
-        peers = Peers(federation.transport)
+        peers = PeerView(federation.transport)
         await peers.start()
 
         async def watch() -> None:
@@ -293,9 +296,12 @@ def test_S48_a_client_that_comes_back_forever_cannot_fill_the_servers_log(
 def test_S48_an_excuse_is_shown_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(tmp_path)
 
-    class Excused(client_module.FederationClient):
-        async def _withdraw(self, round_: Any, reason: str) -> None:
-            await super()._withdraw(round_, f"{CLEAR}\n{reason}{'x' * 400}")
+    class Excuse(ClientSession):
+        def _withdraw(self, round_: Any, reason: str) -> None:
+            super()._withdraw(round_, f"{CLEAR}\n{reason}{'x' * 400}")
+
+    class Excused(FederationClient):
+        session_type = Excuse
 
     federation.jobs[7].fail_in = 1
 

@@ -14,6 +14,7 @@ from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, PreparedMask
+from lightsecagg.session.client import ClientSession
 from lightsecagg.session.record import RoundRecord
 
 CLIENTS = 8
@@ -31,13 +32,19 @@ class Garbage(CodedMasksClient):
         return mask._replace(outgoing=[*spoilt[:2], *mask.outgoing[2:]])
 
 
-class Liar(FederationClient):
+class LyingSession(ClientSession):
     """Follows the protocol but for its shares."""
 
     def _make_party(self, *arguments: Any) -> Any:
-        party = super()._make_party(*arguments)
+        party: Any = super()._make_party(*arguments)
         party._scheme_class = Garbage
         return party
+
+
+class Liar(FederationClient):
+    """The client of such a session."""
+
+    session_type = LyingSession
 
 
 def run(folder: Path, **rounds: Any) -> tuple[NetworkFederation, list[RoundRecord]]:

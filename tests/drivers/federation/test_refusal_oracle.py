@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 from network_federation import DIMENSION, NetworkFederation
+from peer_view import PeerView
 from small_federation import Federation, FreshVectors
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.peers import Greeted, Spoke
 from lightsecagg.errors import Aborted
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.protocol.interface import Send, Update
@@ -29,6 +29,7 @@ from lightsecagg.protocol.messages import SharesClosed
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import (
     RoundModel,
     Withdraw,
@@ -36,6 +37,7 @@ from lightsecagg.session.envelope import (
     pack_protocol,
     unpack,
 )
+from lightsecagg.session.peers import Greeted, Spoke
 
 MODEL = b"the same model in every round"
 LARGEST = {0: 0.3141, 1: 0.2718, 2: 0.0577, 3: 0.9159}
@@ -57,6 +59,28 @@ class Constant:
         return Update(vector)
 
 
+class WatchedSession(ClientSession):
+    """Notes when it has made up its mind about a round."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.decided: set[int] = set()
+
+    def _hand_over(self, round_: Any) -> None:
+        asked = round_.update is not None and round_.needs_input
+        super()._hand_over(round_)
+        if asked:
+            self.decided.add(round_.number)
+
+    def _sit_out(self, round_: Any, reason: str) -> None:
+        super()._sit_out(round_, reason)
+        self.decided.add(round_.number)
+
+    def _withdraw(self, round_: Any, reason: str) -> None:
+        super()._withdraw(round_, reason)
+        self.decided.add(round_.number)
+
+
 class Watched(FederationClient):
     """A client that lets the test see when it has made up its mind about a round."""
 
@@ -75,14 +99,12 @@ class Watched(FederationClient):
 
         self._communicator.send = counted  # type: ignore[method-assign]
 
-    async def _hand_over(self, training: Any) -> None:
-        number = self._round.number if self._round is not None else -1
-        await super()._hand_over(training)
-        self.decided.add(number)
+    session_type = WatchedSession
 
-    async def _withdraw(self, round_: Any, reason: str) -> None:
-        await super()._withdraw(round_, reason)
-        self.decided.add(round_.number)
+    async def _tell(self, event: Any) -> None:
+        await super()._tell(event)
+        assert isinstance(self._session, WatchedSession)
+        self.decided |= self._session.decided  # and all that it says about it is said
 
 
 class Unpinned(Watched):
@@ -90,21 +112,28 @@ class Unpinned(Watched):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._policy = replace(self._policy, bound=None)
+        self._session._policy = replace(self._session._policy, bound=None)
+
+
+class NaiveSession(WatchedSession):
+    """Withdraws as soon as it knows that it must."""
+
+    def _check_announcement(self, settings: Settings, round_: Any) -> None:
+        pass
+
+    def _withdraw_when_due(self, round_: Any) -> None:
+        if round_.without_update and self._round is round_:
+            self._withdraw(round_, "too soon")
 
 
 class Naive(Unpinned):
     """Takes any bound, and any number of rounds, and withdraws as soon as it knows that it must."""
 
+    session_type = NaiveSession
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._policy = replace(self._policy, max_openings=1000)
-
-    def _check_announcement(self, settings: Settings, round_: Any) -> None:
-        pass
-
-    async def _withdraw_when_due(self, round_: Any) -> None:
-        await self._withdraw(round_, "too soon")
+        self._session._policy = replace(self._session._policy, max_openings=1000)
 
 
 class Searcher:
@@ -112,7 +141,7 @@ class Searcher:
 
     def __init__(self, federation: NetworkFederation, clients: Sequence[Watched]) -> None:
         server = federation.server()
-        self._peers, self._journal = server._peers, server._journal
+        self._peers, self._journal = PeerView(server._communicator), server._journal
         self._settings, self._allow_list = server._settings, server._allow_list
         self._clients = clients
         self._heard: Counter[int] = Counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.errors import Aborted, ConfigurationError, ParameterError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.settings import hash_model
+from lightsecagg.session.envelope import name_of
+from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.server import ServerSession
 
 CLIENTS = 6
 VICTIM = CLIENTS - 1
@@ -59,9 +61,8 @@ class NaiveClient(FederationClient):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments[:-1], OldLedger.volatile())
 
-    async def _train(self, *arguments: Any) -> Update:
-        self._trained = None
-        return await super()._train(*arguments)
+    async def _train(self, effect: Train) -> None:
+        await super()._train(replace(effect, update=None))
 
 
 class SameModel:
@@ -94,15 +95,15 @@ class SameModel:
         pass
 
 
-class RerunsWithout(FederationServer):
+class RerunsWithout(ServerSession):
     """Invites everybody, then everybody but the victim, for the same model."""
 
     absent: tuple[int, ...] = (VICTIM,)
 
-    async def _wait_for_clients(self) -> list[int]:
-        everybody = await super()._wait_for_clients()
-        first = self._journal.next_round() == 1
-        return everybody if first else [c for c in range(CLIENTS) if c not in self.absent]
+    def _open_round(self, invited: list[int], now: float) -> None:
+        if self.rounds:
+            invited = [c for c in range(CLIENTS) if c not in self.absent]
+        super()._open_round(invited, now)
 
 
 def attack(
@@ -115,8 +116,7 @@ def attack(
 
     async def scenario() -> None:
         server = federation.server(number=2, settle=10, agree=20)
-        server.__class__ = RerunsWithout
-        server.absent = absent  # type: ignore[attr-defined]
+        server.session_type = type("Reruns", (RerunsWithout,), {"absent": absent})
         server._job = SameModel(results)
         clients = [federation.client(c, kind) for c in range(CLIENTS)]
         for client, job in zip(clients, jobs, strict=True):
@@ -175,9 +175,22 @@ class Constant:
 class MuteInRoundOne(FederationClient):
     """Signs, but its answer is lost."""
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if not (isinstance(message, AggregatedShare) and round_.number == 1):
-            await super()._send(round_, message)
+    async def _post(self, data: bytes) -> None:
+        if not (name_of(data) == "AggregatedShare" and self._session.round == 1):
+            await super()._post(data)
+
+
+class Bereaved(ServerSession):
+    """After its first round it notices that client 0 is gone, and waits no longer for it."""
+
+    def _begin_to_wait(self, now: float) -> None:
+        if self.rounds:
+            self._plan = replace(self._plan, min_clients=7, wait_for_clients=0.5)
+        super()._begin_to_wait(now)
+
+    def _decide(self, now: float) -> None:
+        if not (self.rounds and 0 in self._peers.ready()):
+            super()._decide(now)
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -195,19 +208,14 @@ def test_S42_a_server_repeats_a_failed_round_with_the_same_clients(
         server = federation.server(retries=1, recover=1, agree=60)
         async with federation.connected(clients) as tasks:
             if not returns:
-                original = server._finish
+                server.session_type = Bereaved
+                original = server._end_round
 
-                async def finish(*arguments: Any) -> RoundRecord:
-                    record = await original(*arguments)
+                async def end_round(record: RoundRecord) -> None:
+                    await original(record)
                     tasks[0].cancel()  # it is gone for good
-                    while 0 in server._peers.ready():
-                        await server._peers.next(0.1)
-                    server._rounds = server._rounds.model_copy(
-                        update={"min_clients": 7, "wait_for_clients": 0.5}
-                    )
-                    return record
 
-                server._finish = finish  # type: ignore[method-assign]
+                server._end_round = end_round  # type: ignore[method-assign]
             try:
                 await asyncio.wait_for(server.run(), 120)
             except Aborted:
@@ -229,9 +237,9 @@ def test_S42_a_server_repeats_a_failed_round_with_the_same_clients(
 class Mute(FederationClient):
     """Signs, and never answers: what a client does whose peers got garbage for shares."""
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if not isinstance(message, AggregatedShare):
-            await super()._send(round_, message)
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) != "AggregatedShare":
+            await super()._post(data)
 
 
 def run_once(

@@ -140,7 +140,7 @@ def test_R35_a_finished_server_does_not_wait_for_ever(
     federation = Federation(tmp_path, 4, privacy=1, dropouts=1)
     asyncio.run(federation.run())
     federation.transport = MemoryServer(range(4))
-    monkeypatch.setattr("lightsecagg.drivers.federation.server.COMEBACK", 0.5)
+    monkeypatch.setattr("lightsecagg.session.server.COMEBACK", 0.5)
 
     async def scenario() -> None:
         async with federation.connected([federation.client(2)]) as clients:

@@ -20,18 +20,17 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import AggregationTable
-from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.transport.communicator import Limits, Received
 from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
-from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.session.envelope import (
     VERSION,
     Hello,
     Withdraw,
+    name_of,
     pack_control,
-    pack_protocol,
 )
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.server import ServerSession
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")
@@ -49,23 +48,26 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[int] = []
-        original = FederationServer._run_round
+        open_round, end_round = ServerSession._open_round, ServerSession._end_round
+        calls = 0
 
-        async def counted(server: FederationServer, invited: list[int]) -> RoundRecord:
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        def begin(session: ServerSession, invited: list[int], now: float) -> None:
+            nonlocal calls
             calls = 0
-
-            def count(frame: Any, event: str, argument: Any) -> None:
-                nonlocal calls
-                calls += event == "call"
-
             sys.setprofile(count)
-            try:
-                return await original(server, invited)
-            finally:
-                sys.setprofile(None)
-                self.rounds.append(calls)
+            open_round(session, invited, now)
 
-        monkeypatch.setattr(FederationServer, "_run_round", counted)
+        def end(session: ServerSession, *arguments: Any) -> None:
+            sys.setprofile(None)
+            self.rounds.append(calls)
+            end_round(session, *arguments)
+
+        monkeypatch.setattr(ServerSession, "_open_round", begin)
+        monkeypatch.setattr(ServerSession, "_end_round", end)
 
 
 @asynccontextmanager
@@ -191,12 +193,11 @@ def test_S27_500_connections_without_a_handshake_do_not_double_the_round(
 class Stalling(FederationClient):
     """Sends the first chunk of its upload, and no more."""
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if not isinstance(message, MaskedUpload):
-            await super()._send(round_, message)
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) != "MaskedUpload":
+            await super()._post(data)
             return
         assert isinstance(self._communicator, GrpcClient)
-        data = pack_protocol(round_.number, round_.codec.encode(message))
         assert len(data) > PAYLOAD
         await self._communicator._write(next(chunks(data)))
         await asyncio.Event().wait()

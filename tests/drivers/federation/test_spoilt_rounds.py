@@ -21,9 +21,12 @@ from lightsecagg.drivers.federation.config import VectorsTable
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.errors import ConfigurationError, RecoveryError
+from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS as Q
 from lightsecagg.protocol.messages import MaskedUpload
-from lightsecagg.session.envelope import RoundOver, unpack
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import RoundOver, name_of, pack_protocol, unpack
+from lightsecagg.session.interface import Announcement, Applied, Apply, Event, Received
 from lightsecagg.session.record import RoundRecord
 
 
@@ -36,19 +39,24 @@ class Liar(FederationClient):
         super().__init__(*arguments)
         self.heard: list[str | None] = []
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if isinstance(message, MaskedUpload) and round_.number == 1:
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) == "MaskedUpload" and self._session.round == 1:
+            content, codec = unpack(data), Codec(PrimeField(Q))
+            assert isinstance(content, tuple)
+            message = codec.decode(content[1])
+            assert isinstance(message, MaskedUpload)
             vector = message.vector.copy()
             for entry, quanta in self.lie.items():
                 vector[entry] = (int(vector[entry]) + quanta) % Q
-            message = dataclasses.replace(message, vector=vector)
-        await super()._send(round_, message)
+            data = pack_protocol(1, codec.encode(dataclasses.replace(message, vector=vector)))
+        await super()._post(data)
 
-    async def _take(self, data: bytes) -> None:
-        content = unpack(data)
-        if isinstance(content, RoundOver):
-            self.heard.append(content.aborted)
-        await super()._take(data)
+    async def _tell(self, event: Event) -> None:
+        if isinstance(event, Received):
+            content = unpack(event.data)
+            if isinstance(content, RoundOver):
+                self.heard.append(content.aborted)
+        await super()._tell(event)
 
 
 def liar(**lie: int) -> type[Liar]:
@@ -78,13 +86,13 @@ def everybody(federation: NetworkFederation, kind: type[Liar]) -> list[Federatio
 # -- sums ----------------------------------------------------------------------------------------
 
 
-async def trusting_digest(
-    self: FederationServer, settings: Any, aggregate: Any, record: RoundRecord
-) -> None:
+async def trusting_apply(self: FederationServer, effect: Apply) -> Applied:
     """What a server does that expects honest uploads: an average that fails is its own end."""
-    average, samples = settings.average(aggregate.total, len(aggregate.included))
+    aggregate = effect.aggregate
+    average, samples = effect.settings.average(aggregate.total, len(aggregate.included))
     self._job.apply(average, samples, 1)
-    self._journal.complete(record.round, 1, self._job.save())
+    self._journal.complete(effect.record.round, 1, self._job.save())
+    return Applied(Announcement())
 
 
 def test_S41_a_false_count_ends_one_round_and_no_server(tmp_path: Path) -> None:
@@ -95,7 +103,7 @@ def test_S41_a_false_count_ends_one_round_and_no_server(tmp_path: Path) -> None:
         async with running(everybody(federation, liar(count=-(10**6)))):
             for _ in ("at first", "after a restart"):
                 trusting: Any = federation.server()
-                trusting._digest = MethodType(trusting_digest, trusting)
+                trusting._apply = MethodType(trusting_apply, trusting)
                 with pytest.raises(RecoveryError, match="sample counts is -999996"):
                     await bounded(trusting)
             return await bounded(federation.server(retries=1))
@@ -154,15 +162,16 @@ def test_S47_a_spoilt_sum_leaves_the_model_alone(
 def test_S47_control_a_server_that_only_divides_takes_any_average(tmp_path: Path) -> None:
     federation = NetworkFederation(tmp_path, 4, weighted=True)
 
-    async def divide(self: Any, settings: Any, aggregate: Any, record: RoundRecord) -> None:
-        average = settings.quantizer.dequantise(aggregate.total[:-1], int(aggregate.total[-1]))
+    async def divide(self: Any, effect: Apply) -> Applied:
+        total = effect.aggregate.total
+        average = effect.settings.quantizer.dequantise(total[:-1], int(total[-1]))
         self._job.apply(average, 4, 1)
-        self._journal.complete(record.round, 1, self._job.save())
-        self._completed = 1
+        self._journal.complete(effect.record.round, 1, self._job.save())
+        return Applied(Announcement())
 
     async def scenario() -> None:
         server: Any = federation.server()
-        server._digest = MethodType(divide, server)
+        server._apply = MethodType(divide, server)
         async with running(everybody(federation, liar(entry=Q // 4))):
             await bounded(server)
 

@@ -20,10 +20,12 @@ from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
 from lightsecagg.drivers.federation.steering import adopt, scheduled
 from lightsecagg.errors import Aborted, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
-from lightsecagg.protocol.messages import AggregatedShare
-from lightsecagg.session.envelope import RoundModel, pack_control, unpack
+from lightsecagg.session.client import ClientSession
+from lightsecagg.session.envelope import RoundModel, name_of, pack_control, unpack
 from lightsecagg.session.instructions import Instructions
+from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.server import ServerSession
 from lightsecagg.training.config import LocalConfig
 
 OWN = LocalConfig(epochs=2, batch_size=32, learning_rate=0.05)
@@ -189,7 +191,8 @@ class OneModel:
         return b"the same model"
 
     def instructions(self, completed: int) -> Instructions:
-        return Instructions({"learning_rate": self.rates.pop(0)})
+        rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
+        return Instructions({"learning_rate": rate})
 
     def apply(self, aggregate: Any, samples: int, completed: int) -> None:
         self.results.append(aggregate.copy())
@@ -214,9 +217,9 @@ def whole_sum(rate: float, clients: int) -> np.ndarray[Any, Any]:
 class MuteInRoundOne(FederationClient):
     """Signs, but its answer is lost: the round fails after the uploads, and is run again."""
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        if not (isinstance(message, AggregatedShare) and round_.number == 1):
-            await super()._send(round_, message)
+    async def _post(self, data: bytes) -> None:
+        if not (name_of(data) == "AggregatedShare" and self._session.round == 1):
+            await super()._post(data)
 
 
 class Forgetful(MuteInRoundOne):
@@ -226,17 +229,27 @@ class Forgetful(MuteInRoundOne):
         super().__init__(*arguments)
         self._ledger.check_update = lambda *_: None  # type: ignore[method-assign]
 
-    async def _train(self, *arguments: Any) -> Update:
-        self._trained = None
-        return await super()._train(*arguments)
+    async def _train(self, effect: Train) -> None:
+        await super()._train(replace(effect, update=None))
 
 
 class Restarted(MuteInRoundOne):
     """Has lost its update, as a restart would have it, but not its ledger."""
 
-    async def _train(self, *arguments: Any) -> Update:
-        self._trained = None
-        return await super()._train(*arguments)
+    async def _train(self, effect: Train) -> None:
+        await super()._train(replace(effect, update=None))
+
+
+class Fickle(ServerSession):
+    """Asks for other settings when a round is repeated."""
+
+    job: OneModel
+
+    def _open_round(self, invited: list[int], now: float) -> None:
+        if self.rounds:
+            asked = self.job.instructions(self.completed)
+            self._announcement = replace(self._announcement, instructions=asked)
+        super()._open_round(invited, now)
 
 
 def rerun(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, Any]]:
@@ -249,6 +262,8 @@ def rerun(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, An
         clients = [federation.client(i, kind) for i in range(CLIENTS)]
         async with federation.connected(clients):
             server = federation.server(retries=1, recover=1, upload=60, agree=60)
+            server.session_type = Fickle
+            Fickle.job = federation.job
             await asyncio.wait_for(server.run(), 120)
 
     try:
@@ -279,13 +294,18 @@ VICTIM = 2
 FAST, SLOW = Instructions({"learning_rate": 1.0}), Instructions({"learning_rate": 1e-7})
 
 
-class Trusting(FederationClient):
-    """Takes part whatever the others were told: the naive client."""
+class TrustingSession(ClientSession):
+    """Takes part whatever the others were told."""
 
-    async def _begin(self, message: RoundModel) -> None:
-        await super()._begin(message)
-        assert self._round is not None
-        self._round.instructions = SLOW.digest
+    def _make_party(self, protocol: str, round_: Any) -> Any:
+        given = replace(round_.announcement, instructions=SLOW)
+        return super()._make_party(protocol, replace(round_, announcement=given))
+
+
+class Trusting(FederationClient):
+    """The naive client."""
+
+    session_type = TrustingSession
 
 
 def single_out(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, Any]]:
@@ -296,7 +316,7 @@ def single_out(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[An
     async def scenario() -> None:
         server = federation.server()
         server._job = job
-        post = server._peers.post
+        post = server._communicator.post
 
         def favour(client: int, data: bytes) -> None:
             content = unpack(data)
@@ -304,7 +324,7 @@ def single_out(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[An
                 data = pack_control(msgspec.structs.replace(content, instructions=FAST))
             post(client, data)
 
-        server._peers.post = favour  # type: ignore[method-assign]
+        server._communicator.post = favour  # type: ignore[method-assign]
         clients = [federation.client(c, kind, job=Steered(c)) for c in range(CLIENTS)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
         try:

@@ -62,6 +62,7 @@ from lightsecagg.foreign import explain
 from lightsecagg.params import Decoding, ShareMode, ThreatModel, check_integer
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.session.envelope import name_of
 from lightsecagg.training.config import LocalConfig, TaskConfig
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
@@ -449,12 +450,13 @@ class DoomedClient(FederationClient):
         super().__init__(*arguments)
         self._deaths = deaths
 
-    async def _send(self, round_: Any, message: Any) -> None:
-        phase = self._deaths.get(round_.number)
-        if phase is not None and type(message).__name__ in _LAST_WORDS[phase]:
-            self._trace_spans(round_)  # what it has done belongs into the timeline
+    async def _post(self, data: bytes) -> None:
+        number = self._session.round
+        phase = self._deaths.get(number)
+        if phase is not None and name_of(data) in _LAST_WORDS[phase]:
+            self._trace_spans(number)  # what it has done belongs into the timeline
             os.kill(os.getpid(), signal.SIGKILL)
-        await super()._send(round_, message)
+        await super()._post(data)
 
 
 # -- checking ------------------------------------------------------------------------------------

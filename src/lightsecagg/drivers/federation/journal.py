@@ -16,7 +16,7 @@ What is gone altogether is noticed too: `marked_database`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +29,21 @@ from lightsecagg.drivers.federation.marked_database import MarkedDatabase
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode
+from lightsecagg.protocol.interface import (
+    LedgerChanged,
+    SharingClosed,
+    SurvivorsChosen,
+    UploadTaken,
+)
 from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.interface import (
+    AnyRecord,
+    RoundAbandoned,
+    RoundOpened,
+    UploadDiscarded,
+)
+from lightsecagg.session.server import PromisedRound
 
 T = TypeVar("T")
 
@@ -72,19 +85,6 @@ _uploads = msgspec.msgpack.Decoder(_Upload)
 _closings = msgspec.msgpack.Decoder(SharesClosed)
 _id_lists = msgspec.msgpack.Decoder(tuple[int, ...])
 _id_maps = msgspec.msgpack.Decoder(dict[int, int])
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRound:
-    """A round that a crashed server left behind after sharing was closed."""
-
-    settings: Settings
-    roster: Roster
-    closed: SharesClosed
-    uploaded: tuple[int, ...]
-    """Whose uploads were acknowledged."""
-    survivors: tuple[int, ...] | None
-    """U1 if it was announced."""
 
 
 class Journal:
@@ -155,6 +155,26 @@ class Journal:
         with self._db.reporting("read"):
             (latest,) = self._db.execute("SELECT coalesce(max(number), 0) FROM rounds").fetchone()
             return int(latest) + 1
+
+    def store(self, number: int, record: AnyRecord) -> StoredUpload | None:
+        """Make a record of a session durable; of an upload, where it is."""
+        match record:
+            case RoundOpened(settings):
+                self.open_round(settings)
+            case SharingClosed(roster, closed):
+                self.close_sharing(number, roster, closed)
+            case UploadTaken(client, upload):
+                self.store_upload(number, client, upload)
+                return self.upload(number, client)
+            case SurvivorsChosen(survivors):
+                self.announce(number, survivors)
+            case UploadDiscarded(client):
+                self.discard_upload(number, client)
+            case RoundAbandoned(reason):
+                self.abandon(number, reason)
+            case LedgerChanged():
+                raise AssertionError("a server has no ledger")
+        return None
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
@@ -290,7 +310,7 @@ class Journal:
                 int(number): None if outcome == _DONE else str(outcome) for number, outcome in rows
             }
 
-    def pending(self, number: int) -> PendingRound | None:
+    def pending(self, number: int) -> PromisedRound | None:
         """What was promised in an unfinished round; None if it may simply be dropped."""
         with self._db.reporting("read"):
             settings, roster, closed = self._db.execute(
@@ -304,11 +324,11 @@ class Journal:
         for (client,) in clients:
             self.load_upload(number, client)  # verified before anything is made of it
         try:
-            return PendingRound(
+            return PromisedRound(
                 settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
                 roster=_unpack(_rosters, f"{number}/roster", roster),
                 closed=_unpack(_closings, f"{number}/closed", closed),
-                uploaded=tuple(client for (client,) in clients),
+                uploads=_Uploads(self, number, sorted(client for (client,) in clients)),
                 survivors=self.announced(number),
             )
         except LightSecAggError as error:
@@ -414,6 +434,20 @@ def _number(path: Path) -> int:
     """The round of an upload's file, the version of a model's; -1 for any other file."""
     number = path.stem.partition("-")[0]
     return int(number) if number.isdecimal() and number.isascii() else -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Uploads:
+    """The uploads of a round, read one after the other."""
+
+    journal: Journal
+    number: int
+    clients: Sequence[int]
+
+    def __iter__(self) -> Iterator[tuple[int, MaskedUpload, StoredUpload]]:
+        for client in self.clients:
+            upload = self.journal.load_upload(self.number, client)
+            yield client, upload, self.journal.upload(self.number, client)
 
 
 def _checksums(data: bytes) -> tuple[bytes, ...]:

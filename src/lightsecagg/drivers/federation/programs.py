@@ -36,8 +36,7 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.provisioning import load_identity
-from lightsecagg.drivers.federation.server import FederationServer, make_settings
-from lightsecagg.drivers.federation.server_round import Progress
+from lightsecagg.drivers.federation.server import FederationServer, TellProgress, make_settings
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.federation.trackers import make_trackers
 from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
@@ -52,7 +51,7 @@ _EXIT_BY_SIGNAL = 128
 
 
 def build_server(
-    config: ServerConfig, progress: Progress | None = None, *, understood: bool = False
+    config: ServerConfig, progress: TellProgress | None = None, *, understood: bool = False
 ) -> FederationServer:
     """Everything that `lightsecagg server` needs, checked before a socket is opened.
 
@@ -153,7 +152,7 @@ def build_client(
 
 def run_server(
     config: ServerConfig,
-    progress: Progress | None = None,
+    progress: TellProgress | None = None,
     *,
     abandon: bool = False,
     understood: bool = False,

@@ -1,40 +1,40 @@
-"""The Server Manager of Section 6: the rounds of one federation, from the first to goodbye.
+"""The Server Manager of Section 6: drives a `ServerSession` over any communicator.
 
-`peers` turns the transport's events into greetings and messages, `server_round` drives one round.
-What must survive a crash is in the journal before it is acknowledged or announced. After a crash
-the last round is resumed if an upload had been acknowledged; otherwise it is dropped and a new one
-starts.
+The transport's events, the results of jobs and the ticks of the clock go through one queue, the
+transport's, into the session; its effects go to the transport, the journal, threads and the job.
+While something is being stored, averaged or evaluated the loop is free, and events wait.
 
 A sum that cannot be averaged or applied (somebody uploaded what it must not) harms its round only:
-the round is aborted, in the journal too, and the model stays what it was (S41). A model is stored
-before it is evaluated, so a failing evaluation costs nothing but its figures.
+the model stays what it was (S41). A model is stored before it is evaluated, so a failing evaluation
+costs nothing but its figures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lightsecagg.drivers.federation.callbacks import Callbacks, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
+from lightsecagg.drivers.federation.computing import Computer
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
-from lightsecagg.drivers.federation.journal import Journal, PendingRound
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import Membership, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
-from lightsecagg.drivers.federation.peers import Greeted, Peers
 from lightsecagg.drivers.federation.selection import choose
-from lightsecagg.drivers.federation.server_round import COMEBACK, Progress, ServerRound
 from lightsecagg.drivers.federation.stopping import EarlyStopping
-from lightsecagg.drivers.transport.communicator import ServerCommunicator
+from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
+from lightsecagg.drivers.transport import communicator as transport
 from lightsecagg.errors import (
-    Aborted,
     ConfigurationError,
     JournalError,
     LightSecAggError,
@@ -43,31 +43,56 @@ from lightsecagg.errors import (
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import (
-    Aggregate,
-    Output,
-    Persist,
-    Phase,
-    SurvivorsChosen,
-    UploadTaken,
-)
+from lightsecagg.protocol.interface import SharingClosed, SurvivorsChosen, UploadTaken
+from lightsecagg.protocol.jobs import Compute
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings, hash_model
-from lightsecagg.session.budgets import backlog_limit
-from lightsecagg.session.envelope import (
-    Goodbye,
-    RoundModel,
-    RoundOver,
-    UploadStored,
-    pack_control,
+from lightsecagg.session.envelope import describe
+from lightsecagg.session.interface import (
+    NEVER,
+    Allow,
+    Announcement,
+    Applied,
+    Apply,
+    Backlog,
+    Computed,
+    ComputeFailed,
+    Connected,
+    Cut,
+    Disconnected,
+    Effect,
+    Event,
+    Finished,
+    Log,
+    Members,
+    MembersChanged,
+    PhaseBegan,
+    Post,
+    Progress,
+    Received,
+    RoundBegan,
+    RoundEnded,
+    Spoilt,
+    Stop,
+    Store,
+    Stored,
+    StoreFailed,
 )
-from lightsecagg.session.record import RoundRecord, listed
+from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round import Plan
+from lightsecagg.session.server import Past, ServerSession, State, UnfinishedRound
 
-_GOODBYE_TIMEOUT = 5.0
-_SPOILT = "the sum is spoilt: it cannot be used"
-"""What clients hear. More would tell a liar about the others' part of the sum."""
+TellProgress = Callable[[str, int, int], None]
+"""Told (phase, messages in, messages expected) while a round runs."""
+
+
+_LOOK = 0.1
+"""Seconds between two looks for a new allow-list, while no round is under way."""
+
+
+class _Tick:
+    """The session's deadline is over."""
 
 
 def make_settings(
@@ -117,16 +142,18 @@ def make_settings(
 class FederationServer:
     """Runs the rounds of one federation."""
 
+    session_type = ServerSession
+
     def __init__(
         self,
         settings: Settings,
         rounds: RoundsTable,
         allow_list: AllowList,
-        communicator: ServerCommunicator,
+        communicator: transport.ServerCommunicator,
         job: ServerJob,
         journal: Journal,
         metrics: Metrics | None = None,
-        progress: Progress | None = None,
+        progress: TellProgress | None = None,
         trace: Path | None = None,
         callbacks: Iterable[ServerCallback] = (),
         stopping: EarlyStopping | None = None,
@@ -149,9 +176,13 @@ class FederationServer:
         self._members, self._settings_for = members, settings_for
         self._checkpoints = checkpoints or Checkpoints(journal)
         self._history = History(journal.folder / "rounds.json")
-        self._peers = Peers(communicator, len(allow_list))
-        self._stopping = asyncio.Event()
-        self._completed = 0
+        self._computer = Computer(communicator.notify)
+        self._log = PeerLog(log)
+        self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished: Finished | None = None
+        self._settled = False
+        """Whether the journal knows that all rounds from now on are of the list in use."""
         self.records: list[RoundRecord] = []
 
     # -- the whole federation ----------------------------------------------------------------
@@ -164,58 +195,160 @@ class FederationServer:
         that was restarted does not end before they had the time to hear its goodbye.
         """
         try:
-            restarted = self._journal.next_round() > 1
-            comeback = time.monotonic() + COMEBACK if restarted else 0.0
-            self._restore_model()
-            if abandon:
-                for number in self._journal.unfinished():
-                    log.warning("round %d is abandoned as demanded", number)
-                    self._journal.abandon(number, "abandoned by the operator")
-            await self._peers.start()
-            self._look_back()
-            if self._members is not None:
-                self._peers.use_members(self._members.current)
-            await self._resume_unfinished()
-            if self._members is not None:
-                self._members.settle()
+            self._session = self._begin(abandon)
+            await self._communicator.start()
+            await self._carry_out(self._session.start(time.monotonic()))
             self._recall()
-            while (end := self._end()) is None and not self._stopping.is_set():
-                await self._one_round()
-            if end is not None:
-                await self._say_goodbye(end, True, comeback)
-            else:
-                log.info("stopped with %s; clients wait for this server to come back", self._score)
-        except Aborted as error:
-            await self._say_goodbye(str(error), False)
-            raise
+            await self._serve()
         finally:
-            await self._peers.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            await self._computer.clear()
+            await self._communicator.close()
             self._journal.close()
             self._metrics.close()
             await asyncio.to_thread(self._callbacks.close)
+            self._log.close()
+            self._traffic.close()
+        if self._finished is not None and self._finished.error is not None:
+            raise self._finished.error
         return self.records
 
     def stop(self) -> None:
         """Finish the current round, then end (SIGTERM)."""
-        self._stopping.set()
+        self._communicator.notify(Stop())
 
-    def _end(self) -> str | None:
-        """Why no round follows; None if one does."""
-        if self._completed >= self._rounds.number:
-            return "the federation has finished"
-        return None if self._early is None else self._early.reason(self._completed)
+    @property
+    def connected(self) -> list[int]:
+        """Who is here and has greeted."""
+        return self._session.connected if hasattr(self, "_session") else []
 
-    def _look_back(self) -> None:
-        """Early stopping counts the rounds before a restart too."""
-        if self._early is not None:
-            for record in self._history.records():
-                self._early.observe(record)
+    async def _serve(self) -> None:
+        events = self._communicator.events()
+        while self._finished is None:
+            self._set_timer()
+            await self._handle(await anext(events))
 
-    def _restore_model(self) -> None:
+    async def _handle(self, event: transport.Event) -> None:
+        if self._session.state is State.WAITING:
+            await self._look_for_members()
+        match event:
+            case transport.Connected(client):
+                await self._tell(Connected(client))
+            case transport.Received(client, data):
+                self._trace_message("from", client, data)
+                await self._tell(Received(client, data))
+            case transport.Disconnected(client, reason):
+                await self._tell(Disconnected(client, reason))
+            case transport.Notice(_Tick()):
+                self._timer = None
+                await self._carry_out(self._session.tick(time.monotonic()))
+            case transport.Notice(Stop() | Computed() | ComputeFailed() as what):
+                await self._tell(what)
+
+    async def _tell(self, event: Event) -> None:
+        await self._carry_out(self._session.handle(event, time.monotonic()))
+
+    def _set_timer(self) -> None:
+        """Wake the session at its deadline."""
+        loop, deadline = asyncio.get_running_loop(), self._session.deadline
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._members is not None and self._session.state is State.WAITING:
+            deadline = min(deadline, loop.time() + _LOOK)
+        if deadline < NEVER:
+            self._timer = loop.call_at(deadline, self._communicator.notify, _Tick())
+
+    # -- the past ----------------------------------------------------------------------------
+
+    def _begin(self, abandon: bool) -> ServerSession:
+        """The session of what the journal knows."""
+        completed = self._restore_model()
+        if abandon:
+            for number in self._journal.unfinished():
+                log.warning("round %d is abandoned as demanded", number)
+                self._journal.abandon(number, "abandoned by the operator")
+        self._look_back()
+        try:
+            unfinished = self._unfinished()
+        except JournalError as error:
+            raise JournalError(
+                f"{error}; restore it, or give the round up with --abandon-round"
+            ) from error
+        announcement = self._announcement(completed)
+        model = announcement.model
+        past = Past(
+            next_round=self._journal.next_round(),
+            completed=completed,
+            uploaders=self._journal.uploaders(),
+            announced=self._journal.announced_for(hash_model(model)) if model else None,
+            unfinished=unfinished,
+            enough=None if self._early is None else self._early.reason(completed),
+        )
+        plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
+        members = None if self._members is None else _as_travels(self._members.current)
+        return self.session_type(
+            self._settings, plan, self._allow_list, announcement, self._choose, past, members
+        )
+
+    def _unfinished(self) -> list[UnfinishedRound]:
+        """The rounds that a crash cut short, with the lists that they began with."""
+        found = []
+        for number in self._journal.unfinished():
+            promised = self._journal.pending(number)
+            known = None if promised is None else self._allow_list_of(promised.settings)
+            found.append(UnfinishedRound(number, promised, known))
+        return found
+
+    def _allow_list_of(self, settings: Settings) -> AllowList | None:
+        """The list that a round began with, which may be older than the one in use."""
+        if self._members is not None:
+            return self._members.allow_list(settings.allow_list)
+        return self._allow_list if self._allow_list.digest == settings.allow_list else None
+
+    async def _look_for_members(self) -> None:
+        """Between rounds: another allow-list is in use from now on, if there is one."""
+        if self._members is None or self._settings_for is None:
+            return
+        if not self._settled:  # no round of the list before is under way any more
+            self._settled = True
+            self._members.settle()
+        found = self._members.newer()
+        if found is None:
+            return
+        try:
+            settings = self._settings_for(found.allow_list)
+        except ParameterError as error:
+            raise ConfigurationError(
+                f"allow-list number {found.number} has {len(found.allow_list)} clients, too few "
+                f"for [aggregation]: {error}; add clients, or change it and start again"
+            ) from error
+        self._allow_list, self._settings = found.allow_list, settings
+        self._communicator.admit(frozenset(found.allow_list.clients), found.revoked)
+        self._members.settle()
+        await self._tell(MembersChanged(_as_travels(found), settings))
+
+    def _announcement(self, completed: int) -> Announcement:
+        return Announcement(self._job.model(), self._job.instructions(completed))
+
+    def _choose(self, ready: list[int], number: int, first: list[int]) -> list[int]:
+        return choose(
+            ready,
+            self._settings.parameters.clients,
+            number,
+            sampling=self._rounds.sampling,
+            seed=self._rounds.seed,
+            invited=self._history.invited,
+            first=first,
+        )
+
+    def _restore_model(self) -> int:
+        """How many rounds are done; the job has their model."""
         stored = self._journal.load_model()
         if stored is None:
-            return
-        self._completed, data = stored
+            return 0
+        completed, data = stored
         try:
             self._job.load(data)
         except LightSecAggError:
@@ -225,39 +358,13 @@ class FederationServer:
                 "the checkpoint is of another kind of job; use the old configuration or another "
                 f"state folder ({where(error)})"
             ) from error
-        log.info("resuming after %d completed rounds", self._completed)
+        return completed
 
-    async def _resume_unfinished(self) -> None:
-        """Resume the round that a crash cut short."""
-        for number in self._journal.unfinished():
-            try:
-                pending = self._journal.pending(number)
-            except JournalError as error:
-                raise JournalError(
-                    f"{error}; restore it, or give the round up with --abandon-round"
-                ) from error
-            if pending is None:
-                log.info("round %d had no acknowledged upload; it is dropped", number)
-                self._journal.abandon(number, "dropped after a crash")
-                continue
-            allow_list = self._allow_list_of(pending.settings)
-            if allow_list is None:
-                log.warning("round %d began with a lost allow-list; it is dropped", number)
-                self._journal.abandon(number, "its allow-list is lost")
-                continue
-            log.info(
-                "resuming round %d: %d uploads are stored, U1 %s",
-                number,
-                len(pending.uploaded),
-                "was announced" if pending.survivors else "is open",
-            )
-            await self._resume(number, pending, allow_list)
-
-    def _allow_list_of(self, settings: Settings) -> AllowList | None:
-        """The list that a round began with, which may be older than the one in use."""
-        if self._members is not None:
-            return self._members.allow_list(settings.allow_list)
-        return self._allow_list if self._allow_list.digest == settings.allow_list else None
+    def _look_back(self) -> None:
+        """Early stopping counts the rounds before a restart too."""
+        if self._early is not None:
+            for record in self._history.records():
+                self._early.observe(record)
 
     def _recall(self) -> None:
         """Rounds that are over in the journal alone: a crash or a full disk came in between."""
@@ -273,261 +380,86 @@ class FederationServer:
         if missing:
             self._history.put(*missing)
 
-    @property
-    def _score(self) -> str:
-        return f"{self._completed} of {self._rounds.number} rounds done"
+    # -- effects -----------------------------------------------------------------------------
 
-    async def _one_round(self) -> None:
-        """Try until a round completes, or the server was told to stop."""
-        reason = ""
-        for attempt in range(self._rounds.retries + 1):
-            invited = await self._wait_for_clients()
-            if self._stopping.is_set():
-                return
-            record = await self._run_round(invited)
-            if record.aborted is None:
-                return
-            reason = record.aborted
-            if self._stopping.is_set():
-                return
-            if attempt < self._rounds.retries:
-                log.info("trying again: attempt %d of %d", attempt + 2, self._rounds.retries + 1)
-        attempts, number = self._rounds.retries + 1, self._completed + 1
-        raise Aborted(f"{attempts} attempts at round {number}: {reason}")
+    async def _carry_out(self, effects: list[Effect]) -> None:
+        """In order; nothing that follows a record leaves before the record is stored."""
+        for effect in effects:
+            match effect:
+                case Post(client, data):
+                    self._trace_message("to", client, data)
+                    self._communicator.post(client, data)
+                case Store():
+                    if not await self._store(effect):
+                        return
+                case Log(level, message, arguments, peer):
+                    self._write(level, message, arguments, peer)
+                case Cut(client, reason):
+                    self._communicator.disconnect(client, reason)
+                case Allow(client, incoming):
+                    self._communicator.set_budget(client, incoming)
+                case Backlog(outgoing):
+                    self._communicator.set_backlog(outgoing)
+                case Compute(job):
+                    self._computer.put(job)
+                case Apply():
+                    await self._tell(await self._apply(effect))
+                case PhaseBegan(phase):
+                    phase.start = time.time()
+                case Progress(phase_name, done, expected):
+                    self._metrics.connected = len(self._session.connected)
+                    self._progress(phase_name, done, expected)
+                case RoundBegan(number, invited):
+                    self._callbacks.tell("round_begins", number, list(invited))
+                case RoundEnded(record):
+                    await self._end_round(record)
+                case Finished(goodbye):
+                    self._finished = effect
+                    if goodbye is not None:
+                        self._callbacks.tell("finished", goodbye)
 
-    def _bound_to(self) -> list[int]:
-        """The clients of a failed round from the current model whose U1 was announced.
-
-        Those who signed for it will sum the same clients again, and no others (S42).
-        """
-        model = self._job.model()
-        bound = sorted(self._journal.announced_for(hash_model(model)) or ()) if model else []
-        revoked = [client for client in bound if client not in self._allow_list]
-        if revoked:
-            log.warning(
-                "clients %s of the failed round were revoked since: the others will refuse to sum "
-                "without them until their operators forgive the model (`lightsecagg ledger`)",
-                listed(revoked),
-            )
-            return []
-        return bound
-
-    def _look_for_members(self) -> bool:
-        """Between rounds: whether there is another allow-list, which is in use from now on."""
-        if self._members is None or self._settings_for is None:
-            return False
-        found = self._members.newer()
-        if found is None:
-            return False
+    async def _store(self, effect: Store) -> bool:
+        """Make a record durable, and tell the session; False if that was impossible."""
+        record = effect.record
         try:
-            settings = self._settings_for(found.allow_list)
-        except ParameterError as error:
-            raise ConfigurationError(
-                f"allow-list number {found.number} has {len(found.allow_list)} clients, too few "
-                f"for [aggregation]: {error}; add clients, or change it and start again"
-            ) from error
-        self._use_members(found, settings)
-        self._members.settle()
+            upload = await asyncio.to_thread(self._journal.store, effect.round, record)
+        except JournalError as error:
+            if not isinstance(record, SharingClosed | UploadTaken | SurvivorsChosen):
+                raise  # without knowing of its rounds the server must not go on
+            await self._tell(StoreFailed(record, str(error)))
+            return False
+        await self._tell(Stored(record, upload))
         return True
 
-    def _use_members(self, members: Membership, settings: Settings) -> None:
-        known, now = set(self._allow_list.clients), set(members.allow_list.clients)
-        self._allow_list, self._settings = members.allow_list, settings
-        self._communicator.admit(frozenset(now), members.revoked)
-        self._peers.use_members(members)
-        log.info(
-            "allow-list number %d is in use: added clients: %s; removed: %s; N = %d, T = %d, "
-            "D = %d, U = %d",
-            members.number,
-            listed(now - known) or "none",
-            listed(known - now) or "none",
-            settings.parameters.clients,
-            settings.parameters.privacy,
-            settings.parameters.dropouts,
-            settings.parameters.survivors,
-        )
+    def _write(
+        self, level: int, message: str, arguments: tuple[object, ...], peer: int | None
+    ) -> None:
+        if peer is None:
+            log.log(level, message, *arguments)
+        else:
+            self._log.write(level, f"client {peer}", message, *arguments)
 
-    async def _wait_for_clients(self) -> list[int]:
-        """Enough connected clients, at most N; a rerun wants the same again."""
-        parameters, wanted = self._settings.parameters, self._bound_to()
-        # Before the first round all that are admitted get `settle` seconds to come, or those with
-        # the fastest start would be chosen for it.
-        most = parameters.clients if self.records else len(self._allow_list)
-        least = self._rounds.min_clients or (parameters.clients - parameters.dropouts)
-        least = max(min(least, parameters.clients), self._settings.minimum)
-        now = time.monotonic()
-        deadline, settled = now + self._rounds.wait_for_clients, now + self._rounds.settle
-        self._say_who_is_awaited(wanted, least)
-        while not self._stopping.is_set():
-            if self._look_for_members():
-                return await self._wait_for_clients()
-            ready, now = self._peers.ready(), time.monotonic()
-            self._metrics.connected = len(ready)
-            if wanted and set(wanted) <= set(ready):
-                return wanted
-            enough = len(ready) >= most or (len(ready) >= least and now >= settled)
-            if wanted and enough and now >= deadline:
-                absent = sorted(set(wanted) - set(ready))
-                log.warning("clients %s of the failed round are away, others will refuse", absent)
-                return self._choose(ready, wanted)
-            if enough and not wanted:
-                return self._choose(ready)
-            if len(ready) < least:
-                settled = now + self._rounds.settle
-                if now >= deadline:
-                    raise Aborted(
-                        f"only {len(ready)} clients connected within "
-                        f"{self._rounds.wait_for_clients:g} s, {least} are needed"
-                    )
-            self._progress("connect", len(ready), parameters.clients)
-            # Messages of a round that is over concern nobody any more.
-            event = await self._peers.next(0.1)
-            if isinstance(event, Greeted) and event.round >= 0:
-                over = RoundOver(event.round, "that round is over")
-                self._peers.post(event.client, pack_control(over))
-        return []
+    def _trace_message(self, direction: str, client: int, data: bytes) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            what, name = describe(data), f"client {client}"
+            self._traffic.write(logging.DEBUG, name, "%s client %d: %s", direction, client, what)
 
-    def _say_who_is_awaited(self, wanted: list[int], least: int) -> None:
-        here = len(self._peers.ready())
-        if wanted:
-            log.info("waiting for clients %s of the failed round", listed(wanted))
-        elif here < least:
-            most = self._settings.parameters.clients
-            log.info("waiting for clients: %d here, %d needed, N = %d at most", here, least, most)
-
-    def _choose(self, ready: list[int], wanted: list[int] | None = None) -> list[int]:
-        return choose(
-            ready,
-            self._settings.parameters.clients,
-            self._journal.next_round(),
-            sampling=self._rounds.sampling,
-            seed=self._rounds.seed,
-            invited=self._history.invited,
-            first=wanted or (),
-        )
-
-    # -- one round ---------------------------------------------------------------------------
-
-    async def _run_round(self, invited: list[int]) -> RoundRecord:
-        number, model = self._journal.next_round(), self._job.model()
-        instructions = self._job.instructions(self._completed)
-        settings = replace(
-            self._settings,
-            round=number,
-            model=hash_model(model or number.to_bytes(8, "big")),
-            instructions=b"" if instructions is None else instructions.digest,
-        )
-        self._journal.open_round(settings)
-        count = len(invited)
-        log.info(
-            "round %d begins with %d clients: %s (%s)", number, count, listed(invited), self._score
-        )
-        party = RoundServer(settings, self._allow_list, invited, durable=True)
-        self._peers.backlog = backlog_limit(settings, len(model))
-        announcement = pack_control(
-            RoundModel(number, model, settings.quantizer.bound, instructions)
-        )
-        uploaders = self._journal.uploaders()
-        self._callbacks.tell("round_begins", number, list(invited))
-        for client in invited:
-            if client in uploaders:
-                self._peers.post(client, pack_control(UploadStored(uploaders[client])))
-            self._peers.post(client, announcement)
-        driver = self._driver(party, invited)
-        driver.record.local = {} if instructions is None else dict(instructions.local)
-        return await self._finish(driver, party.start())
-
-    def _driver(
-        self, party: RoundServer, members: Iterable[int], stored: Iterable[int] | None = None
-    ) -> ServerRound:
-        return ServerRound(
-            party,
-            members,
-            self._rounds,
-            self._peers,
-            self._communicator,
-            self._journal,
-            self._progress,
-            stored,
-        )
-
-    async def _resume(self, number: int, pending: PendingRound, allow_list: AllowList) -> None:
-        members = [member.client for member in pending.roster.members]
-        party = RoundServer.resume(pending.settings, allow_list, pending.roster, pending.closed)
-        self._peers.backlog = backlog_limit(pending.settings, len(self._job.model()))
-        outputs: list[Output] = []
-        for client in sorted(pending.uploaded):
-            upload = self._journal.load_upload(number, client)
-            try:
-                for output in party.receive(client, upload):
-                    if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
-                        stored = self._journal.upload(number, client)
-                        outputs += party.stored(output.record, stored)
-            except Exception as error:
-                # What no one foresaw counts as a refusal, or every restart would end here (S41).
-                log.warning("round %d: a stored upload is refused: %s", number, explain(error))
-                self._journal.discard_upload(number, client)
-        if pending.survivors is not None:
-            if party.phase is Phase.UPLOAD:
-                outputs += party.proceed()
-            if Persist(SurvivorsChosen(pending.survivors)) not in outputs:
-                raise JournalError(
-                    f"round {number}: the stored uploads do not give the survivor set that was "
-                    "announced; refusing to announce another"
-                )
-        await self._finish(self._driver(party, members, stored=pending.uploaded), outputs)
-
-    async def _finish(self, round_: ServerRound, outputs: list[Output]) -> RoundRecord:
-        record = await round_.drive(outputs)
-        if record.aborted is None and round_.aggregate is not None:
-            await self._digest(round_.party.settings, round_.aggregate, record)
-        elif record.aborted is None:
-            record.aborted = "no result"
-        if record.aborted is None:
-            await self._evaluate(record)
-            await asyncio.to_thread(self._checkpoints.note, self._completed, record.to_json())
-        self._say_how_it_ended(record)
-        self._judge(record)
+    async def _end_round(self, record: RoundRecord) -> None:
+        await self._computer.clear()
         if record.aborted is not None:
-            self._journal.abandon(record.round, record.aborted)
-        over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
-        for client in round_.members:
-            self._peers.post(client, pack_control(over))
+            self._judge(record, self._session.completed)
         self.records.append(record)
-        self._metrics.connected = len(self._peers.ready())
+        self._metrics.connected = len(self._session.connected)
         self._metrics.record(record)
         await asyncio.to_thread(self._history.put, record)
         self._callbacks.tell("round_ended", record)
-        return record
 
-    def _judge(self, record: RoundRecord) -> None:
-        """Whether this round is the last, by the rule of early stopping."""
-        if self._early is None:
-            return
-        if not self._early.observe(record.to_json()):
-            log.warning("round %d has no figure of [early_stopping] to judge by", record.round)
-        record.stopped = self._early.reason(self._completed)
+    # -- what becomes of a sum -----------------------------------------------------------------
 
-    def _say_how_it_ended(self, record: RoundRecord) -> None:
-        if record.aborted is not None:
-            reason = "round %d was aborted after %.1f s: %s"
-            log.warning(reason, record.round, record.seconds, record.aborted)
-            return
-        figures = "".join(f"; {text}" for text in record.told_figures())
-        log.info(
-            "round %d is done after %.1f s: %d of %d clients included%s (%s)",
-            record.round,
-            record.seconds,
-            len(record.included),
-            len(record.invited),
-            figures,
-            self._score,
-        )
-
-    async def _digest(self, settings: Settings, aggregate: Aggregate, record: RoundRecord) -> None:
+    async def _apply(self, effect: Apply) -> Applied | Spoilt:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
-        before = self._job.save()
-        completed = self._completed + 1
+        settings, aggregate, record = effect.settings, effect.aggregate, effect.record
+        before, completed = self._job.save(), self._session.completed + 1
         try:
             average, samples = await asyncio.to_thread(
                 settings.average, aggregate.total, len(aggregate.included)
@@ -541,16 +473,19 @@ class FederationServer:
             raise  # nobody lied: whoever mends it and starts again resumes this round
         except Exception as error:
             self._job.load(before)
-            record.spoilt = True
-            record.aborted = f"{_SPOILT}: {explain(error)}"
             foreign = not isinstance(error, LightSecAggError)
-            log.error("round %d: %s", record.round, record.aborted, exc_info=foreign)
-            return
+            text = "round %d: the sum is spoilt: it cannot be used: %s"
+            log.error(text, record.round, explain(error), exc_info=foreign)
+            return Spoilt(explain(error))
         record.samples = samples
         if self._trace is not None:
             np.savez(self._trace / f"average-{record.round}.npz", average=average)
-        await asyncio.to_thread(self._journal.complete, record.round, completed, after)
-        self._completed = completed
+        store = partial(self._journal.complete, record.round, completed, after)
+        await asyncio.to_thread(store)
+        await self._evaluate(record)
+        await asyncio.to_thread(self._checkpoints.note, completed, record.to_json())
+        self._judge(record, completed)
+        return Applied(self._announcement(completed), record.stopped)
 
     async def _evaluate(self, record: RoundRecord) -> None:
         """The figures of a model that is stored already; whatever fails here, the round is done."""
@@ -561,20 +496,14 @@ class FederationServer:
             reason = "round %d is done and its model stored, but evaluating it failed"
             log.warning(reason, record.round, exc_info=True)
 
-    async def _say_goodbye(self, reason: str, finished: bool, comeback: float = 0.0) -> None:
-        """Tell everybody who is here and, until `comeback`, those who come back."""
-        goodbye = pack_control(Goodbye(reason, finished))
-        told = set(self._peers.ready())
-        for client in told:
-            self._peers.post(client, goodbye)
-        log.info("goodbye to %d clients: %s", len(told), reason)
-        self._callbacks.tell("finished", reason)
-        absent = set(self._allow_list.clients) - told
-        if absent and time.monotonic() < comeback:
-            log.info("all rounds are done; waiting for clients that come back, to tell them")
-        while absent and time.monotonic() < comeback and not self._stopping.is_set():
-            event = await self._peers.next(0.1)
-            if isinstance(event, Greeted):
-                self._peers.post(event.client, goodbye)
-                absent.discard(event.client)
-        await self._peers.drain(_GOODBYE_TIMEOUT)
+    def _judge(self, record: RoundRecord, completed: int) -> None:
+        """Whether this round is the last, by the rule of early stopping."""
+        if self._early is None:
+            return
+        if not self._early.observe(record.to_json()):
+            log.warning("round %d has no figure of [early_stopping] to judge by", record.round)
+        record.stopped = self._early.reason(completed)
+
+
+def _as_travels(found: Membership) -> Members:
+    return Members(found.number, found.allow_list, found.content)

@@ -41,7 +41,14 @@ class Disconnected:
     reason: str
 
 
-Event = Connected | Received | Disconnected
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something of this process's own, which it put among the events with `notify`."""
+
+    what: object
+
+
+Event = Connected | Received | Disconnected | Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Limits:
     """Bytes of the largest message that a client accepts from its server."""
     queue: int = 8
     """Whole messages that wait in each direction before back-pressure."""
+    backlog: int = 1 << 20
+    """Bytes of posted messages that may wait for one client until the server says otherwise."""
     connect_timeout: float = 10.0
     """Seconds for one attempt to connect, handshakes included."""
     stall_timeout: float = 60.0
@@ -117,6 +126,19 @@ class ServerCommunicator(Protocol):
 
         Their streams with revoked certificates are cut; those of other ids are the caller's to end.
         """
+
+    def post(self, client: int, data: bytes) -> None:
+        """Send one message as soon as the client takes it; never waits.
+
+        Nothing happens if the client is not connected; one that lets more than `set_backlog` says
+        wait for it is cut.
+        """
+
+    def notify(self, what: object) -> None:
+        """Put a `Notice` of this behind the events that wait; call it in the loop's thread."""
+
+    def set_backlog(self, bytes_: int) -> None:
+        """How many bytes of posted messages may wait for one client, from now on (S27)."""
 
     def disconnect(self, client: int, reason: str) -> None:
         """Cut a misbehaving client, telling it why; what was queued for it is dropped."""

@@ -42,6 +42,8 @@ class Link:
         self._deliver = deliver
         self._on_cut = on_cut
         self._outbox: Mailbox[bytes] = Mailbox(limits.queue)
+        self.waiting = 0
+        """Bytes that are queued and have not left."""
         self._ended = asyncio.Event()
         self.reason: str | None = None
         """Why the link ended, once it has."""
@@ -53,9 +55,15 @@ class Link:
         try:
             async with asyncio.timeout(self._limits.stall_timeout):
                 await self._outbox.put(message)
+                self.waiting += len(message)
         except TimeoutError:
             self.cut(self._stalled("took no data"))
             raise PeerGone(self.reason) from None
+
+    def post(self, message: bytes) -> None:
+        """Queue a message without waiting; `waiting` is the caller's to bound."""
+        self._outbox.put_now(message)
+        self.waiting += len(message)
 
     def finish(self) -> None:
         """Queue nothing more; the link ends when what is queued has left."""
@@ -130,6 +138,7 @@ class Link:
                     await self._write(write, chunk)
                 self._traffic.messages_out += 1
                 self._traffic.bytes_out += len(message)
+                self.waiting -= len(message)
             if self.reason is not None:  # cut, not finished: there is nothing to say
                 return
             await self._write(write, GOODBYE)

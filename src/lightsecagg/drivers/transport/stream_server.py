@@ -18,6 +18,7 @@ from lightsecagg.drivers.transport.communicator import (
     Disconnected,
     Event,
     Limits,
+    Notice,
     Received,
     Stats,
     Traffic,
@@ -66,6 +67,7 @@ class StreamServer(ABC):
         self._links: set[Link] = set()  # those a carrier holds: live, or cut and unwinding
         self._events: Mailbox[Event] = Mailbox()
         self._closing = False
+        self._backlog = limits.backlog
         self._log = PeerLog(_log)
 
     @abstractmethod
@@ -131,6 +133,28 @@ class StreamServer(ABC):
         if peer is None or peer.link is None:
             raise PeerGone(f"client {client} is not connected")
         await peer.link.send(data)
+
+    def post(self, client: int, data: bytes) -> None:
+        """Send as soon as the client takes it, if it is connected."""
+        if not 0 < len(data) <= MAX_MESSAGE:
+            raise ParameterError(f"a message has 1 to {MAX_MESSAGE} bytes, not {len(data)}")
+        peer = self._peers.get(client)
+        link = None if peer is None else peer.link
+        if link is None or self._closing:
+            return
+        if link.waiting and link.waiting + len(data) > self._backlog:
+            link.cut(f"it takes its data too slowly: {link.waiting} bytes wait for it")
+        else:
+            link.post(data)
+
+    def notify(self, what: object) -> None:
+        """Put a notice behind the events that wait."""
+        if not self._closing:
+            self._events.put_now(Notice(what))
+
+    def set_backlog(self, bytes_: int) -> None:
+        """How many bytes of posted messages may wait for one client."""
+        self._backlog = bytes_
 
     def disconnect(self, client: int, reason: str) -> None:
         """Cut a client, telling it why, if it is connected."""

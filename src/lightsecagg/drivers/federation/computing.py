@@ -1,0 +1,60 @@
+"""A party's jobs, in threads, one after the other: the loop stays free for everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lightsecagg.errors import RecoveryError
+from lightsecagg.foreign import explain
+from lightsecagg.protocol.jobs import Job, Result
+from lightsecagg.session.interface import Computed, ComputeFailed
+
+_COLUMNS = 2**18
+"""How many columns of a job are computed before it can be given up."""
+
+
+class Computer:
+    """Takes jobs, and hands in what came of them."""
+
+    def __init__(self, report: Callable[[Computed | ComputeFailed], None]) -> None:
+        """`report` is called in the loop's thread."""
+        self._report = report
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, job: Job) -> None:
+        """Run this job after those before it."""
+        self._jobs.put_nowait(job)
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+
+    async def clear(self) -> None:
+        """Nobody waits for the results any more: give up the jobs, those under way too."""
+        task, self._task = self._task, None
+        self._jobs = asyncio.Queue()
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            try:
+                self._report(Computed(job, await compute(job)))
+            except Exception as error:  # a file is gone, say: the round ends, the server does not
+                self._report(ComputeFailed(job, explain(error)))
+
+
+async def compute(job: Job) -> Result:
+    """The result of a job, computed in threads."""
+    try:
+        await asyncio.to_thread(job.open)
+        starts = range(0, job.columns, _COLUMNS)
+        parts = [
+            await asyncio.to_thread(job.run, start, min(start + _COLUMNS, job.columns))
+            for start in starts
+        ]
+        return await asyncio.to_thread(job.join, parts)
+    except RecoveryError as error:
+        return error
