@@ -149,17 +149,17 @@ def test_a_client_loads_its_task_before_the_server_counts_on_it(tmp_path: Path) 
 
     class Slow(Quick):
         def prepare(self) -> None:
-            connected.append(bool(server._peers.ready()))
+            connected.append(bool(server.connected))
 
     async def scenario() -> None:
         serving = asyncio.create_task(server.run())
         federation.jobs[0] = Unloadable(TABLE, 0, bytes(32))
         with pytest.raises(ConfigurationError, match="no file"):
             await federation.client(0).run()
-        assert not server._peers.ready()
+        assert not server.connected
         federation.jobs = {i: Slow(TABLE, i, bytes(32)) for i in range(CLIENTS)}
         async with federation.connected([federation.client(0)]):
-            while not server._peers.ready():
+            while not server.connected:
                 await asyncio.sleep(0.01)
         assert connected == [False]
         serving.cancel()
