@@ -101,6 +101,7 @@ class RoundInProgress:
         self.aggregate: Aggregate | None = None
         self.record = RoundRecord(self.number, str(settings.protocol), list(self.members))
         self.record.quantisation_step = 1.0 / settings.quantizer.scale
+        self.record.noise = settings.quantizer.residue
         self.record.resumed = stored is not None
         self.stored = set(stored or ())
         """Whose uploads are durable."""

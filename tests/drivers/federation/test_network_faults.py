@@ -93,6 +93,43 @@ def test_R33_faults_in_any_phase_end_in_the_exact_sum(
         assert last.dropped == {}
 
 
+@pytest.mark.parametrize("phase", ["agree", "recover"])
+def test_R31_no_network_at_the_server_loses_no_round_that_a_crash_would_not(
+    tmp_path: Path, fault_proxy: Any, phase: str
+) -> None:
+    """Nobody can reach it for four times as long as the grace; the phase lasts longer."""
+    federation = NetworkFederation(tmp_path)
+    grace = 0.5
+
+    async def scenario() -> list[RoundRecord]:
+        proxy = fault_proxy(federation.address)
+        await proxy.start()
+        done = False
+
+        def strike(now: str, answered: int, expected: int) -> None:
+            nonlocal done
+            if now == phase and not done:
+                done = proxy.refusing = True
+                proxy.cut_all()
+                asyncio.get_running_loop().call_later(4 * grace, setattr, proxy, "refusing", False)
+
+        server = federation.server(strike, grace=grace, agree=60, recover=60)
+        clients = [
+            asyncio.create_task(federation.client(i, address=proxy.address).run()) for i in range(6)
+        ]
+        try:
+            return await asyncio.wait_for(server.run(), 120)
+        finally:
+            for task in clients:
+                task.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            await proxy.close()
+
+    (record,) = asyncio.run(scenario())
+    federation.check(record)
+    assert record.included == list(range(6))
+
+
 def test_S25_a_flood_over_the_network_is_cut_and_the_round_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
