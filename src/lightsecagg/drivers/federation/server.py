@@ -252,11 +252,13 @@ class FederationServer:
     def _set_timer(self) -> None:
         """Wake the session at its deadline."""
         loop, deadline = asyncio.get_running_loop(), self._session.deadline
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._members is not None and self._session.state is State.WAITING:
             deadline = min(deadline, loop.time() + _LOOK)
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return  # one that comes too early does no harm, and a second one no good
+            self._timer.cancel()
+            self._timer = None
         if deadline < NEVER:
             self._timer = loop.call_at(deadline, self._communicator.notify, _Tick())
 
