@@ -54,6 +54,7 @@ from lightsecagg.session.interface import (
     Store,
     Stored,
     StoreFailed,
+    TakeMembers,
     Train,
     Trained,
     UploadDiscarded,
@@ -150,6 +151,8 @@ class Laboratory:
         self.client_log: list[str] = []
         self.finished: Finished | None = None
         self.goodbyes: dict[int, Finished] = {}
+        self.takes: list[tuple[int, bytes]] = []
+        """Allow-lists that clients were given."""
         self.seen: list[tuple[int, str]] = []
         """Messages that reached the server: client and kind."""
         self.start()
@@ -236,6 +239,8 @@ class Laboratory:
                     self.records.append(record)
                 case Log(_, message, arguments):
                     (self.log if party == SERVER else self.client_log).append(message % arguments)
+                case TakeMembers(content):
+                    self.takes.append((party, content))
                 case Finished() if party == SERVER:
                     self.finished = effect
                 case Finished():

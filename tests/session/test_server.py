@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from session_lab import CLIENTS, DIMENSION, Laboratory
 
 from lightsecagg.errors import Aborted
 from lightsecagg.field.prime import DEFAULT_FIELD
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
     LedgerChanged,
@@ -38,6 +41,8 @@ from lightsecagg.session.interface import (
     Connected,
     Disconnected,
     Event,
+    Members,
+    MembersChanged,
     Post,
     Received,
     RoundAbandoned,
@@ -114,6 +119,7 @@ EVENTS: dict[str, Event] = {
     "an old record": Stored(SurvivorsChosen((1, 2))),
     "an old record that failed": StoreFailed(RoundAbandoned("x"), "the disk is full"),
     "a result that nobody asked for": Computed(JOB, np.zeros(DIMENSION, np.uint32)),
+    "a job that nobody asked for, failed": ComputeFailed(JOB, "a file is gone"),
     "training at the server": Trained(1, Any),  # type: ignore[arg-type]
     "failed training at the server": TrainingFailed(1, "x"),
     "refused training at the server": TrainingRefused(1, "x"),
@@ -198,6 +204,36 @@ def test_a_round_without_an_upload_is_dropped_after_a_crash() -> None:
     lab.connect()
     lab.settle()
     assert [record.round for record in lab.records] == [2]
+
+
+# -- members -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_new_allow_list_is_in_use_from_the_next_round_on(state: str) -> None:
+    """Client 5 is revoked: the round under way keeps it, the next is without it."""
+    lab = at(state, number=2)
+    lab.hold_apply = False
+    fewer = AllowList({i: key.public for i, key in lab.identities.items() if i != 5})
+    settings = replace(
+        lab.settings,
+        parameters=replace(lab.settings.parameters, clients=5, survivors=0, dropouts=1),
+        quantizer=Quantizer(DEFAULT_FIELD, bound=1.0, summands=5),
+        allow_list=fewer.digest,
+    )
+    lab.tell(MembersChanged(Members(2, fewer, b"signed"), settings))
+    lab.connect(*(client for client in EVERYBODY if client not in lab.online))
+    lab.settle()
+    if state in ("leaving", "ended"):
+        return
+    if state == "waiting":
+        assert lab.records[0].invited == EVERYBODY[:5]
+    else:
+        assert lab.records[0].invited == EVERYBODY
+        assert lab.records[0].aborted is None
+    assert "client 5 is not on the allow-list any more" in str(lab.goodbyes[5].error)
+    assert any("allow-list number 2 is in use" in line for line in lab.log)
+    assert lab.takes == [(client, b"signed") for client in EVERYBODY[:5]]
 
 
 # -- disks that are full -------------------------------------------------------------------------

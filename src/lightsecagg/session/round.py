@@ -113,6 +113,7 @@ class RoundInProgress:
         """Who can still be in the sum."""
         self._promise: AnyRecord | None = None
         """What is being stored before it is announced; the phase that it begins waits for it."""
+        self._jobs: list[Job] = []
         self._lost: set[int] = set()
         self._refusals: Counter[str] = Counter()
         self._failed = False
@@ -181,9 +182,10 @@ class RoundInProgress:
         """A job of the party is done, or one of a round before."""
         self._guard(lambda: self._release(self._party.computed(job, result)), now)
 
-    def on_compute_failed(self, reason: str, now: float) -> None:
-        """A job cannot be done: there will be no sum."""
-        self._guard(lambda: self.fail(reason), now)
+    def on_compute_failed(self, job: Job, reason: str, now: float) -> None:
+        """A job cannot be done: there will be no sum, if it is one of this round."""
+        if any(job is mine for mine in self._jobs):
+            self._guard(lambda: self.fail(reason), now)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -319,7 +321,8 @@ class RoundInProgress:
                 case Persist(record):
                     self._note_promise(record)
                     self._emit(Store(self.number, record))
-                case Compute():
+                case Compute(job):
+                    self._jobs.append(job)
                     self._emit(output)
                 case Aggregate():
                     self.aggregate = output

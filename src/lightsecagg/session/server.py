@@ -248,8 +248,8 @@ class ServerSession:
                 return self._taken(restless=self._running is None or self._running.is_over)
             case Computed(job, result) if self._running is not None:
                 self._running.on_computed(job, result, now)
-            case ComputeFailed(_, reason) if self._running is not None:
-                self._running.on_compute_failed(reason, now)
+            case ComputeFailed(job, reason) if self._running is not None:
+                self._running.on_compute_failed(job, reason, now)
             case Applied() if self.state is State.APPLYING:
                 self._on_applied(event, now)
                 return self._taken(restless=True)
@@ -296,7 +296,8 @@ class ServerSession:
         elif self.state is State.LEAVING and (now >= self._leave_at or not self._absent):
             self.state = State.ENDED
             self._emit(Finished(self._goodbye.reason, self._error))
-        self._restless = before != (self.state, self._round) or self._next_members is not None
+        waits = self.state is State.WAITING and self._next_members is not None
+        self._restless = waits or before != (self.state, self._round)
 
     @property
     def _running(self) -> RoundInProgress | None:
