@@ -98,3 +98,4 @@ def test_the_version_to_cite_is_the_version_that_is_built() -> None:
 
     built = version("pyproject.toml", r'^version = "(.*)"$')
     assert version("CITATION.cff", r"^version: (.*)$") == built
+    assert version("src/lightsecagg/__init__.py", r'^__version__ = "(.*)"$') == built
