@@ -55,6 +55,13 @@ def test_importing_the_package_loads_no_dependency_and_no_module_of_its_own() ->
     assert done.returncode == 0, done.stderr
 
 
+def test_flower_without_flwr_says_what_to_install() -> None:
+    code = "import sys; sys.modules['flwr'] = None; import lightsecagg.flower"
+    done = _python("-c", code)
+    assert "lightsecagg.flower needs flwr 1.41 or newer" in done.stderr
+    assert "pip install -c constraints.txt '.[flower]'" in done.stderr
+
+
 @pytest.mark.parametrize("extra", ["torch", "grpc", "flwr", "pydantic", "sklearn", "matplotlib"])
 def test_the_api_needs_no_extra(extra: str) -> None:
     code = (

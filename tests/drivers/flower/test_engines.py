@@ -58,7 +58,7 @@ def test_R30_the_simulation_engine_gives_fedavgs_model_though_nodes_fail(tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_R30_a_deployment_with_tls_and_keys_gives_fedavgs_model(tmp_path: Path) -> None:
-    """A SuperLink, four SuperNodes and their apps, all of them processes, on loopback."""
+    """A SuperLink, three SuperNodes and their apps, all of them processes, on loopback."""
     if not (PROGRAMS / "flower-superlink").exists():
         pytest.skip("Flower's programs are not beside this Python")
     report = tmp_path / "report.npz"
@@ -81,7 +81,7 @@ def test_R30_a_deployment_with_tls_and_keys_gives_fedavgs_model(tmp_path: Path) 
     task = load_task()
     for server_round in (1, 2):
         before = {name: found[name][server_round - 1] for name in ("weight", "bias")}
-        data = [task.load(position, 4) for position in range(4)]
+        data = [task.load(position, 3) for position in range(3)]
         trained = [task.train(before, *mine) for mine in data]
         weights = [len(labels) for _, labels in data]
         for name in before:
@@ -95,7 +95,7 @@ def free_port() -> int:
         with contextlib.ExitStack() as probes:
             first = probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
             try:
-                for number in range(10, 14):
+                for number in range(10, 13):
                     probes.enter_context(socket.create_server(("127.0.0.1", first + number)))
             except (OSError, OverflowError):
                 continue
