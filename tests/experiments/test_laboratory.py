@@ -212,6 +212,20 @@ def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> 
     assert report.figures["plain/relay"]["time_ratio"] == 1.0
 
 
+@pytest.mark.parametrize("name", ["table2", "table3", "table4", "figure6", "figure8", "overhead"])
+def test_short_keys_have_rows_of_their_own(name: str, tiny_results: Results) -> None:
+    report = experiment(name).report(TINY, tiny_results)
+    for table in report.tables:
+        assert any("short keys" in row[0] for row in table.rows)
+        assert len({len(row) for row in table.rows}) == 1
+    assert any("ring-LWE" in text for text in report.paragraphs)
+
+
+def test_figure5_shows_short_keys_too(tiny_results: Results) -> None:
+    shown = experiment("figure5").report(TINY, tiny_results).figures
+    assert "LightSecAgg, short keys/overlapped" in shown
+
+
 def test_the_sweep_of_u_contains_the_planners(tiny_results: Results) -> None:
     for profile in (FULL, QUICK):
         planned = planned_survivors(profile.largest, 0.1, TASKS["femnist"].dimension)

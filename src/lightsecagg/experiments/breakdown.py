@@ -11,6 +11,7 @@ from lightsecagg.experiments.rounds import (
     LIGHT,
     SECAGG,
     SECAGG_PLUS,
+    SHORT_KEYS,
     TABLE_RATE,
     Measured,
     round_cells,
@@ -27,6 +28,7 @@ from lightsecagg.experiments.setups import (
     planned_survivors,
     privacy,
 )
+from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 from lightsecagg.planning.timeline import Span, timeline
 
@@ -50,11 +52,17 @@ def table4_report(profile: Profile, results: Results) -> Report:
             parts = [each.breakdown() for each in times]
             figures[protocol.value] = {f"{r:g}": p for r, p in zip(RATES, parts, strict=True)}
             paper = paper_values.TABLE4[protocol.value]
-            for phase in ("offline", "training", "uploading", "recovery", "total", "overlapped"):
-                ours = [f"{part[phase]:.2f}" for part in parts]
+            for phase in _PHASES:
                 theirs = [f"{value:g}" for value in paper[phase]]
-                title = "total, overlapped" if phase == "overlapped" else phase
-                rows.append([f"{LABELS[protocol]}: {title}", *ours, *theirs])
+                rows.append([*_row(LABELS[protocol], phase, parts), *theirs])
+        short = [
+            measured.times(
+                LIGHT, task, rate, Network(topology=topology), mode=ShareMode.SHORT_KEY
+            ).breakdown()
+            for rate in RATES
+        ]
+        figures["short-key"] = {f"{r:g}": p for r, p in zip(RATES, short, strict=True)}
+        rows += [[*_row(SHORT_KEYS, phase, short), *("" for _ in RATES)] for phase in _PHASES]
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
@@ -82,6 +90,14 @@ def table4_report(profile: Profile, results: Results) -> Report:
     return report
 
 
+_PHASES = ("offline", "training", "uploading", "recovery", "total", "overlapped")
+
+
+def _row(label: str, phase: str, parts: list[dict[str, float]]) -> list[str]:
+    title = "total, overlapped" if phase == "overlapped" else phase
+    return [f"{label}: {title}", *(f"{part[phase]:.2f}" for part in parts)]
+
+
 def figure5_cells(profile: Profile) -> list[Cell]:
     """MobileNetV3, as in the paper."""
     return round_cells(
@@ -92,34 +108,38 @@ def figure5_cells(profile: Profile) -> list[Cell]:
 def figure5_report(profile: Profile, results: Results) -> Report:
     """The timing diagram of one round."""
     measured, task, N = Measured(profile, results), TASKS["cifar10"], profile.largest
-    protocols = (LIGHT, SECAGG_PLUS)
+    shown = {
+        LABELS[LIGHT]: (LIGHT, ShareMode.SEEDED),
+        SHORT_KEYS: (LIGHT, ShareMode.SHORT_KEY),
+        LABELS[SECAGG_PLUS]: (SECAGG_PLUS, ShareMode.SEEDED),
+    }
     report = Report("figure5", f"Figure 5: timing diagram of one round, MobileNetV3, N = {N}")
     spans = {
-        (overlap, protocol): timeline(
-            measured.times(protocol, task, TABLE_RATE, Network()).phases,
+        (overlap, label): timeline(
+            measured.times(protocol, task, TABLE_RATE, Network(), mode=mode).phases,
             measured.training(task),
             overlap,
         )
         for overlap in (False, True)
-        for protocol in protocols
+        for label, (protocol, mode) in shown.items()
     }
     report.figures = {
-        f"{protocol}/{'overlapped' if overlap else 'non-overlapped'}": [
+        f"{label}/{'overlapped' if overlap else 'non-overlapped'}": [
             {"party": s.party, "phase": s.phase, "start": s.start, "end": s.end} for s in found
         ]
-        for (overlap, protocol), found in spans.items()
+        for (overlap, label), found in spans.items()
     }
 
     def draw(figure: Any) -> None:
         last = max(span.end for found in spans.values() for span in found)
         for index, overlap in enumerate((False, True)):
             axes = figure.add_subplot(2, 1, index + 1)
-            lanes = [(p, party) for p in protocols for party in ("client", "link", "server")]
-            for row, (protocol, party) in enumerate(lanes):
-                for span in spans[overlap, protocol]:
+            lanes = [(who, party) for who in shown for party in ("client", "link", "server")]
+            for row, (label, party) in enumerate(lanes):
+                for span in spans[overlap, label]:
                     if span.party == party:
                         _bar(axes, row, span)
-            axes.set_yticks(range(len(lanes)), [f"{LABELS[p]}: {party}" for p, party in lanes])
+            axes.set_yticks(range(len(lanes)), [f"{label}: {party}" for label, party in lanes])
             axes.invert_yaxis()
             axes.set_xlim(0, last * 1.02)
             axes.set_title("overlapped" if overlap else "non-overlapped")
@@ -133,7 +153,7 @@ def figure5_report(profile: Profile, results: Results) -> Report:
             "Who is busy when: the slowest client, the links and the server "
             "(training on a core of its own when overlapped)",
             draw,
-            (10, 6.2),
+            (10, 7.6),
         )
     )
     report.paragraphs = [

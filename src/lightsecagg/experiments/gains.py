@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results
@@ -29,6 +30,7 @@ from lightsecagg.experiments.setups import (
     privacy,
 )
 from lightsecagg.experiments.timing import RoundTimes
+from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 
 _GAINS: dict[str, tuple[str, Callable[[RoundTimes], float], str | None]] = {
@@ -52,7 +54,8 @@ def table2_report(profile: Profile, results: Results) -> Report:
     N = profile.largest
     report = Report("table2", f"Table 2: gain of LightSecAgg, four tasks, N = {N}")
     for topology in Topology:
-        rows, figures = [], {}
+        rows: list[list[str]] = []
+        figures: dict[str, Any] = {}
         for task in TASKS.values():
             times = {
                 p: measured.times(p, task, TABLE_RATE, Network(topology=topology)) for p in SECURE
@@ -63,6 +66,14 @@ def table2_report(profile: Profile, results: Results) -> Report:
             }
             figures[task.key] = gains | {"seconds": {p.value: times[p].breakdown() for p in SECURE}}
             paper = paper_values.TABLE2[task.key]
+            short = measured.times(
+                LIGHT, task, TABLE_RATE, Network(topology=topology), mode=ShareMode.SHORT_KEY
+            )
+            short_gains = {
+                name: [of(times[other]) / of(short) for other in (SECAGG, SECAGG_PLUS)]
+                for name, (_, of, _) in _GAINS.items()
+            }
+            figures[f"{task.key}, short keys"] = short_gains | {"seconds": short.breakdown()}
             rows.append(
                 [task.title, f"{task.dimension:,}"]
                 + [
@@ -75,6 +86,8 @@ def table2_report(profile: Profile, results: Results) -> Report:
                     for name, (_, _, stated) in _GAINS.items()
                 ]
             )
+            rows.append([f"{task.title}, short keys", f"{task.dimension:,}"])
+            rows[-1] += [_gain(*short_gains[name]) for name in _GAINS]
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
@@ -132,6 +145,15 @@ def table3_report(profile: Profile, results: Results) -> Report:
                     figures[f"{other}/{setting}/{overlap}/{bandwidth:g}"] = gain
                     stated = f" ({paper[column]}×)" if overlap else ""
                     row.append(f"{gain:.2f}×{stated}")
+                rows.append(row)
+                row = [f"{row[0]}; short keys"]
+                for bandwidth in paper_values.TABLE3:
+                    on = Network(bandwidth, server, topology=topology)
+                    short = measured.times(LIGHT, task, TABLE_RATE, on, mode=ShareMode.SHORT_KEY)
+                    theirs = measured.times(other, task, TABLE_RATE, on)
+                    gain = theirs.total(overlap) / short.total(overlap)
+                    figures[f"{other}/{setting}/{overlap}/{bandwidth:g}/short keys"] = gain
+                    row.append(f"{gain:.2f}×")
                 rows.append(row)
     report.figures = figures
     report.tables.append(

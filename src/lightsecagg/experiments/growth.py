@@ -7,11 +7,24 @@ from typing import Any
 from lightsecagg.experiments import paper_values
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Plot, Report, Table, log_scale
-from lightsecagg.experiments.rounds import LIGHT, SECAGG, SECAGG_PLUS, Measured, round_cells
+from lightsecagg.experiments.rounds import (
+    LIGHT,
+    SECAGG,
+    SECAGG_PLUS,
+    SHORT_KEYS,
+    Measured,
+    round_cells,
+)
 from lightsecagg.experiments.setups import LABELS, RATES, SECURE, TASKS, Profile, method
+from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network
 
-_COLOURS = {LIGHT: "#0b6e4f", SECAGG: "#b3261e", SECAGG_PLUS: "#d98324"}
+_COLOURS = {
+    LIGHT.value: "#0b6e4f",
+    SECAGG.value: "#b3261e",
+    SECAGG_PLUS.value: "#d98324",
+    "short-key": "#3b5b92",
+}
 _MARKERS = {0.1: "o", 0.3: "s", 0.5: "^"}
 
 FIGURES = {"figure6": "femnist", "figure8": "mnist", "figure9": "cifar10", "figure10": "gld23k"}
@@ -27,13 +40,16 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
     measured, task = Measured(profile, results), TASKS[FIGURES[name]]
     number = name.removeprefix("figure")
     report = Report(name, f"Figure {number}: total running time against N, {task.title}")
+    shown = {p.value: (p, ShareMode.SEEDED) for p in SECURE}
+    shown["short-key"] = (LIGHT, ShareMode.SHORT_KEY)
+    labels = {p.value: LABELS[p] for p in SECURE} | {"short-key": SHORT_KEYS}
     series = {
-        (overlap, protocol, rate): [
-            measured.times(protocol, task, rate, Network(), N).total(overlap)
+        (overlap, name, rate): [
+            measured.times(protocol, task, rate, Network(), N, mode).total(overlap)
             for N in profile.clients
         ]
         for overlap in (False, True)
-        for protocol in SECURE
+        for name, (protocol, mode) in shown.items()
         for rate in RATES
     }
     report.figures = {
@@ -45,15 +61,15 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
     def draw(figure: Any) -> None:
         for index, overlap in enumerate((False, True)):
             axes = figure.add_subplot(1, 2, index + 1)
-            for (o, protocol, rate), values in series.items():
+            for (o, who, rate), values in series.items():
                 if o is overlap:
                     axes.plot(
                         profile.clients,
                         values,
                         marker=_MARKERS[rate],
-                        color=_COLOURS[protocol],
+                        color=_COLOURS[who],
                         linestyle={0.1: "-", 0.3: "--", 0.5: ":"}[rate],
-                        label=f"{LABELS[protocol]}, p = {rate:.0%}",
+                        label=f"{labels[who]}, p = {rate:.0%}",
                     )
             if stated:
                 _paper_totals(axes, overlap)
@@ -66,7 +82,7 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),
             loc="outside lower center",
-            ncols=3,
+            ncols=4,
             fontsize=8,
         )
 
@@ -84,14 +100,14 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
             "Seconds per round, relayed: non-overlapped / overlapped",
             ["protocol, dropout rate", *(f"N = {N}" for N in profile.clients)],
             [
-                [f"{LABELS[p]}, {rate:.0%}"]
+                [f"{labels[p]}, {rate:.0%}"]
                 + [
                     f"{apart:.2f} / {beside:.2f}"
                     for apart, beside in zip(
                         series[False, p, rate], series[True, p, rate], strict=True
                     )
                 ]
-                for p in SECURE
+                for p in shown
                 for rate in RATES
             ],
         )
@@ -110,7 +126,7 @@ def _paper_totals(axes: Any, overlap: bool) -> None:
                 [value],
                 marker=_MARKERS[rate],
                 markerfacecolor="none",
-                color=_COLOURS[protocol],
+                color=_COLOURS[protocol.value],
                 alpha=0.4,
                 linestyle="",
             )

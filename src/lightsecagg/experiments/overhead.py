@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report, Table
-from lightsecagg.experiments.rounds import LIGHT, PLAIN, Measured, round_cells
+from lightsecagg.experiments.rounds import LIGHT, PLAIN, SHORT_KEYS, Measured, round_cells
 from lightsecagg.experiments.setups import LABELS, SECURE, TASKS, Profile, method
 from lightsecagg.experiments.timing import client_download, client_upload
+from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 
 RATE = 0.1
@@ -14,7 +15,7 @@ TIME_GOAL, BYTES_GOAL = 1.15, 1.35
 
 
 def overhead_cells(profile: Profile) -> list[Cell]:
-    """All four protocols at 10 % dropouts."""
+    """All four protocols at 10 % dropouts, and short keys."""
     return round_cells(profile, [TASKS["femnist"]], [RATE], protocols=(*SECURE, PLAIN))
 
 
@@ -27,9 +28,11 @@ def overhead_report(profile: Profile, results: Results) -> Report:
         plain_cell = measured.round(profile.round(PLAIN, N, RATE, task.dimension))
         plain = measured.times(PLAIN, task, RATE, on)
         rows = []
-        for protocol in (PLAIN, *SECURE):
-            cell = measured.round(profile.round(protocol, N, RATE, task.dimension))
-            times = measured.times(protocol, task, RATE, on)
+        shown = {p.value: (LABELS[p], p, ShareMode.SEEDED) for p in (PLAIN, *SECURE)}
+        shown["short-key"] = (SHORT_KEYS, LIGHT, ShareMode.SHORT_KEY)
+        for name, (label, protocol, mode) in shown.items():
+            cell = measured.round(profile.round(protocol, N, RATE, task.dimension, mode=mode))
+            times = measured.times(protocol, task, RATE, on, mode=mode)
             beside, apart = times.total(overlap=True), times.total(overlap=False)
             figures = {
                 "round_seconds": beside,
@@ -39,10 +42,10 @@ def overhead_report(profile: Profile, results: Results) -> Report:
                 "upload_ratio": client_upload(cell) / client_upload(plain_cell),
                 "client_download_bytes": client_download(cell),
             }
-            report.figures[f"{protocol}/{topology}"] = figures
+            report.figures[f"{name}/{topology}"] = figures
             rows.append(
                 [
-                    LABELS[protocol],
+                    label,
                     f"{beside:.2f}",
                     f"{figures['time_ratio']:.3f}",
                     f"{apart:.2f}",

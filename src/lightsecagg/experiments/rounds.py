@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg.experiments.setups import SECURE, LearningTask, Profile
 from lightsecagg.experiments.timing import RoundTimes, round_times
+from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network
 from lightsecagg.protocol.settings import ProtocolName
 
 LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
+
+SHORT_KEYS = "LightSecAgg, short keys"
+"""Their label."""
 
 TABLE_RATE = 0.3
 """p of Tables 2 and 3 and of Figure 5, see `paper_values`."""
@@ -39,10 +43,11 @@ class Measured:
         rate: float,
         on: Network,
         clients: int | None = None,
+        mode: ShareMode = ShareMode.SEEDED,
     ) -> RoundTimes:
         """How long a round takes on these links; of the largest N unless it is given."""
         N = clients or self.profile.largest
-        cell = self.profile.round(protocol, N, rate, task.dimension)
+        cell = self.profile.round(protocol, N, rate, task.dimension, mode=mode)
         return round_times(self.round(cell), on, self.training(task))
 
 
@@ -53,10 +58,16 @@ def round_cells(
     clients: Sequence[int] = (),
     protocols: Sequence[ProtocolName] = SECURE,
 ) -> list[Cell]:
-    """Trainings and rounds for all combinations."""
+    """Trainings and rounds for all combinations, and LightSecAgg's with short keys."""
     found: list[Cell] = [profile.training(task) for task in tasks]
     for task in tasks:
         for N in clients or (profile.largest,):
             for rate in rates:
                 found += [profile.round(p, N, rate, task.dimension) for p in protocols]
+                found.append(short_key_round(profile, N, rate, task.dimension))
     return found
+
+
+def short_key_round(profile: Profile, clients: int, rate: float, dimension: int) -> RoundCell:
+    """LightSecAgg with short keys, which every table and figure of time has a row of."""
+    return profile.round(LIGHT, clients, rate, dimension, mode=ShareMode.SHORT_KEY)

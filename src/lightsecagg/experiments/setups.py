@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lightsecagg.experiments.cells import RoundCell, TrainingCell
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network
-from lightsecagg.planning.planner import recommend_survivors
+from lightsecagg.planning.planner import recommend_short_key_survivors, recommend_survivors
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
 
 PAPER_CLIENTS = 200
@@ -99,7 +99,9 @@ class Profile:
             privacy=T,
             dropouts=D,
             dimension=dimension,
-            survivors=(survivors or planned_survivors(clients, rate, dimension)) if light else 0,
+            survivors=(survivors or planned_survivors(clients, rate, dimension, mode))
+            if light
+            else 0,
             share_mode=mode,
             sample=min(self.sample, T),
             repeats=self.repeats if quick_to_run else 1,
@@ -123,10 +125,14 @@ def dropouts(clients: int, rate: float) -> int:
     return min(round(rate * clients), clients - privacy(clients) - 2)
 
 
-def planned_survivors(clients: int, rate: float, dimension: int) -> int:
+def planned_survivors(
+    clients: int, rate: float, dimension: int, mode: ShareMode = ShareMode.SEEDED
+) -> int:
     """The planner's U, by its stated unit costs, on the default links."""
-    D = dropouts(clients, rate)
-    return recommend_survivors(Federation(clients, privacy(clients), D, dimension))[0]
+    federation = Federation(clients, privacy(clients), dropouts(clients, rate), dimension)
+    if mode is ShareMode.SHORT_KEY:
+        return recommend_short_key_survivors(federation)
+    return recommend_survivors(federation)[0]
 
 
 def method(profile: Profile) -> list[str]:
@@ -161,8 +167,10 @@ def method(profile: Profile) -> list[str]:
         "whatever the clients' links are.",
         "D clients vanish after sharing and before their upload; T = N/2; the 50 % cells have "
         "D = N/2 - 2, the most that the checks allow. LightSecAgg runs in seeded mode with the "
-        "planner's U unless stated; SecAgg+ on the graph that the finder proves safe for these N, "
-        "T and D, which is far denser than the O(log N) of the paper's setting.",
+        "planner's U unless stated; its rows *short keys* share keys instead of masks, with the "
+        "planner's U for them and dithered decoding, and rest on ring-LWE besides "
+        "(docs/short-keys.md: experimental); SecAgg+ on the graph that the finder proves safe for "
+        "these N, T and D, which is far denser than the O(log N) of the paper's setting.",
         "The paper's figures come from EC2 m3.medium instances and its own implementations of all "
         "three protocols; ours from one machine. Our SecAgg and SecAgg+ recover many times faster "
         "than the paper's, so training and links dominate our totals, and total-time gains are "
