@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lightsecagg.errors import MissingExtra
 
 try:
@@ -20,4 +22,16 @@ except ImportError as error:
 from lightsecagg.drivers.flower.mod import lightsecagg_mod
 from lightsecagg.drivers.flower.strategy import LightSecAgg
 
-__all__ = ["LightSecAgg", "lightsecagg_mod"]
+if TYPE_CHECKING:
+    from lightsecagg.drivers.flower.legacy import LightSecAggWorkflow
+
+__all__ = ["LightSecAgg", "LightSecAggWorkflow", "lightsecagg_mod"]
+
+
+def __getattr__(name: str) -> Any:
+    """The older API's workflow is loaded where it is asked for: most apps need none of it."""
+    if name != "LightSecAggWorkflow":
+        raise AttributeError(f"module 'lightsecagg.flower' has no attribute {name!r}")
+    from lightsecagg.drivers.flower.legacy import LightSecAggWorkflow
+
+    return LightSecAggWorkflow

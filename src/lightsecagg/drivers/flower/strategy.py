@@ -104,6 +104,14 @@ class LightSecAgg(Strategy):
         """As Flower's, over a grid that is polled more often."""
         return super().start(self._patient(grid), *arguments, **options)  # type: ignore[arg-type]
 
+    def train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """One round of training, for loops other than `start`."""
+        patient = self._patient(grid)
+        messages = self.configure_train(server_round, arrays, config, patient)
+        return self.aggregate_train(server_round, patient.send_and_receive(messages))
+
     def summary(self) -> None:
         """Log the wrapped strategy's settings and these."""
         terms = self._terms
