@@ -195,6 +195,40 @@ def test_S49_one_wrong_bit_in_one_of_exactly_U_answers_is_noticed(answers: str) 
         assert network.result.suspects == (liar,)
 
 
+@pytest.mark.parametrize("survivors", [5, 3])
+def test_S49_a_lie_about_the_count_alone_takes_a_spare_answer_to_notice(survivors: int) -> None:
+    """The count has no noise to look at: where U - T divides n, an answer's last element is all
+    that it depends on, and a liar moves it at will, as it could by a false upload."""
+    federation = Federation(5, 1, 0, survivors, share_mode=SHORT, dimension=2000, decoding=EXACT)
+    network = federation.network()
+    code, place = federation.settings().code, 3
+    liar = sorted(federation.ids)[place]
+    alone = np.zeros((survivors, 1), dtype=np.uint32)
+    alone[-2] = 1  # what the liar adds to its answer, among exactly U of them
+    decoded = code.decode(list(range(5 - survivors, 5)), alone)
+    less = -5 * pow(int(decoded[0, 0]), -1, Q)  # the count's mask is the first piece's last element
+
+    def lie(sender: int, _recipient: int, message: Any) -> list[Any]:
+        if sender == liar and isinstance(message, AggregatedShare):
+            vector = message.vector.copy()
+            vector[-1] = (int(vector[-1]) + less) % Q
+            return [AggregatedShare(vector)]
+        return [message]
+
+    network.tamper = lie
+    network.start().finish()
+    if survivors == 3:
+        network.assert_exact(federation.ids)
+        assert isinstance(network.result, Aggregate)
+        assert network.result.suspects == (liar,)
+        return
+    assert isinstance(network.result, Aggregate)
+    true = federation.exact_sum(network.inputs[c] for c in federation.ids)
+    moved = signed(DEFAULT_FIELD, DEFAULT_FIELD.subtract(network.result.total, true))
+    assert moved[-1] == 5
+    assert not moved[:-1].any()
+
+
 def test_S49_an_upload_under_another_key_than_was_shared_is_noticed() -> None:
     federation = Federation(6, 1, 0, 6, share_mode=SHORT, dimension=2000, decoding=EXACT)
 
@@ -609,6 +643,29 @@ def test_S04_S49_control_two_survivor_sets_give_a_single_update_away() -> None:
     smaller = SurvivorSet(tuple(sorted(federation.ids)[:-1]))
     with pytest.raises(RemoteProtocolError, match="second, different survivor set"):
         client.receive(SERVER, smaller)
+
+
+def test_S49_control_a_buffer_of_two_weights_tells_the_sum_of_each() -> None:
+    """Strict buffers hide an update among those of its weight, and no others.
+
+    With 64 and 63, 64 E_a + 63 E_b tells both; 64 and 45 leave about one entry in 2000 open.
+    """
+    weights, d = np.array([64, 64, 63, 63]), 2 * n
+    step = exact_step(Q, noise_bound(4, 64, d))
+    x = np.random.default_rng(4).integers(-200, 201, (4, d))
+    x.reshape(4, n, 2)[:, :, 0] = 0  # a layer that everybody knows
+    keys = np.stack([uniform(n, k) for k in range(4)])
+    y = np.stack([masked(keys[k], x[k], bytes([k]) * 32, step) for k in range(4)])
+    S, total = (DEFAULT_FIELD.vector(weights @ rows.astype(np.int64)) for rows in (keys, y))
+
+    noise = np.rint(attacked(total, S) / step).astype(np.int64)
+    light = -noise % 64 + 64 * np.arange(-2, 2)[:, None]
+    heavy = (noise - 63 * light) // 64
+    likeliest = np.argmin(light**2 + heavy**2, axis=0)
+    E_b = np.take_along_axis(light, likeliest[None], axis=0)[0]
+    bare = DEFAULT_FIELD.subtract(DEFAULT_FIELD.sum(list(y[2:])), DEFAULT_FIELD.vector(step * E_b))
+    found = attacked(bare, divide_by_block(bare, d))
+    assert np.array_equal(found, x[2] + x[3]), "the sum of the light ones, in the clear"
 
 
 def small_pairs(root: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
