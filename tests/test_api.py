@@ -335,3 +335,31 @@ def test_the_code_on_the_simulation_page_runs() -> None:
     done = _python("-c", textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("True") == 2
+
+
+@pytest.mark.parametrize("decoding", [None, "exact", "dithered"])
+def test_S49_aggregate_with_short_keys(decoding: str | None) -> None:
+    rng = np.random.default_rng(5)
+    vectors = [rng.uniform(-1, 1, 3000) for _ in range(6)]
+    result = aggregate(
+        [*vectors[:5], None],
+        privacy=1,
+        dropouts=1,
+        survivors=3,
+        bound=1.0,
+        weights=[1, 2, 3, 4, 5, 6],
+        share_mode="short-key",
+        decoding=decoding,
+    )
+    expected = np.average(vectors[:5], axis=0, weights=[1, 2, 3, 4, 5])
+    np.testing.assert_allclose(result.mean, expected, atol=1e-3)
+    assert result.weight == 15
+    assert result.included == (0, 1, 2, 3, 4)
+
+
+def test_decoding_is_for_short_keys_and_has_two_names() -> None:
+    vectors = [np.zeros(3)] * 4
+    with pytest.raises(ParameterError, match="exact decoding is for short keys"):
+        aggregate(vectors, privacy=1, bound=1.0, decoding="exact")
+    with pytest.raises(ParameterError, match="choose one of exact, dithered"):
+        aggregate(vectors, privacy=1, bound=1.0, share_mode="short-key", decoding="rough")

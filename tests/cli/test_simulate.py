@@ -240,3 +240,50 @@ def test_a_run_that_would_not_fit_is_refused_with_a_forecast(
     assert "would need about" in err
     assert "2.0 GB are available" in err
     assert "--sample-clients" in err
+
+
+SHORT = ["--clients", "8", "--privacy", "2", "--dropouts", "2", "--survivors", "4"]
+SHORT += ["--dim", "3000", "--share-mode", "short-key"]
+
+
+def test_S49_short_keys_say_what_they_assume_and_how_they_decode(terminal: Terminal) -> None:
+    document = terminal.json(*SHORT, "--drop", "upload=2")
+    assert (document["exact"], document["largest_error"]) == (True, 0)
+    assert document["parameters"]["decoding"] == "exact"
+    assert any("ring-LWE" in warning for warning in document["warnings"])
+    dithered = terminal.json(*SHORT, "--decoding", "dithered")
+    assert dithered["exact"] is False
+    assert 0 < dithered["largest_error"] < 300
+    _, out, _ = terminal.run(*SHORT, "--decoding", "dithered")
+    assert "the noise of dithered decoding" in out
+    assert "WRONG" not in out
+
+
+def test_S49_shares_of_short_keys_do_not_grow_with_the_vector(terminal: Terminal) -> None:
+    longer = [*SHORT[:-4], "--dim", "9000", *SHORT[-2:]]
+    sizes = [
+        terminal.json(*arguments)["phases"]["share"]["client_upload_bytes"]
+        for arguments in (SHORT, longer)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_S49_sampled_clients_have_short_keys_too_but_no_exact_sum(terminal: Terminal) -> None:
+    document = terminal.json(*SHORT, "--sample-clients", "3")
+    assert document["exact"] is None
+    assert document["parameters"]["decoding"] == "dithered"
+    code, _, err = terminal.run(*SHORT, "--sample-clients", "3", "--decoding", "exact")
+    assert code == 2
+    assert "take dithered decoding" in " ".join(err.split())
+
+
+def test_S49_short_keys_are_for_lightsecagg_and_the_default_field(terminal: Terminal) -> None:
+    for arguments, said in (
+        (["--protocol", "secagg"], "not for secagg"),
+        (["--field", "paper"], "need the modulus"),
+    ):
+        code, _, err = terminal.run(
+            *SHORT[:4], "--dropouts", "2", "--dim", "3000", *SHORT[-2:], *arguments
+        )
+        assert code == 2
+        assert said in " ".join(err.split())
