@@ -138,7 +138,7 @@ def test_the_reference_is_complete(site: Path) -> None:
         for table in kind.model_fields:
             assert f": [{table}]" in configuration, table
     assert "lightsecagg_phase_seconds" in page("metrics")
-    assert "SurvivorSignature" in page("messages")
+    assert "SumRequest" in page("messages")
 
 
 @pytest.mark.parametrize(

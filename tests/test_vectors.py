@@ -17,7 +17,7 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 def load(name: str) -> list[dict[str, Any]]:
     content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    assert content["version"] == 2
+    assert content["version"] == 3
     vectors: list[dict[str, Any]] = content["vectors"]
     return vectors
 

@@ -37,9 +37,9 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferAnnounced,
     BufferedUpload,
     Message,
+    SumRequest,
     Tag,
     UploadDropped,
 )
@@ -161,7 +161,7 @@ class AsyncFederation(Links):
         self.ready: set[int] = set()
         self.results: list[BufferAggregate] = []
         self.failures: list[BufferFailed] = []
-        self.announced: dict[int, BufferAnnounced] = {}
+        self.announced: dict[int, SumRequest] = {}
         self.updates: dict[tuple[int, int], Elements] = {}
         self.refusals: list[str] = []
         self._unique = np.random.default_rng(5)
@@ -178,9 +178,9 @@ class AsyncFederation(Links):
     # -- moving messages ---------------------------------------------------------------------
 
     def carry(self, packet: Packet) -> Iterable[Packet]:
-        if packet.kind is BufferAnnounced:
+        if packet.kind is SumRequest:
             buffer = self.codec.decode(packet.data)
-            assert isinstance(buffer, BufferAnnounced)
+            assert isinstance(buffer, SumRequest)
             self.announced[buffer.time] = buffer
         return (packet,)
 

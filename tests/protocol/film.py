@@ -15,6 +15,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Member,
     Message,
@@ -24,8 +25,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
 )
 from lightsecagg.protocol.round_client import RoundClient, Uploaded
@@ -100,9 +100,9 @@ class Film:
 
     def _add_messages_for_others(self) -> None:
         self.genuine[AbortRound] = AbortRound("for this reason")
-        self.genuine[Refusal] = Refusal(())
+        self.genuine[Refusal] = Refusal(0, ())
         self.genuine[UnmaskingShares] = UnmaskingShares(b"", b"")
-        for kind in (Advertise, MaskedUpload, SurvivorSignature, AggregatedShare):
+        for kind in (Advertise, MaskedUpload, Consent, AggregatedShare):
             if kind in self.sent:
                 self.genuine[kind] = self.sent[kind][0]
 
@@ -110,9 +110,9 @@ class Film:
     def contradicting(self) -> dict[type, Message]:
         """Messages of the same types that contradict the genuine ones."""
         roster = self.genuine[Roster]
-        survivors = self.genuine[SurvivorSet]
+        survivors = self.genuine[SumRequest]
         assert isinstance(roster, Roster)
-        assert isinstance(survivors, SurvivorSet)
+        assert isinstance(survivors, SumRequest)
         others = tuple(client for client in survivors.survivors if client != self.me)
         members: tuple[Member, ...] = roster.members[1:]
         share = self.shares[0]
@@ -121,12 +121,12 @@ class Film:
             Roster: Roster(members, (), roster.checks),
             ShareBundle: whole(replace(share, recipient=others[-1])),
             SharesClosed: self.closed(others),
-            SurvivorSet: SurvivorSet(others),
+            SumRequest: SumRequest(0, others),
         }
         if Certificate in self.genuine:
             certificate = self.genuine[Certificate]
             assert isinstance(certificate, Certificate)
-            messages[Certificate] = Certificate(certificate.signatures[:-1])
+            messages[Certificate] = Certificate(0, certificate.signatures[:-1])
         return messages
 
     def closed(self, owners: tuple[int, ...]) -> SharesClosed:

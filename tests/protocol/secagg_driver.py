@@ -36,11 +36,11 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
+    Consent,
     MaskedUpload,
     Message,
     SealedShare,
     ShareBundle,
-    SurvivorSignature,
     UnmaskingShares,
 )
 from lightsecagg.protocol.policy import Policy
@@ -57,7 +57,7 @@ PHASE_OF = {
     Advertise: Phase.ADVERTISE,
     ShareBundle: Phase.SHARE,
     MaskedUpload: Phase.UPLOAD,
-    SurvivorSignature: Phase.AGREE,
+    Consent: Phase.AGREE,
     UnmaskingShares: Phase.RECOVER,
     AggregatedShare: Phase.RECOVER,
 }

@@ -23,14 +23,14 @@ from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferAnnounced,
-    BufferAnswer,
-    BufferCertificate,
-    BufferRefusal,
-    BufferSignature,
+    AggregatedShare,
+    Certificate,
+    Consent,
     Opening,
+    Refusal,
     SealedShare,
     ShareBundle,
+    SumRequest,
     Tag,
 )
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
@@ -51,8 +51,8 @@ class Hostile:
         ]
         self.tags = [upload.tag for upload in self.uploads]
 
-    def honest(self, *owners: int, time: int = NOW) -> BufferAnnounced:
-        return BufferAnnounced(time, tuple(self.tags[owner] for owner in owners or (0, 1, 2, 3)))
+    def honest(self, *owners: int, time: int = NOW) -> SumRequest:
+        return SumRequest(time, tuple(self.tags[owner] for owner in owners or (0, 1, 2, 3)))
 
 
 def changed(tag: Tag, **changes: Any) -> Tag:
@@ -73,14 +73,14 @@ def resigned(case: Hostile, tag: Tag, context: bytes | None = None, **changes: A
     )
 
 
-def with_tag(case: Hostile, tag: Tag) -> BufferAnnounced:
+def with_tag(case: Hostile, tag: Tag) -> SumRequest:
     """The honest buffer with its last tag replaced."""
-    return BufferAnnounced(NOW, (*case.honest().tags[:-1], tag))
+    return SumRequest(NOW, (*case.honest().tags[:-1], tag))
 
 
-HOSTILE: dict[str, tuple[Callable[[Hostile], BufferAnnounced], str]] = {
+HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
     "too few owners": (lambda c: c.honest(0, 1), "2 updates is refused: it must have T \\+ 2 = 3"),
-    "no owners": (lambda c: BufferAnnounced(NOW, ()), "0 updates is refused"),
+    "no owners": (lambda c: SumRequest(NOW, ()), "0 updates is refused"),
     "too many owners": (lambda c: c.honest(0, 1, 2, 3, 4, 5), "to K_max = 5 owners"),
     "an owner twice": (lambda c: c.honest(0, 1, 1, 2), "once each, in increasing order"),
     "owners in another order": (lambda c: c.honest(1, 0, 2, 3), "in increasing order"),
@@ -131,7 +131,7 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], BufferAnnounced], str]] = {
     ),
     "a negative serial": (lambda c: with_tag(c, changed(c.tags[3], serial=-1)), "negative number"),
     "a negative version": (
-        lambda c: BufferAnnounced(4, (*c.tags[2:5], changed(c.tags[5], version=-1))),
+        lambda c: SumRequest(4, (*c.tags[2:5], changed(c.tags[5], version=-1))),
         "negative number",
     ),
 }
@@ -148,7 +148,7 @@ def test_S09_a_hostile_buffer_is_refused_with_its_reason(
         case.fed.tell(VICTIM, make(case))
     # and the refusal has changed nothing: the honest buffer is still welcome
     (reply,) = case.fed.tell(VICTIM, case.honest())
-    assert isinstance(reply, BufferAnswer if threat_model is HONEST else BufferSignature)
+    assert isinstance(reply, AggregatedShare if threat_model is HONEST else Consent)
 
 
 def test_S09_weights_too_far_apart_are_refused() -> None:
@@ -165,7 +165,7 @@ def test_S09_a_buffer_of_fewer_owners_than_the_policy_demands_is_refused() -> No
     with pytest.raises(RemoteProtocolError, match="this client demands 4 owners"):
         case.fed.tell(VICTIM, case.honest(0, 1, 2))
     (reply,) = case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
-    assert isinstance(reply, BufferAnswer)
+    assert isinstance(reply, AggregatedShare)
 
 
 def test_S01_a_policy_whose_sums_no_buffer_can_have_is_refused() -> None:
@@ -188,7 +188,7 @@ def test_S09_strict_mode_refuses_a_weight_of_few_owners() -> None:
     with pytest.raises(RemoteProtocolError, match="fewer than T \\+ 2 = 3 owners share a weight"):
         case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
     (reply,) = case.fed.tell(VICTIM, case.honest(0, 1, 2))
-    assert isinstance(reply, BufferAnswer)
+    assert isinstance(reply, AggregatedShare)
 
 
 def test_S08_owners_that_were_given_different_models_are_not_summed() -> None:
@@ -209,7 +209,7 @@ def test_S08_no_two_buffers_name_different_models_of_one_version() -> None:
     case = Hostile(threat_model=MALICIOUS)
     case.fed.tell(VICTIM, case.honest(0, 1, 2))
     lied_to = resigned(case, case.tags[3], model=model_of(99))  # version 4, as client 2's
-    buffer = BufferAnnounced(NOW + 1, (lied_to, case.tags[4], case.tags[5]))
+    buffer = SumRequest(NOW + 1, (lied_to, case.tags[4], case.tags[5]))
     with pytest.raises(RemoteProtocolError, match="client 3 trained from another model"):
         case.fed.tell(VICTIM, buffer)
 
@@ -238,7 +238,7 @@ def test_S09_masks_are_burnt_at_signing(threat_model: ThreatModel) -> None:
     case = Hostile(threat_model=threat_model)
     case.fed.tell(VICTIM, case.honest(0, 1, 2))
     replies = case.fed.tell(VICTIM, case.honest(2, 3, 4, time=NOW + 1))
-    assert replies == [BufferRefusal(NOW + 1, (2,))]
+    assert replies == [Refusal(NOW + 1, (2,))]
 
 
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
@@ -253,12 +253,12 @@ def test_S09_a_share_delivered_again_after_use_is_refused(threat_model: ThreatMo
         fed.send(client, outputs)
     fed.settle()
     tags = tuple(fed.make_upload(client, 5).tag for client in range(4))
-    fed.tell(VICTIM, BufferAnnounced(NOW, tags))
+    fed.tell(VICTIM, SumRequest(NOW, tags))
     for share in kept:
         with pytest.raises(RemoteProtocolError, match="a used share must not come back"):
             fed.tell(VICTIM, share)
-    later = BufferAnnounced(NOW + 1, tags[1:])
-    assert fed.tell(VICTIM, later) == [BufferRefusal(NOW + 1, (1, 2, 3))]
+    later = SumRequest(NOW + 1, tags[1:])
+    assert fed.tell(VICTIM, later) == [Refusal(NOW + 1, (1, 2, 3))]
 
 
 def test_S09_shares_of_non_increasing_serial_are_refused() -> None:
@@ -338,14 +338,14 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
             case.tags[owner] = fed.make_upload(owner, time).tag
             for share in shares_in(fed.clients[owner].restock(), VICTIM):
                 fed.tell(VICTIM, share)
-        assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], BufferAnswer)
+        assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], AggregatedShare)
     assert not fed.clients[VICTIM].state.kept[3]
     assert not fed.clients[VICTIM].stock
     newer = {"version": NOW + 8, "model": model_of(NOW + 8)}
     stale = tuple(resigned(case, tag, **newer) for tag in case.tags[3:5])
     fresh = fed.make_upload(0, NOW + 8).tag
-    replies = fed.tell(VICTIM, BufferAnnounced(NOW + 8, (fresh, *stale)))
-    assert replies == [BufferRefusal(NOW + 8, (3, 4))]
+    replies = fed.tell(VICTIM, SumRequest(NOW + 8, (fresh, *stale)))
+    assert replies == [Refusal(NOW + 8, (3, 4))]
 
 
 def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum(
@@ -393,11 +393,12 @@ def test_S09_table_scale_and_limits_are_pinned_by_the_policy(change: dict[str, A
 
 def test_S09_weights_are_the_client_s_own() -> None:
     """A buffer has no place for weights; the answer is the sum by the client's own table."""
-    assert BufferAnnounced.__struct_fields__ == ("time", "tags")
+    assert SumRequest.__struct_fields__ == ("time", "terms")
+    assert "weight" not in Tag.__struct_fields__
     case = Hostile()
     shares = {owner: case.fed.clients[VICTIM].state.kept[owner][0].share for owner in range(4)}
     (answer,) = case.fed.tell(VICTIM, case.honest())
-    assert isinstance(answer, BufferAnswer)
+    assert isinstance(answer, AggregatedShare)
     party = case.fed.clients[VICTIM]
     scheme = party._scheme(party.state)
     assert isinstance(scheme, CodedMasksClient)
@@ -414,9 +415,9 @@ def test_S09_weights_are_the_client_s_own() -> None:
 # -- certificates (S05) ------------------------------------------------------------------------
 
 
-def certificate(case: Hostile, buffer: BufferAnnounced, signers: range) -> BufferCertificate:
+def certificate(case: Hostile, buffer: SumRequest, signers: range) -> Certificate:
     context = case.fed.server._scheme.round.context
-    return BufferCertificate(
+    return Certificate(
         buffer.time,
         tuple((c, buffer_statement(context, buffer).sign(case.fed.keys[c])) for c in signers),
     )
@@ -441,10 +442,10 @@ def test_S05_no_answer_without_a_quorum_of_all_N() -> None:
     }
     for reason, signatures in bad.items():
         with pytest.raises(RemoteProtocolError, match=reason):
-            case.fed.tell(VICTIM, BufferCertificate(NOW, signatures))
-    (answer,) = case.fed.tell(VICTIM, BufferCertificate(NOW, good))
-    assert isinstance(answer, BufferAnswer)
-    assert case.fed.tell(VICTIM, BufferCertificate(NOW, good)) == [answer]
+            case.fed.tell(VICTIM, Certificate(NOW, signatures))
+    (answer,) = case.fed.tell(VICTIM, Certificate(NOW, good))
+    assert isinstance(answer, AggregatedShare)
+    assert case.fed.tell(VICTIM, Certificate(NOW, good)) == [answer]
 
 
 @pytest.mark.parametrize(
@@ -470,12 +471,12 @@ def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str
     case.fed.tell(VICTIM, buffer)
     context = change.pop("context", case.fed.server._scheme.round.context)
     time = change.pop("time", NOW)
-    other = BufferAnnounced(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
+    other = SumRequest(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
     good = certificate(case, buffer, range(case.fed.parameters.quorum)).signatures
     client = good[-1][0]
     signature = buffer_statement(context, other).sign(case.fed.keys[client])
     with pytest.raises(RemoteProtocolError, match=f"signature of client {client}"):
-        case.fed.tell(VICTIM, BufferCertificate(NOW, (*good[:-1], (client, signature))))
+        case.fed.tell(VICTIM, Certificate(NOW, (*good[:-1], (client, signature))))
 
 
 def test_S09_a_certificate_that_comes_after_the_next_signature_is_too_late() -> None:
@@ -487,9 +488,7 @@ def test_S09_a_certificate_that_comes_after_the_next_signature_is_too_late() -> 
         case.fed.tell(VICTIM, certificate(case, first, range(4)))
 
 
-def known_forms(
-    fed: AsyncFederation, answers: list[tuple[int, BufferAnnounced]], colluder: int
-) -> int:
+def known_forms(fed: AsyncFederation, answers: list[tuple[int, SumRequest]], colluder: int) -> int:
     """How many linear forms in the honest masks' pieces the server knows.
 
     It holds the released answers, and with the colluder all shares that the colluder was sent.
@@ -537,7 +536,7 @@ def rank(rows: list[list[int]], q: int) -> int:
 
 def split_attack(
     clients: int, shown_first: int, threat_model: ThreatModel
-) -> tuple[AsyncFederation, list[tuple[int, BufferAnnounced]], int]:
+) -> tuple[AsyncFederation, list[tuple[int, SumRequest]], int]:
     """The two-certificate attack on client 0 by the server and the last client.
 
     B is announced to `shown_first` honest clients, and B without the victim, one tick later, to
@@ -553,27 +552,29 @@ def split_attack(
     ).open()
     colluder = clients - 1
     tags = tuple(fed.make_upload(client, 0).tag for client in range(clients))
-    both = (BufferAnnounced(1, tags), BufferAnnounced(2, tags[1:]))
+    both = (SumRequest(1, tags), SumRequest(2, tags[1:]))
     honest = [client for client in range(clients) if client != colluder]
-    answers: list[tuple[int, BufferAnnounced]] = []
-    certificates: dict[int, BufferCertificate] = {}
+    answers: list[tuple[int, SumRequest]] = []
+    certificates: dict[int, Certificate] = {}
     context = fed.server._scheme.round.context
     for buffer, audience in zip(both, (honest[:shown_first], honest), strict=True):
         signed = {colluder: buffer_statement(context, buffer).sign(fed.keys[colluder])}
         for client in audience:
             for reply in fed.tell(client, buffer):
-                if isinstance(reply, BufferAnswer):
+                if isinstance(reply, AggregatedShare):
                     answers.append((client, buffer))
-                elif isinstance(reply, BufferSignature):
+                elif isinstance(reply, Consent):
                     signed[client] = reply.signature
-        certificates[buffer.time] = BufferCertificate(buffer.time, tuple(signed.items()))
+        certificates[buffer.time] = Certificate(buffer.time, tuple(signed.items()))
         for client, old in product(honest, both):
             if threat_model is MALICIOUS and old.time in certificates:
                 try:
                     replies = fed.tell(client, certificates[old.time])
                 except RemoteProtocolError:
                     continue
-                answers += [(client, old) for reply in replies if isinstance(reply, BufferAnswer)]
+                answers += [
+                    (client, old) for reply in replies if isinstance(reply, AggregatedShare)
+                ]
     return fed, answers, colluder
 
 
@@ -670,7 +671,7 @@ def test_strict_mode_or_equal_weights_stop_the_low_bit_leak() -> None:
     with pytest.raises(RemoteProtocolError, match="low bits of the sum"):
         strict.fed.tell(2, strict.honest(0, 1))
     (answer,) = strict.fed.tell(2, strict.honest(0, 1, 2, 3))
-    assert isinstance(answer, BufferAnswer)
+    assert isinstance(answer, AggregatedShare)
 
 
 # -- S43: the server chooses versions, hence weights, and c_l ------------------------------------
@@ -728,7 +729,7 @@ def test_S43_S09_buffers_are_strict_by_default_against_a_malicious_server(
     correlation, fed = read_the_victim(strict=None, policy=demand)
     assert correlation is None, "the honest server does not even form the buffer"
     tags = [waiting.tag for waiting in fed.server._queue.waiting]
-    buffer = BufferAnnounced(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
+    buffer = SumRequest(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
     for client in (0, 1, 4):
         with pytest.raises(RemoteProtocolError, match=r"strict mode: fewer than T \+ 2"):
             fed.tell(client, buffer)

@@ -23,13 +23,9 @@ from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    BufferAnnounced,
-    BufferAnswer,
-    BufferCertificate,
     BufferedUpload,
-    BufferRefusal,
-    BufferSignature,
     Certificate,
+    Consent,
     MaskComplete,
     MaskedUpload,
     MaskReport,
@@ -40,8 +36,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
     UploadDropped,
 )
@@ -98,8 +93,8 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     messages[ShareBundle] = whole(fresh)
     messages[MaskComplete] = MaskComplete(0, 1, fed.server._stock.secret(0, 1))
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
-    buffer = messages[BufferAnnounced] = BufferAnnounced(0, tags)
-    messages[BufferCertificate] = BufferCertificate(
+    buffer = messages[SumRequest] = SumRequest(0, tags)
+    messages[Certificate] = Certificate(
         0,
         tuple(
             (c, buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[c]))
@@ -109,7 +104,7 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     if moment in ("signed", "answered"):
         fed.tell(ME, buffer)
     if moment == "answered":
-        fed.tell(ME, messages[BufferCertificate])
+        fed.tell(ME, messages[Certificate])
     if moment == "closed":
         fed.tell(ME, AbortRound("over"))
     return fed, messages
@@ -125,8 +120,8 @@ ANSWERS: dict[type, tuple[str, str, str, str, str, str]] = {
     Opening: (OK, OK, IGNORED, IGNORED, IGNORED, REFUSED),
     Roster: (REFUSED, OK, IGNORED, IGNORED, IGNORED, REFUSED),
     ShareBundle: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
-    BufferAnnounced: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
-    BufferCertificate: (REFUSED, REFUSED, REFUSED, OK, OK, REFUSED),
+    SumRequest: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
+    Certificate: (REFUSED, REFUSED, REFUSED, OK, OK, REFUSED),
     MaskComplete: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     UploadDropped: (IGNORED, IGNORED, OK, IGNORED, IGNORED, REFUSED),
     AbortRound: (OK, OK, OK, OK, OK, OK),
@@ -167,15 +162,11 @@ def test_S29_messages_that_are_not_for_a_client_are_refused(moment: str) -> None
         Advertise((), b""),
         SharesClosed(()),
         MaskedUpload(b"", NOTHING),
-        SurvivorSet(()),
-        SurvivorSignature(b""),
-        Certificate(()),
-        Refusal(()),
+        SumRequest(0, (0, 1, 2, ME)),  # of a round
+        Consent(0, b""),
+        Refusal(0, ()),
         AggregatedShare(NOTHING),
         UnmaskingShares(b"", b""),
-        BufferSignature(0, b""),
-        BufferRefusal(0, ()),
-        BufferAnswer(0, NOTHING),
     ):
         with pytest.raises(RemoteProtocolError):
             fed.tell(ME, message)
@@ -518,10 +509,10 @@ def test_S29_replies_that_nobody_asked_for_are_refused() -> None:
         fed.step_up(owner)
     buffer = fed.announced[0]
     with pytest.raises(RemoteProtocolError, match="nobody asked it for"):
-        fed.server.receive(5, BufferRefusal(0, (4,)))
+        fed.server.receive(5, Refusal(0, (4,)))
     signature = buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[5])
     with pytest.raises(RemoteProtocolError, match="nobody has to agree"):
-        fed.server.receive(5, BufferSignature(0, signature))
+        fed.server.receive(5, Consent(0, signature))
     assert not fed.server.refusals
 
 
@@ -532,12 +523,12 @@ def test_S29_the_first_answer_of_a_client_counts() -> None:
         fed.step_up(owner)
     fed.step_down(0)
     answer = fed.under_way(0, SERVER)[0]
-    assert isinstance(answer, BufferAnswer)
+    assert isinstance(answer, AggregatedShare)
     fed.step_up(0)
     with pytest.raises(RemoteProtocolError, match="client 0 gave two different answers"):
-        fed.server.receive(0, BufferAnswer(0, np.zeros_like(answer.vector)))
+        fed.server.receive(0, AggregatedShare(np.zeros_like(answer.vector), 0))
     fed.server.receive(0, answer)
-    assert fed.server.late_messages == {"BufferAnswer": 1}
+    assert fed.server.late_messages == {"AggregatedShare": 1}
     fed.settle()
     assert 0 in fed.results[0].responders
     fed.assert_exact()
@@ -571,24 +562,21 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         Roster(()),
         SharesClosed(()),
         MaskedUpload(b"", vector),
-        SurvivorSet(()),
-        SurvivorSignature(b""),
-        Certificate(()),
-        Refusal(()),
-        AggregatedShare(vector),
+        SumRequest(0, ()),
+        Certificate(0, ()),
         UnmaskingShares(b"", b""),
         AbortRound("no"),
         UploadDropped(0),
         MaskComplete(0, 0, b""),
         MaskReport(0, 99, ()),
-        BufferAnnounced(0, ()),
-        BufferCertificate(0, ()),
+        SumRequest(0, ()),
+        Certificate(0, ()),
         upload,
         Advertise((), b""),
         whole(SealedShare(0, 0, shares_of(registered(), 0)[0].kind, 0, bytes(16), b"")),
-        BufferSignature(9, b""),
-        BufferRefusal(9, ()),
-        BufferAnswer(9, vector),
+        Consent(9, b""),
+        Refusal(9, ()),
+        AggregatedShare(vector, 9),
     ):
         counted = fed.server.late_messages.total()
         try:

@@ -31,10 +31,10 @@ from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Up
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
-    BufferAnswer,
-    BufferRefusal,
-    BufferSignature,
+    AggregatedShare,
+    Consent,
     Opening,
+    Refusal,
     SharesClosed,
     Tag,
     UploadDropped,
@@ -372,9 +372,9 @@ def test_S14_wrong_answers_are_named_with_two_spares() -> None:
     for client in range(7):
         fed.step_down(client)
     liar = fed.codec.decode(fed.take(6, SERVER).data)
-    assert isinstance(liar, BufferAnswer)
+    assert isinstance(liar, AggregatedShare)
     forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
-    fed.send(6, [Send(SERVER, BufferAnswer(0, forged))])
+    fed.send(6, [Send(SERVER, AggregatedShare(forged, 0))])
     fed.settle()
     assert fed.results[0].suspects == (6,)
     fed.assert_exact()
@@ -386,9 +386,9 @@ def test_S14_one_spare_detects_a_wrong_answer_and_the_buffer_is_lost() -> None:
     for client in range(6):
         fed.step_down(client)
     liar = fed.codec.decode(fed.take(5, SERVER).data)
-    assert isinstance(liar, BufferAnswer)
+    assert isinstance(liar, AggregatedShare)
     forged = fed.field.add(liar.vector, np.ones_like(liar.vector))
-    fed.send(5, [Send(SERVER, BufferAnswer(0, forged))])
+    fed.send(5, [Send(SERVER, AggregatedShare(forged, 0))])
     fed.settle()
     assert not fed.results
     assert len(fed.failures) == 1
@@ -623,9 +623,9 @@ def test_S29_messages_out_of_place_are_refused_or_counted() -> None:
             fed.server.receive(sender, message)
     with pytest.raises(RemoteProtocolError, match="not invited"):
         fed.server.receive(99, SharesClosed(()))
-    fed.server.receive(0, BufferAnswer(7, np.zeros(3, dtype=np.uint32)))
-    fed.server.receive(0, BufferRefusal(7, (1,)))
-    fed.server.receive(0, BufferSignature(7, b""))
+    fed.server.receive(0, AggregatedShare(np.zeros(3, dtype=np.uint32), 7))
+    fed.server.receive(0, Refusal(7, (1,)))
+    fed.server.receive(0, Consent(7, b""))
     assert fed.server.late_messages.total() == 3
 
 
@@ -633,14 +633,14 @@ def test_S29_the_server_refuses_bad_replies() -> None:
     fed = AsyncFederation(threat_model=MALICIOUS, dropouts=2, survivors=4).open()
     fill(fed, (0, 1, 2, 3))
     with pytest.raises(RemoteProtocolError, match="does not verify"):
-        fed.server.receive(0, BufferSignature(0, bytes(64)))
+        fed.server.receive(0, Consent(0, bytes(64)))
     with pytest.raises(RemoteProtocolError, match="before the agreement"):
-        fed.server.receive(0, BufferAnswer(0, np.zeros(4, dtype=np.uint32)))
+        fed.server.receive(0, AggregatedShare(np.zeros(4, dtype=np.uint32), 0))
     for client in range(4):
         fed.step_down(client)
         fed.step_up(client)
     with pytest.raises(RemoteProtocolError, match="instead of 4"):
-        fed.server.receive(0, BufferAnswer(0, np.zeros(5, dtype=np.uint32)))
+        fed.server.receive(0, AggregatedShare(np.zeros(5, dtype=np.uint32), 0))
 
 
 def test_too_few_registrations_abort_the_epoch() -> None:

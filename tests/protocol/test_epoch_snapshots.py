@@ -29,7 +29,7 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
 from lightsecagg.protocol.epoch_client import EpochClient, Registered, Signed
 from lightsecagg.protocol.interface import SERVER, Phase, Update
-from lightsecagg.protocol.messages import BufferAnnounced, Message
+from lightsecagg.protocol.messages import Message, SumRequest
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
@@ -194,15 +194,15 @@ def test_S06_an_older_snapshot_is_refused(state: str) -> None:
 def test_S06_without_the_generation_a_rolled_back_client_would_answer_twice() -> None:
     """What the driver's order prevents: the old snapshot still holds the burnt shares."""
     fed, snapshots, messages = scene()
-    first = messages["BufferAnnounced"]
-    assert isinstance(first, BufferAnnounced)
+    first = messages["SumRequest"]
+    assert isinstance(first, SumRequest)
     answered = restore(fed, 0, snapshots["Answered"])
-    smaller = BufferAnnounced(first.time + 1, first.tags[:-1])
+    smaller = SumRequest(first.time + 1, first.tags[:-1])
     with pytest.raises(RemoteProtocolError):
-        answered.receive(SERVER, BufferAnnounced(first.time, first.tags[:-1]))
+        answered.receive(SERVER, SumRequest(first.time, first.tags[:-1]))
     assert answered.receive(SERVER, smaller)[0].message.missing  # type: ignore[union-attr]
     rolled_back = restore(fed, 0, snapshots["Registered"])
-    rolled_back.receive(SERVER, BufferAnnounced(first.time, first.tags[:-1]))
+    rolled_back.receive(SERVER, SumRequest(first.time, first.tags[:-1]))
     assert isinstance(rolled_back.state, Signed), "a second, different buffer of one time"
     with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
         restore(fed, 0, snapshots["Registered"], answered.generation)

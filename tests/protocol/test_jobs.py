@@ -30,13 +30,11 @@ from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    BufferAnswer,
-    BufferRefusal,
+    Consent,
     MaskedUpload,
     Message,
     Refusal,
     ShareBundle,
-    SurvivorSignature,
 )
 from lightsecagg.protocol.settings import ProtocolName
 
@@ -172,7 +170,7 @@ def test_the_sum_takes_its_time_and_the_round_goes_on(threat_model: ThreatModel)
 
 def message_of(network: Network, client: int, kind: type) -> Message:
     if kind is Refusal:
-        return Refusal((client,))
+        return Refusal(0, (client,))
     sent = [m for s, _, data in network.wire if s == client for m in [network.codec.decode(data)]]
     return next(message for message in sent if isinstance(message, kind))
 
@@ -180,7 +178,7 @@ def message_of(network: Network, client: int, kind: type) -> Message:
 @pytest.mark.parametrize("awaited", [SumUploads, Unmask])
 @pytest.mark.parametrize(
     "kind",
-    [Advertise, ShareBundle, MaskedUpload, SurvivorSignature, AggregatedShare, Refusal],
+    [Advertise, ShareBundle, MaskedUpload, Consent, AggregatedShare, Refusal],
 )
 def test_S29_every_message_has_an_answer_while_only_a_result_is_awaited(
     kind: type, awaited: type
@@ -349,12 +347,12 @@ def test_a_buffer_stays_in_flight_until_its_result_and_uploads_wait_for_the_next
 
 def test_S29_answers_are_late_and_refusals_are_heard_while_the_result_is_awaited() -> None:
     fed = in_flight()
-    before = fed.server.late_messages["BufferAnswer"]
+    before = fed.server.late_messages["AggregatedShare"]
     length = fed.settings.share_length
-    answer = BufferAnswer(0, np.zeros(length, dtype=np.uint32))
+    answer = AggregatedShare(np.zeros(length, dtype=np.uint32), 0)
     assert fed.server.receive(7, answer) == []
-    assert fed.server.late_messages["BufferAnswer"] == before + 1
-    assert fed.server.receive(0, BufferRefusal(0, (1,))) == []
+    assert fed.server.late_messages["AggregatedShare"] == before + 1
+    assert fed.server.receive(0, Refusal(0, (1,))) == []
     assert fed.server.drop(7) == []
     sends = fed.server.rejoin(7)
     assert [output.message for output in sends if isinstance(output, Send)] == [fed.announced[0]]

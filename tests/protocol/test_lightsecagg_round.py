@@ -18,12 +18,12 @@ from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
+    Consent,
     MaskedUpload,
     Message,
     Refusal,
     SealedShare,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
 )
 from lightsecagg.protocol.round_client import Closed
 
@@ -33,7 +33,7 @@ SENT_IN = {
     Phase.ADVERTISE: Advertise,
     Phase.SHARE: SealedShare,
     Phase.UPLOAD: MaskedUpload,
-    Phase.AGREE: SurvivorSignature,
+    Phase.AGREE: Consent,
     Phase.RECOVER: AggregatedShare,
 }
 ORDER = list(SENT_IN)
@@ -281,7 +281,7 @@ def test_a_client_that_lacks_a_share_refuses_and_names_it(threat_model: ThreatMo
     network.tamper = corrupt_share(liar, {deprived})  # type: ignore[assignment]
     network.start().finish().assert_exact(federation.ids)
     assert network.server.refusals == {deprived: (liar,)}
-    assert network.messages(Refusal) == [Refusal((liar,))]
+    assert network.messages(Refusal) == [Refusal(0, (liar,))]
     result = network.result
     assert isinstance(result, Aggregate)
     assert deprived not in result.responders
@@ -369,7 +369,7 @@ def test_a_server_is_started_once_and_first() -> None:
     with pytest.raises(LocalProtocolError, match="start the round"):
         network.server.proceed()
     with pytest.raises(LocalProtocolError, match="start the round"):
-        network.server.receive(federation.ids[0], SurvivorSet(()))
+        network.server.receive(federation.ids[0], SumRequest(0, ()))
     network.start()
     with pytest.raises(LocalProtocolError, match="started already"):
         network.server.start()

@@ -27,7 +27,7 @@ from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, BufferAggregate, Update
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer, BufferSignature, Opening
+from lightsecagg.protocol.messages import AggregatedShare, Consent, Opening, SumRequest
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
 from lightsecagg.protocol.wire import Codec
@@ -382,7 +382,7 @@ def test_S42_coins_repeat_with_the_upload_and_with_nothing_else() -> None:
 # -- the asynchronous mode -------------------------------------------------------------------------
 
 
-def first_reply(fed: AsyncFederation, client: int, buffer: BufferAnnounced) -> type:
+def first_reply(fed: AsyncFederation, client: int, buffer: SumRequest) -> type:
     return type(fed.tell(client, buffer)[0])
 
 
@@ -396,27 +396,27 @@ def test_S42_a_signer_sums_one_update_of_an_owner_and_model(
     for remembers in (False, True):
         fed = AsyncFederation(threat_model=threat_model, stock=4).open()
         tags = [fed.make_upload(owner, 3, model_of(3)).tag for owner in range(4)]
-        answer = BufferSignature if threat_model is MALICIOUS else BufferAnswer
-        assert first_reply(fed, signer, BufferAnnounced(4, tuple(tags))) is answer
+        answer = Consent if threat_model is MALICIOUS else AggregatedShare
+        assert first_reply(fed, signer, SumRequest(4, tuple(tags))) is answer
         again = tuple(fed.make_upload(owner, version, model_of(3)).tag for owner in range(3))
         if not remembers:
             fed.clients[signer].ledger._entries.summed.clear()
-            assert first_reply(fed, signer, BufferAnnounced(5, again)) is answer
+            assert first_reply(fed, signer, SumRequest(5, again)) is answer
             continue
         with pytest.raises(RemoteProtocolError, match="client 0's update from global model"):
-            fed.tell(signer, BufferAnnounced(5, again))
+            fed.tell(signer, SumRequest(5, again))
 
 
 def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old() -> None:
     fed = AsyncFederation().open()
     tags = tuple(fed.make_upload(owner, 0).tag for owner in range(4))
-    fed.tell(5, BufferAnnounced(0, tags))
+    fed.tell(5, SumRequest(0, tags))
     ledger = Ledger.from_bytes(fed.clients[5].ledger.to_bytes())
     with pytest.raises(RemoteProtocolError, match="is refused"):
         ledger.check_buffer([(9, model_of(1)), (0, model_of(0))])
     ledger.check_buffer([(4, model_of(0)), (0, model_of(1))])
     later = tuple(fed.make_upload(owner, 9).tag for owner in range(4))
-    fed.send(5, fed.clients[5].receive(SERVER, BufferAnnounced(9, later)))
+    fed.send(5, fed.clients[5].receive(SERVER, SumRequest(9, later)))
     with pytest.raises(RemoteProtocolError, match="too old"):
         fed.clients[5].ledger.check_buffer([(4, model_of(0))])
     newer = EpochClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)

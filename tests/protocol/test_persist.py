@@ -33,14 +33,12 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
-    BufferAnswer,
     BufferedUpload,
-    BufferSignature,
+    Consent,
     MaskedUpload,
     Message,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
 )
 from lightsecagg.protocol.round_server import RoundServer
 
@@ -91,7 +89,7 @@ def test_S06_what_a_client_must_remember_is_stored_before_anything_leaves(
     left, model = network.disk.left, federation.settings().model
     assert left[Advertise].last_round == 1, "the round is not opened a second time"
     assert left[MaskedUpload].uploads() == {model.hex(): 1}
-    consent = left[AggregatedShare if threat_model is HONEST else SurvivorSignature]
+    consent = left[AggregatedShare if threat_model is HONEST else Consent]
     update = network.inputs[me]
     with pytest.raises(Exception, match="spent"):
         consent.check_unspent(consent.fingerprint(update))
@@ -123,7 +121,7 @@ def test_S06_an_asynchronous_client_stores_before_it_speaks(threat_model: Threat
     for client in (1, 2, 3):
         fed.upload(client)
     fed.settle()
-    consent = disk.left[BufferAnswer if threat_model is HONEST else BufferSignature]
+    consent = disk.left[AggregatedShare if threat_model is HONEST else Consent]
     with pytest.raises(RemoteProtocolError, match="consented to sum one before"):
         consent.check_buffer([(0, model_of(0))])
 
@@ -216,7 +214,7 @@ def test_R31_U1_is_stored_before_anybody_hears_of_it(threat_model: ThreatModel) 
     scene = stage(threat_model)
     first, *others = store(scene, *scene.federation.ids)
     assert first == Persist(SurvivorsChosen(scene.federation.ids))
-    assert {o.to for o in others if isinstance(o, Send) and isinstance(o.message, SurvivorSet)}
+    assert {o.to for o in others if isinstance(o, Send) and isinstance(o.message, SumRequest)}
 
 
 def test_R31_an_upload_counts_once_it_is_stored() -> None:

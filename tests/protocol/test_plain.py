@@ -21,7 +21,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SharesClosed,
-    SurvivorSet,
+    SumRequest,
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
@@ -114,8 +114,8 @@ def test_S29_messages_of_the_secure_protocols_are_refused() -> None:
     foreign = (
         Roster((), (0,)),
         SharesClosed(everybody),
-        SurvivorSet(everybody),
-        SurvivorSet(()),
+        SumRequest(0, everybody),
+        SumRequest(0, ()),
     )
     for message in foreign:
         with pytest.raises(RemoteProtocolError):

@@ -40,6 +40,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Member,
     Message,
@@ -49,8 +50,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
 )
 from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION, Policy
@@ -81,11 +81,11 @@ def film(threat_model: ThreatModel = MALICIOUS, share_mode: ShareMode = SEEDED) 
 
 # -- S29: every state x every message ----------------------------------------------------------
 
-FROM_SERVER = (Opening, Roster, ShareBundle, SharesClosed, SurvivorSet, Certificate, AbortRound)
+FROM_SERVER = (Opening, Roster, ShareBundle, SharesClosed, SumRequest, Certificate, AbortRound)
 FROM_CLIENTS = (
     Advertise,
     MaskedUpload,
-    SurvivorSignature,
+    Consent,
     Refusal,
     AggregatedShare,
     UnmaskingShares,
@@ -458,7 +458,7 @@ def test_S03_bad_survivor_sets_are_refused(threat_model: ThreatModel) -> None:
         client = scene.client("Uploaded")
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match=match):
-            scene.deliver(client, SurvivorSet(survivors))
+            scene.deliver(client, SumRequest(0, survivors))
         assert client.snapshot() == before
 
 
@@ -498,8 +498,8 @@ def test_S03_survivors_that_had_not_shared_are_refused() -> None:
     client.set_input(scene.federation.update(scene.me))
     assert isinstance(client.state, Uploaded)
     with pytest.raises(RemoteProtocolError, match="had not shared"):
-        scene.deliver(client, SurvivorSet(ids))
-    assert scene.deliver(client, SurvivorSet(ids[:-1]))
+        scene.deliver(client, SumRequest(0, ids))
+    assert scene.deliver(client, SumRequest(0, ids[:-1]))
 
 
 def test_S03_a_member_whose_share_is_missing_is_named_in_a_refusal() -> None:
@@ -512,8 +512,8 @@ def test_S03_a_member_whose_share_is_missing_is_named_in_a_refusal() -> None:
     scene.deliver(client, scene.closed(ids))
     client.set_input(scene.federation.update(scene.me))
     before = client.snapshot()
-    (answer,) = scene.deliver(client, SurvivorSet(ids))
-    assert scene.federation.codec.decode(answer) == Refusal((missing,))
+    (answer,) = scene.deliver(client, SumRequest(0, ids))
+    assert scene.federation.codec.decode(answer) == Refusal(0, (missing,))
     assert client.snapshot() == before, "it neither signs nor answers, and nothing is spent"
 
 
@@ -531,7 +531,7 @@ def test_S04_a_second_different_survivor_set_is_refused(
         client = scene.client(step)
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match="would reveal a client's model"):
-            scene.deliver(client, SurvivorSet(smaller))
+            scene.deliver(client, SumRequest(0, smaller))
         assert client.snapshot() == before
 
 
@@ -567,9 +567,9 @@ def test_S05_no_answer_without_m_signatures_on_the_same_context_and_set() -> Non
         client = scene.client("Signed")
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match=match):
-            scene.deliver(client, Certificate((*signatures[:-1], *last)))
+            scene.deliver(client, Certificate(0, (*signatures[:-1], *last)))
         assert client.snapshot() == before
-    assert scene.deliver(scene.client("Signed"), Certificate(signatures))
+    assert scene.deliver(scene.client("Signed"), Certificate(0, signatures))
 
 
 def test_S05_more_than_m_signatures_are_welcome() -> None:
@@ -579,7 +579,7 @@ def test_S05_more_than_m_signatures_are_welcome() -> None:
     assert isinstance(signed, Signed)
     context = scene.client("Signed")._scheme(signed).round.context
     everybody = tuple((c, survivor_statement(context, ids).sign(identities[c])) for c in ids)
-    assert scene.deliver(scene.client("Signed"), Certificate(everybody))
+    assert scene.deliver(scene.client("Signed"), Certificate(0, everybody))
 
 
 @pytest.mark.parametrize("owner", ["a stranger", "the client itself", "nobody"])
@@ -797,7 +797,7 @@ def test_S06_a_forked_party_does_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     with pytest.raises(MaskAlreadyUsed, match="fork"):
-        scene.deliver(client, scene.genuine[SurvivorSet])
+        scene.deliver(client, scene.genuine[SumRequest])
     with pytest.raises(MaskAlreadyUsed, match="fork"):
         client.set_input(scene.federation.update(scene.me))
     with pytest.raises(MaskAlreadyUsed, match="fork"):
@@ -812,7 +812,7 @@ def test_S07_a_round_that_was_aborted_answers_nothing_and_keeps_no_secret() -> N
         assert output == RoundAborted("out of time")
         assert client.state == Closed("out of time")
         with pytest.raises(RemoteProtocolError, match="its secrets gone"):
-            scene.deliver(client, scene.genuine[SurvivorSet])
+            scene.deliver(client, scene.genuine[SumRequest])
         assert len(client.snapshot()) < 500
 
 
@@ -862,7 +862,7 @@ def test_S07_a_round_is_over_once_a_newer_one_is_open() -> None:
     assert isinstance(old.state, Uploaded)
     federation.network(2).start().run()
     with pytest.raises(RemoteProtocolError, match="round 1 is over"):
-        old.receive(SERVER, SurvivorSet(federation.ids))
+        old.receive(SERVER, SumRequest(0, federation.ids))
     sharing = Federation(5, 1, 1)
     slow = sharing.network(1)
     slow.train_at_once = False

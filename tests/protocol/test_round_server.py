@@ -24,6 +24,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Message,
     Opening,
@@ -32,8 +33,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
@@ -45,7 +45,7 @@ KINDS = (
     Advertise,
     ShareBundle,
     MaskedUpload,
-    SurvivorSignature,
+    Consent,
     AggregatedShare,
     Refusal,
     UnmaskingShares,
@@ -94,7 +94,7 @@ class Stage:
 
     def message(self, client: int, kind: type) -> Message:
         if kind is Refusal:
-            return Refusal((client,))
+            return Refusal(0, (client,))
         if kind is UnmaskingShares:
             return UnmaskingShares(b"", b"")
         return self.sent[client, kind][0]
@@ -157,8 +157,8 @@ def test_S29_every_phase_has_an_answer_to_every_message(phase: Phase, kind: int)
         Opening(b""),
         Roster(()),
         SharesClosed(()),
-        SurvivorSet(()),
-        Certificate(()),
+        SumRequest(0, ()),
+        Certificate(0, ()),
         AbortRound("by a client"),
     ],
     ids=lambda message: type(message).__name__,
@@ -176,7 +176,7 @@ def test_S29_a_server_takes_no_message_that_servers_send(phase: Phase, message: 
 def test_S29_a_server_listens_to_invited_clients_only(phase: Phase, sender: int) -> None:
     server = stage().server(phase)
     with pytest.raises(RemoteProtocolError, match="was not invited"):
-        server.receive(sender, Refusal(()))
+        server.receive(sender, Refusal(0, ()))
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
@@ -260,10 +260,10 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
         "stray bits": (Phase.UPLOAD, lambda _c: MaskedUpload(b"\xff", vector), "stray bits"),
         "another's signature": (
             Phase.AGREE,
-            lambda _c: scene.message(other, SurvivorSignature),
+            lambda _c: scene.message(other, Consent),
             "does not verify",
         ),
-        "an empty signature": (Phase.AGREE, lambda _c: SurvivorSignature(b""), "does not verify"),
+        "an empty signature": (Phase.AGREE, lambda _c: Consent(0, b""), "does not verify"),
         "a long answer": (
             Phase.RECOVER,
             lambda _c: AggregatedShare(np.zeros(9, dtype=np.uint32)),
@@ -361,7 +361,7 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     assert left_out not in server.survivors
     context = fix_round(server.settings, federation.allow_list, server.roster).context
     identity = federation.identities[left_out]
-    valid = SurvivorSignature(survivor_statement(context, server.survivors).sign(identity))
+    valid = Consent(0, survivor_statement(context, server.survivors).sign(identity))
     answer = AggregatedShare(np.zeros(server.settings.share_length, dtype=np.uint32))
     for message, phase in ((valid, Phase.AGREE), (answer, Phase.RECOVER)):
         network.run(until=lambda phase=phase: server.phase is phase)
@@ -369,7 +369,7 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
         with pytest.raises(RemoteProtocolError, match=f"{left_out} is not (in|asked)"):
             server.receive(left_out, message)
         with pytest.raises(RemoteProtocolError, match=f"{left_out} is not asked"):
-            server.receive(left_out, Refusal(()))
+            server.receive(left_out, Refusal(0, ()))
         assert everything(server) == before
     network.run().assert_exact(set(federation.ids) - {left_out})
 
@@ -395,9 +395,9 @@ def test_R35_a_refusal_is_an_answer_that_ends_the_wait(last: int) -> None:
     server, ids = scene.server(Phase.AGREE), scene.federation.ids
     for client in ids:
         if client != ids[last]:
-            server.receive(client, scene.message(client, SurvivorSignature))
+            server.receive(client, scene.message(client, Consent))
     assert server.pending == {ids[last]}
-    server.receive(ids[last], Refusal((ids[1],)))
+    server.receive(ids[last], Refusal(0, (ids[1],)))
     assert server.phase is Phase.RECOVER
     assert server.refusals == {ids[last]: (ids[1],)}
 
@@ -524,7 +524,7 @@ def test_R33_a_client_that_reconnects_is_asked_again_and_answers_the_same(
     assert all(len(different) == 1 for different in answers.values())
 
 
-@pytest.mark.parametrize("lost", [Opening, SharesClosed, SurvivorSet, Certificate])
+@pytest.mark.parametrize("lost", [Opening, SharesClosed, SumRequest, Certificate])
 def test_R33_what_a_client_has_not_heard_is_said_again(lost: type) -> None:
     """A message is lost with its connection; without it the round would go on without the client.
 
@@ -558,8 +558,8 @@ def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: Thr
         Phase.ADVERTISE: [Opening],
         Phase.SHARE: [],
         Phase.UPLOAD: [SharesClosed],
-        Phase.AGREE: [SurvivorSet],
-        Phase.RECOVER: [SurvivorSet, *certificate],
+        Phase.AGREE: [SumRequest],
+        Phase.RECOVER: [SumRequest, *certificate],
         Phase.DONE: [],
     }
     for phase in scene.kept:

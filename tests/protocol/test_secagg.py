@@ -34,6 +34,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Member,
     Message,
@@ -42,8 +43,7 @@ from lightsecagg.protocol.messages import (
     Roster,
     SealedShare,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
 )
 from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed, Uploaded
@@ -240,7 +240,7 @@ def test_secrets_that_nobody_holds_abort_the_round_before_it_is_announced(drops:
     result = federation.run()
     assert isinstance(result, RoundAborted)
     assert f"the secrets of clients [{v}] are out of reach" in result.reason
-    assert federation.sent(SurvivorSet) == []
+    assert federation.sent(SumRequest) == []
 
 
 class SharesAnotherKey(PairwiseMasksClient):
@@ -504,9 +504,9 @@ def test_S03_bad_survivor_sets_are_refused(case: dict[str, Any]) -> None:
     ):
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match=message):
-            client.receive(SERVER, SurvivorSet(survivors))
+            client.receive(SERVER, SumRequest(0, survivors))
         assert client.snapshot() == before
-    assert client.receive(SERVER, SurvivorSet(everybody))
+    assert client.receive(SERVER, SumRequest(0, everybody))
 
 
 def test_S15_alive_set_needs_t_and_T_plus_2() -> None:
@@ -515,8 +515,8 @@ def test_S15_alive_set_needs_t_and_T_plus_2() -> None:
         own, *others = federation.ids
         client = federation.clients[own]
         with pytest.raises(RemoteProtocolError, match=f"fewer than {least} clients"):
-            client.receive(SERVER, SurvivorSet((own, *others[: least - 2])))
-        assert client.receive(SERVER, SurvivorSet((own, *others[: least - 1])))
+            client.receive(SERVER, SumRequest(0, (own, *others[: least - 2])))
+        assert client.receive(SERVER, SumRequest(0, (own, *others[: least - 1])))
 
 
 def test_S03_survivor_that_had_not_shared_is_refused() -> None:
@@ -525,7 +525,7 @@ def test_S03_survivor_that_had_not_shared_is_refused() -> None:
     federation.fault = Fault(Phase.SHARE, "before", frozenset({absent}))
     federation.advance(Phase.RECOVER)
     with pytest.raises(RemoteProtocolError, match="had not shared"):
-        federation.clients[federation.ids[0]].receive(SERVER, SurvivorSet(tuple(federation.ids)))
+        federation.clients[federation.ids[0]].receive(SERVER, SumRequest(0, tuple(federation.ids)))
 
 
 def leaky_federation(N: int, D: int) -> Federation:
@@ -546,7 +546,7 @@ def test_S15_sparse_client_refuses_to_stand_without_neighbours() -> None:
     left = tuple(sorted(set(federation.ids) - neighbours))
     assert len(left) == federation.settings.minimum
     with pytest.raises(RemoteProtocolError, match="too few neighbours"):
-        federation.clients[own].receive(SERVER, SurvivorSet(left))
+        federation.clients[own].receive(SERVER, SumRequest(0, left))
 
 
 def test_S15_server_aborts_when_a_client_stands_without_neighbours() -> None:
@@ -596,11 +596,11 @@ def test_S04_second_survivor_set_is_refused_and_a_repeat_gets_the_same_bytes(
     own, victim = federation.ids[0], federation.ids[1]
     client = federation.clients[own]
     everybody = tuple(sorted(federation.ids))
-    first = client.receive(SERVER, SurvivorSet(everybody))
+    first = client.receive(SERVER, SumRequest(0, everybody))
     without = tuple(peer for peer in everybody if peer != victim)
     with pytest.raises(RemoteProtocolError, match="second, different survivor set"):
-        client.receive(SERVER, SurvivorSet(without))
-    again = client.receive(SERVER, SurvivorSet(everybody))
+        client.receive(SERVER, SumRequest(0, without))
+    again = client.receive(SERVER, SumRequest(0, everybody))
     encode = federation.codec.encode
     assert [encode(o.message) for o in again] == [encode(o.message) for o in first]
 
@@ -610,8 +610,8 @@ def test_S05_no_answer_before_m_valid_signatures() -> None:
     survivors = tuple(sorted(federation.ids))
     signatures: dict[int, bytes] = {}
     for client in federation.ids:
-        (send,) = federation.clients[client].receive(SERVER, SurvivorSet(survivors))
-        assert isinstance(send.message, SurvivorSignature)
+        (send,) = federation.clients[client].receive(SERVER, SumRequest(0, survivors))
+        assert isinstance(send.message, Consent)
         signatures[client] = send.message.signature
     m = federation.settings.parameters.quorum
     own = federation.clients[federation.ids[0]]
@@ -624,9 +624,9 @@ def test_S05_no_answer_before_m_valid_signatures() -> None:
         ([*valid[2 : m + 1], (stranger, signature)], "signature"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            own.receive(SERVER, Certificate(tuple(bad)))
+            own.receive(SERVER, Certificate(0, tuple(bad)))
         assert isinstance(own.state, Signed)
-    (send,) = own.receive(SERVER, Certificate(tuple(valid[:m])))
+    (send,) = own.receive(SERVER, Certificate(0, tuple(valid[:m])))
     assert isinstance(send.message, UnmaskingShares)
     assert someone in survivors
 
@@ -645,7 +645,7 @@ def test_S15_no_sequence_of_messages_reveals_both_secrets_of_a_peer(data: st.Dat
     for absent in data.draw(st.lists(subsets, max_size=6)):
         survivors = tuple(sorted(set(federation.ids) - set(absent)))
         try:
-            outputs = party.receive(SERVER, SurvivorSet(survivors))
+            outputs = party.receive(SERVER, SumRequest(0, survivors))
         except RemoteProtocolError:
             continue
         for output in outputs:
@@ -710,7 +710,7 @@ def test_S07_aborted_round_leaves_no_secret(case: dict[str, Any]) -> None:
     stored = client.snapshot()
     assert not any(share in stored for share in shares)
     with pytest.raises(RemoteProtocolError, match="secrets gone"):
-        client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
+        client.receive(SERVER, SumRequest(0, tuple(sorted(federation.ids))))
 
 
 def test_secrets_leave_with_the_transition_that_used_them() -> None:
@@ -727,7 +727,7 @@ def test_secrets_leave_with_the_transition_that_used_them() -> None:
     client = federation.clients[own]
     assert not hasattr(client.state, "secret")
     shares = dict(client.state.held)
-    client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
+    client.receive(SERVER, SumRequest(0, tuple(sorted(federation.ids))))
     assert isinstance(client.state, Answered)
     stored = client.snapshot()
     # The shares of mask keys were not asked for, so they are gone.
@@ -771,7 +771,7 @@ def test_S06_older_snapshot_is_refused() -> None:
     own = federation.ids[0]
     client = federation.clients[own]
     old = client.snapshot()
-    client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
+    client.receive(SERVER, SumRequest(0, tuple(sorted(federation.ids))))
     with pytest.raises(MaskAlreadyUsed, match="answer twice"):
         RoundClient.restore(old, federation.identities[own], federation.policy(), client.generation)
 
@@ -803,12 +803,12 @@ def test_S22_no_secret_in_reprs_or_refusals(case: dict[str, Any]) -> None:
     own = federation.ids[0]
     client = federation.clients[own]
     secrets = [plaintext for _, plaintext in client.state.held.values()]
-    (output,) = client.receive(SERVER, SurvivorSet(tuple(sorted(federation.ids))))
+    (output,) = client.receive(SERVER, SumRequest(0, tuple(sorted(federation.ids))))
     texts = [repr(client), repr(client.state), repr(output), repr(federation.server)]
     if isinstance(output.message, UnmaskingShares):
         secrets += [output.message.of_seeds]
     try:
-        client.receive(SERVER, SurvivorSet((own,)))
+        client.receive(SERVER, SumRequest(0, (own,)))
     except RemoteProtocolError as error:
         texts.append(str(error))
     for text in texts:
@@ -834,11 +834,11 @@ def _messages(federation: Federation) -> list[Message]:
         SharesClosed(ids),
         SharesClosed(ids[:2]),
         MaskedUpload(bytes(1), vector),
-        SurvivorSet(ids),
-        SurvivorSet(ids[:1]),
-        SurvivorSignature(bytes(64)),
-        Certificate(((ids[0], bytes(64)),)),
-        Refusal(ids[:1]),
+        SumRequest(0, ids),
+        SumRequest(0, ids[:1]),
+        Consent(0, bytes(64)),
+        Certificate(0, ((ids[0], bytes(64)),)),
+        Refusal(0, ids[:1]),
         AggregatedShare(vector),
         UnmaskingShares(b"", b""),
         AbortRound("enough"),
@@ -896,7 +896,7 @@ def _answer_phase() -> tuple[Federation, int, UnmaskingShares]:
     federation.fault = Fault(Phase.UPLOAD, "before", frozenset(federation.ids[:1]))
     federation.advance(Phase.RECOVER)
     own = federation.ids[1]
-    (send,) = federation.clients[own].receive(SERVER, SurvivorSet(federation.server.survivors))
+    (send,) = federation.clients[own].receive(SERVER, SumRequest(0, federation.server.survivors))
     assert isinstance(send.message, UnmaskingShares)
     return federation, own, send.message
 

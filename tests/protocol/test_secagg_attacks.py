@@ -28,7 +28,7 @@ from lightsecagg.protocol.messages import (
     Roster,
     SealedShare,
     SharesClosed,
-    SurvivorSet,
+    SumRequest,
     UnmaskingShares,
 )
 from lightsecagg.protocol.round_client import TRANSITIONS, RoundClient, Uploaded, _by_mask, _terms
@@ -94,7 +94,7 @@ def ask(
     for client in clients:
         try:
             (send,) = federation.clients[client].receive(
-                SERVER, SurvivorSet(tuple(sorted(survivors)))
+                SERVER, SumRequest(0, tuple(sorted(survivors)))
             )
         except RemoteProtocolError:
             continue
@@ -109,11 +109,11 @@ def ask(
 class AnswersEverything(RoundClient):
     """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
 
-    def answer(self, state: Uploaded, message: SurvivorSet) -> list[Output]:
+    def answer(self, state: Uploaded, message: SumRequest) -> list[Output]:
         held, terms = _by_mask(state.held), _terms(message.survivors)
         return [Send(SERVER, self._scheme(state).answer(held, terms, state.owners))]
 
-    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SurvivorSet): answer}
+    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SumRequest): answer}
 
 
 def ask_twice(federation: Federation) -> tuple[int, bytes | None, bytes | None]:
@@ -176,7 +176,7 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
     believed = []
     secrets = []
     for which, (alive, told) in enumerate(stories):
-        survivors = SurvivorSet(tuple(sorted(alive)))
+        survivors = SumRequest(0, tuple(sorted(alive)))
         parties = {
             client: federation.clients[client]
             for client in told
@@ -190,7 +190,7 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
                 generation=0,
             )
         signed = {c: party.receive(SERVER, survivors)[-1].message for c, party in parties.items()}
-        certificate = Certificate(tuple((c, m.signature) for c, m in sorted(signed.items())))
+        certificate = Certificate(0, tuple((c, m.signature) for c, m in sorted(signed.items())))
         answers = {
             c: parties[c]
             ._scheme(parties[c].state)

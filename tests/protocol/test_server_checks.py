@@ -19,7 +19,7 @@ from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Send
-from lightsecagg.protocol.messages import Advertise, BufferAnnounced, Opening, Roster
+from lightsecagg.protocol.messages import Advertise, Opening, Roster, SumRequest
 from lightsecagg.protocol.roles import registration
 from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.settings import ProtocolName, Settings
@@ -210,7 +210,7 @@ def test_S45_a_naive_buffer_of_two_models_is_refused_by_every_client() -> None:
     fed = AsyncFederation().open()
     honest = [fed.make_upload(client, 0).tag for client in (1, 2, 3)]
     hostile = fed.make_upload(0, 0, model_of(99)).tag
-    buffer = BufferAnnounced(0, (hostile, *honest))
+    buffer = SumRequest(0, (hostile, *honest))
     for client in (1, 2, 3):
         with pytest.raises(RemoteProtocolError, match="another model of version 0"):
             fed.tell(client, buffer)

@@ -47,13 +47,12 @@ from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send, Update
 from lightsecagg.protocol.messages import (
     AggregatedShare,
-    BufferAnswer,
     BufferedUpload,
     MaskedUpload,
     Member,
     Opening,
     Roster,
-    SurvivorSet,
+    SumRequest,
 )
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roster import Round, fix_round
@@ -518,10 +517,10 @@ def test_S49_a_wrong_answer_for_a_buffer_is_noticed_without_spares() -> None:
 
     def lie(packet: Packet) -> Any:
         message = federation.codec.decode(packet.data)
-        if packet.sender == 2 and isinstance(message, BufferAnswer):
+        if packet.sender == 2 and isinstance(message, AggregatedShare):
             vector = message.vector.copy()
             vector[0] ^= 1
-            data = federation.codec.encode(BufferAnswer(message.time, vector))
+            data = federation.codec.encode(AggregatedShare(vector, message.time))
             packet = packet._replace(data=data)
         return carry(packet)
 
@@ -640,7 +639,7 @@ def test_S04_S49_control_two_survivor_sets_give_a_single_update_away() -> None:
     network.run(until=lambda: network.server.phase is Phase.AGREE)
     network.run()
     client = network.clients[federation.ids[0]]
-    smaller = SurvivorSet(tuple(sorted(federation.ids)[:-1]))
+    smaller = SumRequest(0, tuple(sorted(federation.ids)[:-1]))
     with pytest.raises(RemoteProtocolError, match="second, different survivor set"):
         client.receive(SERVER, smaller)
 

@@ -68,21 +68,14 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
         ),
         m.SharesClosed: st.builds(m.SharesClosed, ids, short),
         m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field), vectors(field)),
-        m.SurvivorSet: st.builds(m.SurvivorSet, ids),
-        m.SurvivorSignature: st.builds(m.SurvivorSignature, short),
-        m.Certificate: st.builds(m.Certificate, pairs),
-        m.Refusal: st.builds(m.Refusal, ids),
-        m.AggregatedShare: st.builds(m.AggregatedShare, vectors(field)),
         m.UnmaskingShares: st.builds(m.UnmaskingShares, short, short),
         m.AbortRound: st.builds(m.AbortRound, st.text(max_size=20)),
         m.BufferedUpload: st.builds(m.BufferedUpload, tags, vectors(field)),
-        m.BufferAnnounced: st.builds(
-            m.BufferAnnounced, whole, st.lists(tags, max_size=3).map(tuple)
-        ),
-        m.BufferSignature: st.builds(m.BufferSignature, whole, short),
-        m.BufferCertificate: st.builds(m.BufferCertificate, whole, pairs),
-        m.BufferRefusal: st.builds(m.BufferRefusal, whole, ids),
-        m.BufferAnswer: st.builds(m.BufferAnswer, uint64, vectors(field)),
+        m.SumRequest: st.builds(m.SumRequest, whole, st.lists(tags | whole, max_size=3).map(tuple)),
+        m.Consent: st.builds(m.Consent, whole, short),
+        m.Certificate: st.builds(m.Certificate, whole, pairs),
+        m.Refusal: st.builds(m.Refusal, whole, ids),
+        m.AggregatedShare: st.builds(m.AggregatedShare, vectors(field), uint64),
         m.UploadDropped: st.builds(m.UploadDropped, whole),
         m.MaskComplete: st.builds(m.MaskComplete, whole, whole, short),
         m.MaskReport: st.builds(m.MaskReport, whole, whole, ids),
@@ -106,21 +99,16 @@ EXAMPLES: dict[type, Message] = {
     m.MaskedUpload: m.MaskedUpload(
         b"\x03", np.arange(5, dtype=np.uint32), np.arange(4, dtype=np.uint32)
     ),
-    m.SurvivorSet: m.SurvivorSet((1, 2, 70000)),
-    m.SurvivorSignature: m.SurvivorSignature(b"s" * 64),
-    m.Certificate: m.Certificate(((1, b"s" * 64), (2, b"t" * 64))),
-    m.Refusal: m.Refusal((4,)),
-    m.AggregatedShare: m.AggregatedShare(np.arange(5, dtype=np.uint32)),
+    m.Certificate: m.Certificate(0, ((1, b"s" * 64), (2, b"t" * 64))),
     m.UnmaskingShares: m.UnmaskingShares(b"of seeds", b"of keys"),
     m.AbortRound: m.AbortRound("zu spät"),
     m.BufferedUpload: m.BufferedUpload(
         m.Tag(1, 2, 3, b"m" * 32, b"d" * 32, b"s" * 64), np.arange(3, dtype=np.uint32)
     ),
-    m.BufferAnnounced: m.BufferAnnounced(5, (m.Tag(1, 2, 3, b"m", b"d", b"s"),)),
-    m.BufferSignature: m.BufferSignature(5, b"s" * 64),
-    m.BufferCertificate: m.BufferCertificate(5, ((1, b"s" * 64),)),
-    m.BufferRefusal: m.BufferRefusal(5, (1, 2)),
-    m.BufferAnswer: m.BufferAnswer(5, np.arange(3, dtype=np.uint32)),
+    m.SumRequest: m.SumRequest(5, (m.Tag(1, 2, 3, b"m", b"d", b"s"), 70000)),
+    m.Consent: m.Consent(5, b"s" * 64),
+    m.Refusal: m.Refusal(5, (1, 2)),
+    m.AggregatedShare: m.AggregatedShare(np.arange(3, dtype=np.uint32), 5),
     m.UploadDropped: m.UploadDropped(7),
     m.MaskComplete: m.MaskComplete(1, 2, b"r" * 32),
     m.MaskReport: m.MaskReport(1, 2, (3, 70000)),
@@ -145,8 +133,8 @@ def test_tags_are_wire_format() -> None:
         "ShareBundle",
         "SharesClosed",
         "MaskedUpload",
-        "SurvivorSet",
-        "SurvivorSignature",
+        "SumRequest",
+        "Consent",
         "Certificate",
         "Refusal",
         "AggregatedShare",
@@ -205,11 +193,29 @@ def test_S12_bytes_left_over_are_refused(kind: type) -> None:
             CODEC.decode(encoded + rest)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, 255])
 def test_S12_other_versions_are_refused(version: int) -> None:
     encoded = CODEC.encode(EXAMPLES[m.Refusal])
     with pytest.raises(DecodeError, match=f"wire version {version} is not supported"):
         CODEC.decode(bytes([version]) + encoded[1:])
+
+
+def test_R37_the_messages_of_the_version_before_are_refused_and_it_refuses_ours() -> None:
+    """Both sides name the two versions, and what to do."""
+    before = bytes.fromhex("0207") + b"\x91\x92\x01\x02"  # its survivor set (1, 2)
+    with pytest.raises(DecodeError, match="version 2 is not supported; this is 3: use the same"):
+        CODEC.decode(before)
+    ours = CODEC.encode(m.SumRequest(0, (1, 2)))
+    assert ours[0] == 3, "which version 2 refuses by its first byte, as we refuse its"
+
+
+def test_S12_ids_have_64_bits() -> None:
+    share = m.SealedShare(2**64 - 2, 2**63, ShareKind.SEED, 4, b"s" * 16, b"x" * 20, 3)
+    bundle = CODEC.decode(CODEC.encode(m.ShareBundle((share,))))
+    assert isinstance(bundle, m.ShareBundle)
+    assert (bundle.shares[0].owner, bundle.shares[0].recipient) == (2**64 - 2, 2**63)
+    request = m.SumRequest(0, (1, 2**64 - 2))
+    assert CODEC.decode(CODEC.encode(request)) == request
 
 
 def test_S12_unknown_tags_are_refused() -> None:
@@ -219,10 +225,10 @@ def test_S12_unknown_tags_are_refused() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"q={field.modulus}")
-@pytest.mark.parametrize("kind", [m.MaskedUpload, m.AggregatedShare, m.BufferAnswer])
+@pytest.mark.parametrize("kind", [m.MaskedUpload, m.AggregatedShare])
 def test_S12_elements_that_are_not_below_q_are_refused(kind: type, field: PrimeField) -> None:
     codec = Codec(field)
-    trailer = {m.MaskedUpload: bytes(5), m.AggregatedShare: b"", m.BufferAnswer: bytes(8)}[kind]
+    trailer = {m.MaskedUpload: bytes(5), m.AggregatedShare: bytes(8)}[kind]
 
     def encoded(element: int) -> bytes:
         header = struct.pack("<BBHI", VERSION, TAGS[kind], len(trailer), 3)
@@ -241,25 +247,25 @@ def prefixed(kind: type, body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (m.SurvivorSet, b"\x91\x91\xcc\x01"),  # 1 as uint8
-        (m.SurvivorSet, b"\x91\x91\xcd\x00\x01"),  # 1 as uint16
-        (m.SurvivorSet, b"\x91\x91\xd0\x01"),  # 1 as int8
-        (m.SurvivorSet, b"\x91\xdc\x00\x01\x01"),  # array16 of one
-        (m.SurvivorSet, b"\xdc\x00\x01\x91\x01"),  # the message itself as array16
+        (m.SumRequest, b"\x92\x00\x91\xcc\x01"),  # 1 as uint8
+        (m.SumRequest, b"\x92\x00\x91\xcd\x00\x01"),  # 1 as uint16
+        (m.SumRequest, b"\x92\x00\x91\xd0\x01"),  # 1 as int8
+        (m.SumRequest, b"\x92\x00\xdc\x00\x01\x01"),  # array16 of one
+        (m.SumRequest, b"\xdc\x00\x02\x00\x91\x01"),  # the message itself as array16
         (m.Opening, b"\x91\xc5\x00\x01x"),  # bin16 of one byte
         (m.Opening, b"\x91\xa1x"),  # text for bytes
         (m.AbortRound, b"\x91\xd9\x01x"),  # str8 of one character
         (m.AbortRound, b"\x91\xc4\x01x"),  # bytes for text
         (m.AbortRound, b"\x91\xa2\xff\xfe"),  # text that is no text
-        (m.SurvivorSet, b"\x91\x91\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"),  # 1.0 for 1
-        (m.SurvivorSet, b"\x91\x91\xc3"),  # true for 1
-        (m.SurvivorSet, b"\x91\xc0"),  # nil
+        (m.SumRequest, b"\x92\x00\x91\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"),  # 1.0 for 1
+        (m.SumRequest, b"\x92\x00\x91\xc3"),  # true for 1
+        (m.SumRequest, b"\x92\x00\xc0"),  # nil
         (m.SharesClosed, b"\x90"),  # a field is missing
         (m.SharesClosed, b"\x92\x91\x01\x01"),  # a field too many
         (m.SharesClosed, b"\x81\xa6owners\x91\x01"),  # a map
         (m.Roster, b"\x91\x90"),  # the graph is left out
         (m.Opening, b"\x91\xd4\x01x"),  # an extension type
-        (m.SurvivorSet, b"\x91\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+        (m.SumRequest, b"\x92\x00\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
     ],
 )
 def test_S12_control_messages_have_one_form(kind: type, body: bytes) -> None:
@@ -271,13 +277,13 @@ def test_S12_reserved_and_derived_fields_are_checked() -> None:
     with pytest.raises(DecodeError, match="trailer of 1 bytes"):
         CODEC.decode(prefixed(m.AggregatedShare, struct.pack("<HI", 1, 0) + b"x"))
     with pytest.raises(DecodeError, match="trailer of 7 bytes"):
-        CODEC.decode(prefixed(m.BufferAnswer, struct.pack("<HI", 7, 0) + bytes(7)))
+        CODEC.decode(prefixed(m.AggregatedShare, struct.pack("<HI", 7, 0) + bytes(7)))
     for kind in (0, 4, 255):
-        header = struct.pack("<IIQBI", 1, 2, 0, kind, 4)
+        header = struct.pack("<QQQBI", 1, 2, 0, kind, 4)
         with pytest.raises(DecodeError, match=f"unknown kind of share {kind}"):
             CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
     for length in (3, 5, 2**32 - 1):
-        header = struct.pack("<IIQBI", 1, 2, 0, 1, length)
+        header = struct.pack("<QQQBI", 1, 2, 0, 1, length)
         with pytest.raises(DecodeError, match="a sealed share of"):
             CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
 
@@ -308,15 +314,15 @@ def test_shares_of_a_bundle_are_used_where_they_lie() -> None:
     "data",
     [
         prefixed(m.Opening, b"\x91\xc6\xff\xff\xff\xff"),
-        prefixed(m.SurvivorSet, b"\x91\xdd\xff\xff\xff\xff"),
-        prefixed(m.SurvivorSet, b"\xdd\xff\xff\xff\xff"),
+        prefixed(m.SumRequest, b"\x92\x00\xdd\xff\xff\xff\xff"),
+        prefixed(m.SumRequest, b"\xdd\xff\xff\xff\xff"),
         prefixed(m.Roster, b"\x92\xdd\xff\xff\xff\xff"),
-        prefixed(m.Certificate, b"\x91\xdd\xff\xff\xff\xff"),
+        prefixed(m.Certificate, b"\x92\x00\xdd\xff\xff\xff\xff"),
         prefixed(m.AbortRound, b"\x91\xdb\xff\xff\xff\xff"),
         prefixed(m.AggregatedShare, struct.pack("<HI", 0, 2**32 - 1)),
         prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
         prefixed(m.BufferedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
-        prefixed(m.ShareBundle, struct.pack("<IIQBI", 1, 2, 0, 2, 2**32 - 1)),
+        prefixed(m.ShareBundle, struct.pack("<QQQBI", 1, 2, 0, 2, 2**32 - 1)),
     ],
 )
 def test_S25_a_header_that_claims_gigabytes_costs_no_memory(data: bytes) -> None:

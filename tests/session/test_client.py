@@ -62,7 +62,7 @@ def at(point: str) -> Laboratory:
     if point == "uploaded":
         lab.until_seen("MaskedUpload", CLIENTS)
     if point == "signed":
-        lab.until_seen("SurvivorSignature", CLIENTS)
+        lab.until_seen("Consent", CLIENTS)
     if point == "ended":
         lab.settle()
     return lab
@@ -193,7 +193,7 @@ def test_a_client_that_does_not_train_as_told_says_so_at_once() -> None:
     assert RoundLeft(1, False, "epochs = 9 is too many") in effects
 
 
-@pytest.mark.parametrize("kind", ["Advertise", "MaskedUpload", "SurvivorSignature"])
+@pytest.mark.parametrize("kind", ["Advertise", "MaskedUpload", "Consent"])
 def test_R36_nothing_leaves_that_the_ledger_does_not_account_for(kind: str) -> None:
     """The control is the same client with room on its disk, in every other test."""
     lab = Laboratory()

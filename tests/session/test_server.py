@@ -62,7 +62,7 @@ PHASES = {
     "advertise": ("Advertise", 1),
     "share": ("ShareBundle", 1),
     "upload": ("MaskedUpload", 2),
-    "agree": ("SurvivorSignature", 2),
+    "agree": ("Consent", 2),
     "recover": ("AggregatedShare", 2),
 }
 """A point inside each phase: so many messages of this kind are in."""
@@ -189,7 +189,7 @@ def test_R31_a_crash_at_any_message_loses_no_acknowledged_upload(phase: str, cou
 def test_R31_another_survivor_set_than_the_announced_one_is_refused() -> None:
     lab = Laboratory()
     lab.connect()
-    lab.until_seen("SurvivorSignature", 1)
+    lab.until_seen("Consent", 1)
     lab.crash()
     del lab.disk.rounds[1]["uploads"][0]
     with pytest.raises(Exception, match="do not give the survivor set that was announced"):
@@ -263,7 +263,7 @@ def test_R36_nobody_hears_of_what_is_not_stored(kind: type) -> None:
     lab.settle()
     (record,) = lab.records
     assert record.aborted == "the disk is full"
-    forbidden = "MaskedUpload" if kind is SharingClosed else "SurvivorSignature"
+    forbidden = "MaskedUpload" if kind is SharingClosed else "Consent"
     assert forbidden not in {name for _, name in lab.seen}
     assert isinstance(lab.finished and lab.finished.error, Aborted)
 

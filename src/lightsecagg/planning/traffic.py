@@ -25,6 +25,7 @@ from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import (
     Advertise,
     Certificate,
+    Consent,
     MaskedUpload,
     Member,
     Message,
@@ -33,8 +34,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
 )
 from lightsecagg.protocol.schemes.traits import Shares
 from lightsecagg.protocol.settings import Settings
@@ -176,12 +176,14 @@ class _Forecast:
     def _recovery(self) -> None:
         count = len(self.survivors)
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        self._down(Phase.AGREE if malicious else Phase.RECOVER, SurvivorSet(self.survivors), count)
+        self._down(
+            Phase.AGREE if malicious else Phase.RECOVER, SumRequest(0, self.survivors), count
+        )
         if malicious:
             signature = bytes(SIGNATURE_LENGTH)
-            self._up(Phase.AGREE, self._size(SurvivorSignature(signature)))
+            self._up(Phase.AGREE, self._size(Consent(0, signature)))
             quorum = self.survivors[: self.settings.parameters.quorum]
-            certificate = Certificate(tuple((client, signature) for client in quorum))
+            certificate = Certificate(0, tuple((client, signature) for client in quorum))
             self._down(Phase.RECOVER, certificate, count)
         answer = self.settings.traits.answer_bytes(self.settings, len(self.dropped))
         self._up(Phase.RECOVER, answer)

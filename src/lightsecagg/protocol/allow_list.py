@@ -18,8 +18,8 @@ class AllowList:
 
     def __init__(self, identities: Mapping[int, bytes]) -> None:
         for client, key in identities.items():
-            if not 0 <= client < 0xFFFFFFFF:
-                raise ParameterError(f"client id {client} must be in [0, 2^32 - 1)")
+            if not 0 <= client < 2**64 - 1:
+                raise ParameterError(f"client id {client} must be in [0, 2^64 - 1)")
             try:
                 check_identity_key(key, f"client {client}")
             except CryptoError as error:

@@ -21,7 +21,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.messages import BufferAnnounced, Tag
+from lightsecagg.protocol.messages import SumRequest, Tag
 from lightsecagg.protocol.roles.agreement import Statement
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
@@ -84,7 +84,7 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
         raise RemoteProtocolError(f"tag of client {tag.owner} refused: {error}") from error
 
 
-def check_models(buffer: BufferAnnounced, models: Mapping[int, bytes]) -> None:
+def check_models(buffer: SumRequest, models: Mapping[int, bytes]) -> None:
     """Raise `RemoteProtocolError` unless every version names one model, and ours where known.
 
     A server that trains clients from different models of one version could tell their updates
@@ -99,7 +99,7 @@ def check_models(buffer: BufferAnnounced, models: Mapping[int, bytes]) -> None:
             )
 
 
-def buffer_statement(context: bytes, buffer: BufferAnnounced) -> Statement:
+def buffer_statement(context: bytes, buffer: SumRequest) -> Statement:
     """Consent to a buffer of the epoch C1 (agree step)."""
     return Statement("buffer", (context, uint(buffer.time), hash_tags(buffer.tags)))
 
@@ -113,7 +113,7 @@ def hash_tags(tags: tuple[Tag, ...]) -> bytes:
 
 
 def buffer_weights(
-    round_: Round, buffering: Buffering, buffer: BufferAnnounced, minimum: int = 0
+    round_: Round, buffering: Buffering, buffer: SumRequest, minimum: int = 0
 ) -> tuple[int, ...]:
     """The weights of a buffer in the order of its tags, if it is acceptable at all (S09).
 
@@ -155,7 +155,7 @@ def buffer_weights(
     return weights
 
 
-def buffer_terms(buffer: BufferAnnounced, weights: Iterable[int]) -> tuple[Term, ...]:
+def buffer_terms(buffer: SumRequest, weights: Iterable[int]) -> tuple[Term, ...]:
     """The masks of a buffer's uploads, and how often each counts."""
     return tuple(
         Term(MaskRef(tag.owner, tag.serial), weight)

@@ -75,18 +75,17 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
     AggregatedShare,
-    BufferAnnounced,
-    BufferAnswer,
-    BufferCertificate,
     BufferedUpload,
-    BufferRefusal,
-    BufferSignature,
+    Certificate,
+    Consent,
     MaskComplete,
     MaskReport,
     Opening,
+    Refusal,
     Roster,
     SealedShare,
     ShareBundle,
+    SumRequest,
     UploadDropped,
 )
 from lightsecagg.protocol.policy import Policy
@@ -142,7 +141,7 @@ class Registered(Fixed, frozen=True, kw_only=True):
 class Signed(Registered, frozen=True, kw_only=True):
     """The buffer of `time` is signed; the answer waits for the certificate."""
 
-    buffer: BufferAnnounced
+    buffer: SumRequest
     answer: bytes
     """The sum of the shares, which are burnt."""
     signature: bytes
@@ -151,7 +150,7 @@ class Signed(Registered, frozen=True, kw_only=True):
 class Answered(Registered, frozen=True, kw_only=True):
     """The buffer of `time` is answered for."""
 
-    buffer: BufferAnnounced
+    buffer: SumRequest
     answer: bytes
 
 
@@ -423,7 +422,7 @@ class EpochClient(ClientMachine[AnyState]):
 
     # -- answering ---------------------------------------------------------------------------
 
-    def _on_buffer(self, state: Registered, message: BufferAnnounced) -> list[Output]:
+    def _on_buffer(self, state: Registered, message: SumRequest) -> list[Output]:
         if message.time <= state.time:
             raise RemoteProtocolError(
                 f"a buffer of time {message.time} is refused: this client has consented to "
@@ -436,20 +435,18 @@ class EpochClient(ClientMachine[AnyState]):
         check_models(message, state.models)
         terms = buffer_terms(message, weights)
         if missing := scheme.missing(_held(state, terms), terms):
-            return [Send(SERVER, BufferRefusal(message.time, missing))]
+            return [Send(SERVER, Refusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
         return self._consent(scheme, state, message, terms)
 
-    def _on_another_buffer(
-        self, state: Signed | Answered, message: BufferAnnounced
-    ) -> list[Output]:
+    def _on_another_buffer(self, state: Signed | Answered, message: SumRequest) -> list[Output]:
         return self._reply(state) if message == state.buffer else self._on_buffer(state, message)
 
     def _consent(
         self,
         scheme: ClientScheme,
         state: Registered,
-        buffer: BufferAnnounced,
+        buffer: SumRequest,
         terms: tuple[Term, ...],
     ) -> list[Output]:
         """Compute the answer and forget the shares, in one step."""
@@ -473,12 +470,12 @@ class EpochClient(ClientMachine[AnyState]):
 
     def _reply(self, state: Signed | Answered) -> list[Output]:
         if isinstance(state, Signed):
-            return [Send(SERVER, BufferSignature(state.time, state.signature))]
+            return [Send(SERVER, Consent(state.time, state.signature))]
         field = self._settings(state).field
         vector = field.from_bytes(state.answer, len(state.answer) // 4)
-        return [Send(SERVER, BufferAnswer(state.time, vector))]
+        return [Send(SERVER, AggregatedShare(vector, state.time))]
 
-    def _on_certificate(self, state: Signed, message: BufferCertificate) -> list[Output]:
+    def _on_certificate(self, state: Signed, message: Certificate) -> list[Output]:
         self._check_time(state, message)
         round_ = self._scheme(state).round
         statement = buffer_statement(round_.context, state.buffer)
@@ -486,11 +483,11 @@ class EpochClient(ClientMachine[AnyState]):
         self.state = answered = _become(Answered, state, buffer=state.buffer, answer=state.answer)
         return self._reply(answered)
 
-    def _on_repeated_certificate(self, state: Answered, message: BufferCertificate) -> list[Output]:
+    def _on_repeated_certificate(self, state: Answered, message: Certificate) -> list[Output]:
         self._check_time(state, message)
         return self._reply(state)
 
-    def _check_time(self, state: Signed | Answered, message: BufferCertificate) -> None:
+    def _check_time(self, state: Signed | Answered, message: Certificate) -> None:
         if message.time != state.time:
             raise RemoteProtocolError(
                 f"a certificate for time {message.time}, for which this client signed nothing"
@@ -540,21 +537,21 @@ TRANSITIONS: Table = table(
         on(Registered, ShareBundle, EpochClient._on_shares),
         on(Registered, MaskComplete, EpochClient._on_complete),
         on(Registered, UploadDropped, EpochClient._on_dropped),
-        on(Registered, BufferAnnounced, EpochClient._on_buffer),
+        on(Registered, SumRequest, EpochClient._on_buffer),
         on(Signed, Opening, EpochClient._on_repeated_opening),
         on(Signed, Roster, EpochClient._on_repeated_roster),
         on(Signed, ShareBundle, EpochClient._on_shares),
         on(Signed, MaskComplete, EpochClient._on_complete),
         on(Signed, UploadDropped, EpochClient._on_dropped),
-        on(Signed, BufferAnnounced, EpochClient._on_another_buffer),
-        on(Signed, BufferCertificate, EpochClient._on_certificate),
+        on(Signed, SumRequest, EpochClient._on_another_buffer),
+        on(Signed, Certificate, EpochClient._on_certificate),
         on(Answered, Opening, EpochClient._on_repeated_opening),
         on(Answered, Roster, EpochClient._on_repeated_roster),
         on(Answered, ShareBundle, EpochClient._on_shares),
         on(Answered, MaskComplete, EpochClient._on_complete),
         on(Answered, UploadDropped, EpochClient._on_dropped),
-        on(Answered, BufferAnnounced, EpochClient._on_another_buffer),
-        on(Answered, BufferCertificate, EpochClient._on_repeated_certificate),
+        on(Answered, SumRequest, EpochClient._on_another_buffer),
+        on(Answered, Certificate, EpochClient._on_repeated_certificate),
         *(on(state, AbortRound, EpochClient._on_abort) for state in get_args(AnyState)),
     ]
 )

@@ -22,9 +22,8 @@ from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.jobs import Compute, Job, SumUploads, Unmask, Upload
 from lightsecagg.protocol.messages import (
     AggregatedShare,
-    BufferAnnounced,
-    BufferAnswer,
-    BufferCertificate,
+    Certificate,
+    SumRequest,
 )
 from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.schemes.interface import Answer, MaskSum, ServerScheme
@@ -38,7 +37,7 @@ class Flight:
         scheme: ServerScheme,
         allow_list: AllowList,
         buffering: Buffering,
-        buffer: BufferAnnounced,
+        buffer: SumRequest,
         uploads: Sequence[Upload],
         holders: frozenset[int],
     ) -> None:
@@ -83,26 +82,25 @@ class Flight:
         return [Compute(job) for job in (self._summing, self._unmasking) if job is not None]
 
     @property
-    def certificate(self) -> BufferCertificate:
+    def certificate(self) -> Certificate:
         """m signatures."""
-        return BufferCertificate(self.time, self.agreement.certificate)
+        return Certificate(self.time, self.agreement.certificate)
 
     @property
     def good_answers(self) -> dict[int, Answer]:
         """The answers of those who hold good shares of all the buffer's masks."""
         return {c: answer for c, answer in self.answers.items() if c in self.holders}
 
-    def on_answer(self, sender: int, message: BufferAnswer) -> bool:
+    def on_answer(self, sender: int, message: AggregatedShare) -> bool:
         """Take an answer; False if it comes again or too late."""
         if self.phase is not Phase.RECOVER:
             raise RemoteProtocolError(f"client {sender} answered before the agreement")
-        answer = AggregatedShare(message.vector)
-        self._scheme.check_answer(self.asked, sender, answer)
-        if (known := self.answers.get(sender)) is not None and answer != known:
+        self._scheme.check_answer(self.asked, sender, message)
+        if (known := self.answers.get(sender)) is not None and message != known:
             raise RemoteProtocolError(f"client {sender} gave two different answers")
         if known is not None or self.collected:
             return False
-        self.answers[sender] = answer
+        self.answers[sender] = message
         return True
 
     def collect(self) -> list[Compute]:

@@ -23,10 +23,10 @@ from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
-    BufferAnnounced,
     Roster,
     SealedShare,
     ShareBundle,
+    SumRequest,
     Tag,
     UploadDropped,
 )
@@ -68,7 +68,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     last_tag: dict[int, Tag] = {}
     accepted: list[tuple[bytes, list[int]]] = []
     waiting: list[tuple[Tag, int]] = []
-    buffer: BufferAnnounced | None = None
+    buffer: SumRequest | None = None
     holders: list[int] = []
     collected: bool = False
     signatures: dict[int, bytes] = {}

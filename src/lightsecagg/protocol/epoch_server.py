@@ -66,16 +66,16 @@ from lightsecagg.protocol.jobs import Job, Result
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
-    BufferAnnounced,
-    BufferAnswer,
+    AggregatedShare,
     BufferedUpload,
-    BufferRefusal,
-    BufferSignature,
+    Consent,
     MaskReport,
     Message,
     Opening,
+    Refusal,
     Roster,
     ShareBundle,
+    SumRequest,
     Tag,
     UploadDropped,
 )
@@ -477,7 +477,7 @@ class EpochServer:
                 return []
 
     def _announce(self, chosen: list[WaitingUpload]) -> list[Output]:
-        buffer = BufferAnnounced(self.time, tuple(waiting.tag for waiting in chosen))
+        buffer = SumRequest(self.time, tuple(waiting.tag for waiting in chosen))
         self._queue.take(buffer.tags)
         holders = frozenset(self._members).intersection(
             *(self._stock.holders(waiting.mask) for waiting in chosen)
@@ -488,13 +488,11 @@ class EpochServer:
         online = [client for client in self._members if client not in self._offline]
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
-    def _take_off(
-        self, buffer: BufferAnnounced, uploads: list[Any], holders: frozenset[int]
-    ) -> Flight:
+    def _take_off(self, buffer: SumRequest, uploads: list[Any], holders: frozenset[int]) -> Flight:
         parts = (self._scheme, self._allow_list, self._buffering)
         return Flight(*parts, buffer, uploads, holders)
 
-    def _on_signature(self, sender: int, message: BufferSignature) -> list[Output]:
+    def _on_signature(self, sender: int, message: Consent) -> list[Output]:
         flight = self._in_flight
         if message.time != flight.time:
             return self._on_late(sender, message)
@@ -504,14 +502,14 @@ class EpochServer:
             return [Send(sender, flight.certificate)]
         return []
 
-    def _on_refusal(self, sender: int, message: BufferRefusal) -> list[Output]:
+    def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         flight = self._in_flight
         if message.time != flight.time:
             return self._on_late(sender, message)
         flight.agreement.on_refusal(sender, message.missing)
         return []
 
-    def _on_answer(self, sender: int, message: BufferAnswer) -> list[Output]:
+    def _on_answer(self, sender: int, message: AggregatedShare) -> list[Output]:
         flight = self._in_flight
         if message.time != flight.time:
             return self._on_late(sender, message)
@@ -617,11 +615,11 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     **at(ShareBundle, EpochServer._on_shares, *_REGISTERED),
     **at(MaskReport, EpochServer._on_report, *_REGISTERED),
     **at(BufferedUpload, EpochServer._on_upload, *_REGISTERED),
-    **at(BufferSignature, EpochServer._on_late, Phase.UPLOAD),
-    **at(BufferSignature, EpochServer._on_signature, *_IN_FLIGHT),
-    **at(BufferRefusal, EpochServer._on_late, Phase.UPLOAD),
-    **at(BufferRefusal, EpochServer._on_refusal, *_IN_FLIGHT),
-    **at(BufferAnswer, EpochServer._on_late, Phase.UPLOAD),
-    **at(BufferAnswer, EpochServer._on_answer, *_IN_FLIGHT),
+    **at(Consent, EpochServer._on_late, Phase.UPLOAD),
+    **at(Consent, EpochServer._on_signature, *_IN_FLIGHT),
+    **at(Refusal, EpochServer._on_late, Phase.UPLOAD),
+    **at(Refusal, EpochServer._on_refusal, *_IN_FLIGHT),
+    **at(AggregatedShare, EpochServer._on_late, Phase.UPLOAD),
+    **at(AggregatedShare, EpochServer._on_answer, *_IN_FLIGHT),
 }
 """(phase, message) -> handler. What is not here is refused."""

@@ -41,7 +41,7 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.jobs import Compute, Computing, Job, Result, Upload
 from lightsecagg.protocol.messages import MaskedUpload, Message, Roster, SharesClosed
 
-SERVER = 0xFFFFFFFF
+SERVER = 2**64 - 1
 """The server's name as sender or recipient; client ids are smaller."""
 
 

@@ -1,33 +1,29 @@
-"""The messages of the synchronous protocols, one frozen class each.
+"""The messages of all protocols and both modes, one frozen class each.
 
-Who sends what, in order (C = client, S = server):
+Who sends what (C = client, S = server), in the order of a synchronous round:
 
-    Opening          S -> C   the round's settings
+    Opening          S -> C   the settings of a round or epoch
     Advertise        C -> S   fresh X25519 keys, signed
     Roster           S -> C   everybody's keys, and what binds the coming check; fixes C1
     ShareBundle      C -> S -> C   sealed shares, each for one peer, which the server cannot read
     SharesClosed     S -> C   whose shares are complete, and the secret of the check
     MaskedUpload     C -> S   the masked update, which shares are held here, and reports on them
-    SurvivorSet      S -> C   U1: whose updates are summed
-    SurvivorSignature C -> S  malicious-server mode: a signature on (C1, U1)
+    SumRequest       S -> C   U1: whose updates are summed
+    Consent          C -> S   malicious-server mode: a signature on (C1, U1)
     Certificate      S -> C   malicious-server mode: m signatures
     Refusal          C -> S   shares of these members of U1 are missing here
     AggregatedShare  C -> S   LightSecAgg's answer
     UnmaskingShares  C -> S   SecAgg's answer
     AbortRound       S -> C   the round is over, for this reason
 
-The asynchronous mode registers clients with the same Opening, Advertise and Roster, shares stock
-with ShareBundle (a serial counts an owner's masks), and then:
+The asynchronous mode registers clients with the same messages, shares stock with ShareBundle (a
+serial counts an owner's masks), and asks for sums with the same SumRequest, Consent, Certificate,
+Refusal and AggregatedShare, which name the time t of a buffer. It adds
 
     MaskComplete     S -> C   a mask's shares are delivered; the secret of its check
     MaskReport       C -> S   two elements on the share of that mask that is held here
     BufferedUpload   C -> S   a masked update with its owner's signed tag
     UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
-    BufferAnnounced  S -> C   the buffer of time t: the tags of the updates to be summed
-    BufferSignature  C -> S   malicious-server mode: a signature on (C1, t, tags)
-    BufferCertificate S -> C  malicious-server mode: m signatures
-    BufferRefusal    C -> S   shares of these owners' masks are missing here
-    BufferAnswer     C -> S   the weighted sum of the shares
 
 Control messages are encoded by msgspec, vector messages by a fixed header and raw bytes; see
 `wire`. Nothing here is secret except what is sealed or masked; still, no `repr` prints payloads.
@@ -90,30 +86,6 @@ class SharesClosed(Control, frozen=True):
     owners: tuple[int, ...]
     check_secret: bytes = b""
     """LightSecAgg: opens the roster's commitment; everybody's coefficients follow from it."""
-
-
-class SurvivorSet(Control, frozen=True):
-    """U1, once announced never changed."""
-
-    survivors: tuple[int, ...]
-
-
-class SurvivorSignature(Control, frozen=True):
-    """A client's consent to U1."""
-
-    signature: bytes
-
-
-class Certificate(Control, frozen=True):
-    """Signatures of distinct roster members on (C1, U1)."""
-
-    signatures: tuple[tuple[int, bytes], ...]
-
-
-class Refusal(Control, frozen=True):
-    """The client neither signs nor answers, because it lacks these members' shares."""
-
-    missing: tuple[int, ...]
 
 
 class AbortRound(Control, frozen=True):
@@ -185,12 +157,14 @@ class MaskedUpload:
 
 @dataclass(frozen=True, slots=True)
 class AggregatedShare:
-    """LightSecAgg's answer: the sum of the shares of U1 that the sender holds."""
+    """LightSecAgg's answer: the weighted sum of the shares that were asked for."""
 
     vector: Elements = field(repr=False)
+    time: int = 0
+    """Of the request."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AggregatedShare) and _same(self, other)
+        return isinstance(other, AggregatedShare) and self.time == other.time and _same(self, other)
 
 
 class Tag(Control, frozen=True):
@@ -236,29 +210,46 @@ class UploadDropped(Control, frozen=True):
     serial: int
 
 
-class BufferAnnounced(Control, frozen=True):
-    """The server asks for the mask of this buffer, in increasing order of owners."""
+class SumRequest(Control, frozen=True):
+    """The server asks for the sum of these updates' masks; once announced it never changes.
+
+    A synchronous round has one, of time 0; whose sum it is follows from C1, in which rounds and
+    epochs never agree.
+    """
 
     time: int
-    """t: larger than that of every buffer before."""
-    tags: tuple[Tag, ...]
+    """t: larger than that of every buffer before; 0 in a round."""
+    terms: tuple[int | Tag, ...]
+    """In a round U1, by id; in an epoch the tags of a buffer, in increasing order of owners."""
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """U1; empty unless this is a round's request."""
+        ids = tuple(term for term in self.terms if isinstance(term, int))
+        return ids if len(ids) == len(self.terms) and self.time == 0 else ()
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        """The buffer's tags; empty unless this is an epoch's request."""
+        tags = tuple(term for term in self.terms if isinstance(term, Tag))
+        return tags if len(tags) == len(self.terms) else ()
 
 
-class BufferSignature(Control, frozen=True):
-    """A client's consent to the buffer of this time."""
+class Consent(Control, frozen=True):
+    """A client's signature on the request of this time."""
 
     time: int
     signature: bytes
 
 
-class BufferCertificate(Control, frozen=True):
-    """Signatures of distinct roster members on (C1, t, tags)."""
+class Certificate(Control, frozen=True):
+    """Signatures of distinct roster members on the request of this time."""
 
     time: int
     signatures: tuple[tuple[int, bytes], ...]
 
 
-class BufferRefusal(Control, frozen=True):
+class Refusal(Control, frozen=True):
     """The client neither signs nor answers, because it lacks these owners' shares."""
 
     time: int
@@ -276,17 +267,6 @@ class BufferedUpload:
         return isinstance(other, BufferedUpload) and self.tag == other.tag and _same(self, other)
 
 
-@dataclass(frozen=True, slots=True)
-class BufferAnswer:
-    """The weighted sum, over the buffer of this time, of the shares that the sender holds."""
-
-    time: int
-    vector: Elements = field(repr=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BufferAnswer) and self.time == other.time and _same(self, other)
-
-
 def _same(one: Any, other: Any) -> bool:
     """Equality for messages that carry arrays."""
     if getattr(one, "held", b"") != getattr(other, "held", b""):
@@ -301,8 +281,8 @@ Message = (
     | ShareBundle
     | SharesClosed
     | MaskedUpload
-    | SurvivorSet
-    | SurvivorSignature
+    | SumRequest
+    | Consent
     | Certificate
     | Refusal
     | AggregatedShare
@@ -312,9 +292,4 @@ Message = (
     | MaskReport
     | BufferedUpload
     | UploadDropped
-    | BufferAnnounced
-    | BufferSignature
-    | BufferCertificate
-    | BufferRefusal
-    | BufferAnswer
 )

@@ -57,6 +57,7 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.messages import (
     AbortRound,
     Certificate,
+    Consent,
     MaskedUpload,
     Message,
     Opening,
@@ -64,10 +65,14 @@ from lightsecagg.protocol.messages import (
     Roster,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
 )
-from lightsecagg.protocol.roles.agreement import check_certificate, survivor_statement
+from lightsecagg.protocol.roles.agreement import (
+    ROUND,
+    check_certificate,
+    check_of_round,
+    survivor_statement,
+)
 from lightsecagg.protocol.roles.contributor import (
     check_input,
     hide,
@@ -267,7 +272,7 @@ class RoundClient(ClientMachine[AnyState]):
         if not scheme.suffices(state.held, message.owners):
             reason = f"the shares of {len(missing)} peers are missing; too few are held here"
             self._forget(reason)
-            return [Send(SERVER, Refusal(tuple(missing))), RoundAborted(reason)]
+            return [Send(SERVER, Refusal(ROUND, tuple(missing))), RoundAborted(reason)]
         return self._upload_if_ready(
             replace(state, owners=message.owners, check_secret=message.check_secret)
         )
@@ -308,14 +313,15 @@ class RoundClient(ClientMachine[AnyState]):
         upload = MaskedUpload(_bitmap(scheme.round, held), masked, reports)
         return [*self.ledger.persisted(), Send(SERVER, upload)]
 
-    def _on_survivors(self, state: Uploaded, message: SurvivorSet) -> list[Output]:
+    def _on_survivors(self, state: Uploaded, message: SumRequest) -> list[Output]:
+        check_of_round(message)
         scheme = self._scheme(state)
         round_, survivors = scheme.round, message.survivors
         self._check_survivors(round_, state.owners, survivors)
         scheme.accept(survivors)
         missing = scheme.missing(_by_mask(state.held), _terms(survivors))
         if missing:
-            return [Send(SERVER, Refusal(missing))]
+            return [Send(SERVER, Refusal(ROUND, missing))]
         self.ledger.consent(round_.settings.model, state.fingerprint, survivors)
         if round_.settings.parameters.threat_model is ThreatModel.HONEST_BUT_CURIOUS:
             return [*self.ledger.persisted(), *self._answer_once(state, survivors)]
@@ -328,29 +334,29 @@ class RoundClient(ClientMachine[AnyState]):
             survivors=survivors,
             signature=signature,
         )
-        return [*self.ledger.persisted(), Send(SERVER, SurvivorSignature(signature))]
+        return [*self.ledger.persisted(), Send(SERVER, Consent(ROUND, signature))]
 
-    def _on_repeated_survivors(
-        self, state: Signed | Answered, message: SurvivorSet
-    ) -> list[Output]:
+    def _on_repeated_survivors(self, state: Signed | Answered, message: SumRequest) -> list[Output]:
         if message.survivors != state.survivors:
             raise RemoteProtocolError(
                 "a second, different survivor set in one round is refused: answering both would "
                 "reveal a client's model"
             )
         if state.signature:
-            return [Send(SERVER, SurvivorSignature(state.signature))]
+            return [Send(SERVER, Consent(ROUND, state.signature))]
         if isinstance(state, Signed):
             raise AssertionError("a signed state holds its signature")
         return [Send(SERVER, self._answer_again(state))]
 
     def _on_certificate(self, state: Signed, message: Certificate) -> list[Output]:
+        check_of_round(message)
         round_ = self._scheme(state).round
         statement = survivor_statement(round_.context, state.survivors)
         check_certificate(round_, self._policy.allow_list, statement, message.signatures)
         return self._answer_once(state, state.survivors)
 
     def _on_repeated_certificate(self, state: Answered, message: Certificate) -> list[Output]:
+        check_of_round(message)
         return [Send(SERVER, self._answer_again(state))]
 
     def _answer_once(self, state: Uploaded | Signed, survivors: tuple[int, ...]) -> list[Output]:
@@ -402,18 +408,18 @@ TRANSITIONS: Table = table(
         on(Uploaded, Roster, RoundClient._on_repeated_roster),
         on(Uploaded, ShareBundle, RoundClient._on_late),
         on(Uploaded, SharesClosed, RoundClient._on_repeated_close),
-        on(Uploaded, SurvivorSet, RoundClient._on_survivors),
+        on(Uploaded, SumRequest, RoundClient._on_survivors),
         on(Signed, Opening, RoundClient._on_repeated_opening),
         on(Signed, Roster, RoundClient._on_repeated_roster),
         on(Signed, ShareBundle, RoundClient._on_late),
         on(Signed, SharesClosed, RoundClient._on_repeated_close),
-        on(Signed, SurvivorSet, RoundClient._on_repeated_survivors),
+        on(Signed, SumRequest, RoundClient._on_repeated_survivors),
         on(Signed, Certificate, RoundClient._on_certificate),
         on(Answered, Opening, RoundClient._on_repeated_opening),
         on(Answered, Roster, RoundClient._on_repeated_roster),
         on(Answered, ShareBundle, RoundClient._on_late),
         on(Answered, SharesClosed, RoundClient._on_late),
-        on(Answered, SurvivorSet, RoundClient._on_repeated_survivors),
+        on(Answered, SumRequest, RoundClient._on_repeated_survivors),
         on(Answered, Certificate, RoundClient._on_repeated_certificate),
         *(on(state, AbortRound, RoundClient._on_abort) for state in get_args(AnyState)),
     ]

@@ -74,6 +74,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Message,
     Opening,
@@ -81,11 +82,15 @@ from lightsecagg.protocol.messages import (
     Roster,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.roles.agreement import Agreement, survivor_statement
+from lightsecagg.protocol.roles.agreement import (
+    ROUND,
+    Agreement,
+    check_of_round,
+    survivor_statement,
+)
 from lightsecagg.protocol.roles.registration import Registration
 from lightsecagg.protocol.roles.relay import Outbox, Relay
 from lightsecagg.protocol.schemes.interface import (
@@ -106,7 +111,7 @@ _PHASE_OF: dict[type, Phase] = {
     Advertise: Phase.ADVERTISE,
     ShareBundle: Phase.SHARE,
     MaskedUpload: Phase.UPLOAD,
-    SurvivorSignature: Phase.AGREE,
+    Consent: Phase.AGREE,
 }
 
 
@@ -216,11 +221,11 @@ class RoundServer:
         if self.phase is Phase.UPLOAD and client in self._complete:
             return [Send(client, self.closed)]
         if self.phase is Phase.AGREE and client in self._in_sum:
-            return [Send(client, SurvivorSet(self._survivors))]
+            return [Send(client, SumRequest(ROUND, self._survivors))]
         if self.phase is Phase.RECOVER and client in self._in_sum:
-            again: list[Output] = [Send(client, SurvivorSet(self._survivors))]
+            again: list[Output] = [Send(client, SumRequest(ROUND, self._survivors))]
             if self._agreed.signatures:
-                again.append(Send(client, Certificate(self._agreed.certificate)))
+                again.append(Send(client, Certificate(ROUND, self._agreed.certificate)))
             return again
         return []
 
@@ -285,6 +290,8 @@ class RoundServer:
         if not self._started:
             raise LocalProtocolError("start the round before delivering messages to it")
         self._registration.check_invited(sender)
+        if isinstance(message, Consent | Refusal | AggregatedShare):
+            check_of_round(message)
         if self.phase is Phase.DONE or self._collected or self._is_late(message):
             self.late_messages[type(message).__name__] += 1
             return []
@@ -365,7 +372,7 @@ class RoundServer:
                 return self._on_shares(sender, message)
             case MaskedUpload():
                 return self._on_upload(sender, message)
-            case SurvivorSignature():
+            case Consent():
                 return self._on_signature(sender, message)
             case AggregatedShare() | UnmaskingShares():
                 return self._on_answer(sender, message)
@@ -529,7 +536,8 @@ class RoundServer:
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self.phase = Phase.AGREE if malicious else Phase.RECOVER
         # Who is left out hears of it, and can forget its secrets.
-        announced, left_out = SurvivorSet(survivors), AbortRound("the round goes on without it")
+        announced = SumRequest(ROUND, survivors)
+        left_out = AbortRound("the round goes on without it")
         sends = [
             Send(client, announced if client in survivors else left_out) for client in self.owners
         ]
@@ -543,7 +551,7 @@ class RoundServer:
         self._agreed.on_refusal(sender, message.missing)
         return self._advance_if_complete()
 
-    def _on_signature(self, sender: int, message: SurvivorSignature) -> list[Output]:
+    def _on_signature(self, sender: int, message: Consent) -> list[Output]:
         self._agreed.on_signature(sender, message.signature)
         return []
 
@@ -551,7 +559,7 @@ class RoundServer:
         if not self._agreed.reached:
             return self._abort(self._agreed.shortfall)
         self.phase = Phase.RECOVER
-        certificate = Certificate(self._agreed.certificate)
+        certificate = Certificate(ROUND, self._agreed.certificate)
         return [Send(client, certificate) for client in sorted(self.pending)]
 
     def _on_answer(self, sender: int, message: Answer) -> list[Output]:

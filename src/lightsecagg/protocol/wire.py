@@ -5,14 +5,14 @@ Every message starts with two bytes, version and tag. Then:
 * control messages: the fields in order, as one msgpack array;
 * vector messages: a fixed little-endian struct, then raw bytes to the end of the message.
 
-    ShareBundle      owner u32, recipient u32, serial u64, kind u8, length u32, salt | sealed bytes
+    ShareBundle      owner u64, recipient u64, serial u64, kind u8, length u32, salt | sealed bytes
     all others       trailer length u16, elements u32 | elements | trailer
 
 where a salt has 16 bytes, and the trailer is MaskedUpload's number of reports as u32 and bitmap,
-BufferedUpload's tag as msgpack, BufferAnswer's time as u64, and nothing for AggregatedShare. The
-reports are the last of MaskedUpload's elements. A bundle of several shares is as many bundles of
-one share, prefix included, one after the other. (With the prefix, elements start at byte 8: they
-are used where they lie, without a copy, and so are sealed shares.)
+BufferedUpload's tag as msgpack, and AggregatedShare's time as u64. The reports are the last of
+MaskedUpload's elements. A bundle of several shares is as many bundles of one share, prefix
+included, one after the other. (With the prefix, elements start at byte 8: they are used where they
+lie, without a copy, and so are sealed shares.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -35,7 +35,6 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.messages import (
     AggregatedShare,
-    BufferAnswer,
     BufferedUpload,
     Control,
     MaskedUpload,
@@ -45,10 +44,11 @@ from lightsecagg.protocol.messages import (
     Tag,
 )
 
-VERSION: Final = 2
-"""Version 1 sealed shares without a salt."""
+VERSION: Final = 3
+"""Version 1 sealed shares without a salt; version 2 had clients of 32-bit ids, and messages of its
+own for the sums of the asynchronous mode."""
 
-# Tags are wire format: never renumber, only append.
+# Tags are wire format: never renumber, only append. 15 to 19 were version 2's.
 TAGS: Final[dict[type, int]] = {
     messages.Opening: 1,
     messages.Advertise: 2,
@@ -56,24 +56,19 @@ TAGS: Final[dict[type, int]] = {
     messages.ShareBundle: 4,
     messages.SharesClosed: 5,
     messages.MaskedUpload: 6,
-    messages.SurvivorSet: 7,
-    messages.SurvivorSignature: 8,
+    messages.SumRequest: 7,
+    messages.Consent: 8,
     messages.Certificate: 9,
     messages.Refusal: 10,
     messages.AggregatedShare: 11,
     messages.UnmaskingShares: 12,
     messages.AbortRound: 13,
     messages.BufferedUpload: 14,
-    messages.BufferAnnounced: 15,
-    messages.BufferSignature: 16,
-    messages.BufferCertificate: 17,
-    messages.BufferRefusal: 18,
-    messages.BufferAnswer: 19,
     messages.UploadDropped: 20,
     messages.MaskComplete: 21,
     messages.MaskReport: 22,
 }
-_VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload, BufferAnswer)
+_VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}
 
 # Made at import, as every decoder of this package: msgspec examines a type when it first makes a
@@ -85,7 +80,7 @@ _DECODERS: Final = {
 _SHARE_KINDS: Final = {kind.value: kind for kind in ShareKind}
 
 _PREFIX = struct.Struct("<BB")
-_SEALED = struct.Struct(f"<2sIIQBI{SALT_LENGTH}s")
+_SEALED = struct.Struct(f"<2sQQQBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
 _COUNT = struct.Struct("<I")
@@ -114,12 +109,10 @@ class Codec:
             case MaskedUpload(held, vector, reports):
                 trailer = _COUNT.pack(reports.size) + held
                 return self._encode_vector(prefix, vector, trailer, reports)
-            case AggregatedShare(vector):
-                return self._encode_vector(prefix, vector, b"")
+            case AggregatedShare(vector, time):
+                return self._encode_vector(prefix, vector, _TIME.pack(time))
             case BufferedUpload(tag, vector):
                 return self._encode_vector(prefix, vector, self._encoder.encode(tag))
-            case BufferAnswer(time, vector):
-                return self._encode_vector(prefix, vector, _TIME.pack(time))
             case _:
                 return prefix + self._encoder.encode(message)
 
@@ -176,11 +169,9 @@ class Codec:
             return MaskedUpload(bytes(trailer[_COUNT.size :]), vector[:cut], vector[cut:])
         if kind is BufferedUpload:
             return BufferedUpload(self._decode_control(Tag, trailer), vector)
-        if length != (_TIME.size if kind is BufferAnswer else 0):
+        if length != _TIME.size:
             raise DecodeError(f"malformed {kind.__name__}: a trailer of {length} bytes")
-        if kind is AggregatedShare:
-            return AggregatedShare(vector)
-        return BufferAnswer(_TIME.unpack(trailer)[0], vector)
+        return AggregatedShare(vector, _TIME.unpack(trailer)[0])
 
     def _elements(self, body: memoryview, count: int) -> Elements:
         try:

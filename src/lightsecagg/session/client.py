@@ -42,7 +42,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Roster,
     SharesClosed,
-    SurvivorSet,
+    SumRequest,
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import client_party
@@ -318,7 +318,7 @@ class ClientSession:
             outputs = round_.party.receive(SERVER, message)
         except LightSecAggError as error:
             self._warn("round %d: %s", round_.number, error)
-            final = isinstance(message, Opening | Roster | SurvivorSet)  # no other will come
+            final = isinstance(message, Opening | Roster | SumRequest)  # no other will come
             if round_.party is None or final:
                 self._withdraw(round_, str(error))
             return

@@ -27,8 +27,8 @@ DEATHS = [
     ("ShareBundle", "after"),
     ("MaskedUpload", "before"),
     ("MaskedUpload", "after"),
-    ("SurvivorSignature", "before"),
-    ("SurvivorSignature", "after"),
+    ("Consent", "before"),
+    ("Consent", "after"),
     ("AggregatedShare", "before"),
     ("AggregatedShare", "after"),
 ]
@@ -85,7 +85,7 @@ def test_R32_a_client_killed_in_every_phase_joins_the_next_round(
     for record, (message, moment) in zip(records, DEATHS, strict=True):
         assert record.invited == list(range(6)), "the victim is there again"
         assert set(record.included) >= set(range(VICTIM))
-        delivered = message in ("SurvivorSignature", "AggregatedShare") or (
+        delivered = message in ("Consent", "AggregatedShare") or (
             (message, moment) == ("MaskedUpload", "after")
         )
         assert (VICTIM in record.included) == delivered

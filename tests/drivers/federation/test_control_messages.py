@@ -140,7 +140,7 @@ ANSWERS = {
     "garbage": (pack_protocol(1, bytes(range(64))), "DecodeError"),
     "nothing at all": (pack_protocol(1, b""), "DecodeError"),
     "a roster": (pack_protocol(1, Codec(PrimeField(5)).encode(messages.Roster(()))), None),
-    "a refusal": (pack_protocol(1, Codec(PrimeField(5)).encode(messages.Refusal((1,)))), None),
+    "a refusal": (pack_protocol(1, Codec(PrimeField(5)).encode(messages.Refusal(0, (1,)))), None),
     "an upload": (
         pack_protocol(1, Codec(PrimeField(5)).encode(MaskedUpload(b"", np.zeros(3, np.uint32)))),
         None,
@@ -219,7 +219,7 @@ class Silent(FederationClient):
             await super()._post(data)
 
 
-SILENCES = ["Advertise", "ShareBundle", "MaskedUpload", "SurvivorSignature", "AggregatedShare"]
+SILENCES = ["Advertise", "ShareBundle", "MaskedUpload", "Consent", "AggregatedShare"]
 
 
 def silent_at(name: str) -> Callable[..., FederationClient]:
@@ -330,7 +330,7 @@ class Flaky(FederationClient):
         self._communicator.vanish()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["MaskedUpload", "SurvivorSignature", "AggregatedShare"])
+@pytest.mark.parametrize("name", ["MaskedUpload", "Consent", "AggregatedShare"])
 def test_a_client_that_lost_its_connection_is_asked_again(tmp_path: Path, name: str) -> None:
     """Within `grace`, and its update is in the sum: nothing was lost but the connection."""
     federation = Federation(tmp_path)
@@ -351,7 +351,7 @@ def test_a_client_that_lost_its_connection_is_asked_again(tmp_path: Path, name: 
     federation.check(record)
 
 
-@pytest.mark.parametrize("name", ["ShareBundle", "MaskedUpload", "SurvivorSignature"])
+@pytest.mark.parametrize("name", ["ShareBundle", "MaskedUpload", "Consent"])
 def test_R32_a_restarted_client_is_not_waited_for(tmp_path: Path, name: str) -> None:
     """It is back within `grace` and stays connected, but its secrets of this round are gone."""
     federation = Federation(tmp_path)
@@ -378,7 +378,7 @@ def test_R32_a_restarted_client_is_not_waited_for(tmp_path: Path, name: str) -> 
 
     first, second = asyncio.run(scenario())
     assert list(first.dropped.values()) == [[7]]
-    assert (7 in first.included) == (name == "SurvivorSignature")
+    assert (7 in first.included) == (name == "Consent")
     assert second.included == list(range(8))
     federation.check(second)
 

@@ -142,9 +142,9 @@ def test_S22_debug_tells_messages_by_type_and_size_alone(
     found = [re.fullmatch(shape, line) for line in debug if "client" in line]
     assert all(found), debug
     kinds = {(match[2] or match[3], match[4]) for match in found if match}
-    for kind in ("Opening", "RoundModel", "Roster", "SurvivorSet", "UploadStored", "RoundOver"):
+    for kind in ("Opening", "RoundModel", "Roster", "SumRequest", "UploadStored", "RoundOver"):
         assert {("to", kind), ("receives", kind)} <= kinds
-    for kind in ("Hello", "Advertise", "MaskedUpload", "SurvivorSignature", "AggregatedShare"):
+    for kind in ("Hello", "Advertise", "MaskedUpload", "Consent", "AggregatedShare"):
         assert {("from", kind), ("sends", kind)} <= kinds
     assert {("from", "ShareBundle"), ("to", "ShareBundle")} <= kinds
 

@@ -27,7 +27,7 @@ from lightsecagg.drivers.flower.epoch import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.field.prime import DEFAULT_FIELD
-from lightsecagg.protocol.messages import BufferAnnounced, BufferAnswer
+from lightsecagg.protocol.messages import AggregatedShare, SumRequest
 from lightsecagg.protocol.wire import Codec
 
 CODEC = Codec(DEFAULT_FIELD)
@@ -59,14 +59,14 @@ def killed_after_its_answer(node: Node) -> list[Message]:
     return asked
 
 
-def answer_in(reply: Message) -> BufferAnswer | None:
+def answer_in(reply: Message) -> AggregatedShare | None:
     """The answer among a reply's frames."""
     if reply.has_error():
         return None
     parcel, _ = detach(reply.content)
     assert parcel is not None
     found = [CODEC.decode(frame) for frame in parcel.frames]
-    return next((message for message in found if isinstance(message, BufferAnswer)), None)
+    return next((message for message in found if isinstance(message, AggregatedShare)), None)
 
 
 def forged(message: Message, node: Node) -> Message:
@@ -76,8 +76,8 @@ def forged(message: Message, node: Node) -> Message:
     frames = []
     for frame in parcel.frames:
         decoded = CODEC.decode(frame)
-        if isinstance(decoded, BufferAnnounced):
-            frame = CODEC.encode(BufferAnnounced(decoded.time, decoded.tags[:-1]))
+        if isinstance(decoded, SumRequest):
+            frame = CODEC.encode(SumRequest(decoded.time, decoded.tags[:-1]))
         frames.append(frame)
     content = attach(Parcel(parcel.numbers, tuple(frames)), rest)
     return carried(Message(content, node.node_id, "train"))[0]

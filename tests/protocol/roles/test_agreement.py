@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lightsecagg.crypto.identity import IdentityKey
@@ -11,11 +12,19 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import buffer_statement
-from lightsecagg.protocol.messages import BufferAnnounced
+from lightsecagg.protocol.messages import (
+    AggregatedShare,
+    Certificate,
+    Consent,
+    Refusal,
+    SumRequest,
+    Tag,
+)
 from lightsecagg.protocol.roles.agreement import (
     Agreement,
     Statement,
     check_certificate,
+    check_of_round,
     survivor_statement,
 )
 from lightsecagg.protocol.roster import Round
@@ -54,7 +63,7 @@ def signed(*clients: int, statement: Statement = STATEMENT) -> tuple[tuple[int, 
 def test_a_statement_is_its_signers_own_and_says_one_thing() -> None:
     signature = STATEMENT.sign(KEYS[2])
     STATEMENT.check(ALLOW_LIST, 2, signature)
-    empty = BufferAnnounced(0, ())
+    empty = SumRequest(0, ())
     for client, other in [
         (3, STATEMENT),
         (2, survivor_statement(C1, IDS[:-1])),
@@ -129,3 +138,33 @@ def test_a_refusal_names_owners_whose_shares_were_asked_for_and_the_first_one_co
     consent.on_refusal(3, (2, 5))
     consent.on_refusal(3, (7,))
     assert consent.refusals == {3: (2, 5)}
+
+
+def test_S05_consent_to_a_round_is_none_to_a_buffer_and_the_other_way_round() -> None:
+    """The messages are the same in both modes; what is signed is not, even of one C1."""
+    tags = tuple(Tag(c, 0, 0, b"m" * 32, b"d" * 32, b"s" * 64) for c in IDS)
+    of_buffers = [buffer_statement(C1, SumRequest(time, tags)) for time in (0, 1)]
+    for statement in of_buffers:
+        with pytest.raises(CryptoError):
+            check_certificate(a_round(), ALLOW_LIST, STATEMENT, signed(*IDS, statement=statement))
+        with pytest.raises(CryptoError):
+            check_certificate(a_round(), ALLOW_LIST, statement, signed(*IDS))
+        check_certificate(a_round(), ALLOW_LIST, statement, signed(*IDS, statement=statement))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SumRequest(1, IDS),
+        SumRequest(0, (Tag(2, 0, 0, b"m" * 32, b"d" * 32, b"s" * 64), 3)),
+        Consent(1, b"s" * 64),
+        Certificate(1, ()),
+        Refusal(1, ()),
+        AggregatedShare(np.zeros(3, dtype=np.uint32), 1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_S04_a_round_knows_no_buffer(message: SumRequest) -> None:
+    with pytest.raises(RemoteProtocolError, match="about the buffer of time"):
+        check_of_round(message)
+    check_of_round(SumRequest(0, IDS))

@@ -82,7 +82,7 @@ _PHASES = {
     "Roster": "share",
     "ShareBundle": "share",
     "MaskedUpload": "upload",
-    "SurvivorSignature": "agree",
+    "Consent": "agree",
     "AggregatedShare": "recover",
     "UnmaskingShares": "recover",
 }

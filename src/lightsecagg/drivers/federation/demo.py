@@ -71,7 +71,7 @@ _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
 _LAST_WORDS = {
     "share": ("ShareBundle",),
     "upload": ("MaskedUpload",),
-    "agree": ("SurvivorSignature",),
+    "agree": ("Consent",),
     "recover": ("AggregatedShare", "UnmaskingShares"),
 }
 

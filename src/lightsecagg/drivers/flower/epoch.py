@@ -45,10 +45,10 @@ from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase,
 from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
     Advertise,
-    BufferAnnounced,
-    BufferCertificate,
     BufferedUpload,
+    Certificate,
     Message,
+    SumRequest,
     UploadDropped,
 )
 from lightsecagg.protocol.registry import epoch_server_party
@@ -337,7 +337,7 @@ class Epoch:
                         encoded = message, self._codec.encode(message)
                     node = self._node_of[to]
                     self._links[node].waiting.append(encoded[1])
-                    if isinstance(message, BufferAnnounced | BufferCertificate):
+                    if isinstance(message, SumRequest | Certificate):
                         self.urgent.add(node)
                 case BufferAggregate():
                     self._aggregate = output

@@ -45,10 +45,10 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferAnnounced,
     BufferedUpload,
     Roster,
     ShareBundle,
+    SumRequest,
     Tag,
 )
 from lightsecagg.protocol.policy import Policy
@@ -145,7 +145,7 @@ class ProtectedFederation(MeteredWire):
         phases = {
             **PHASE_OF,
             Roster: Phase.ADVERTISE,  # registration ends with it
-            BufferAnnounced: Phase.AGREE if malicious else Phase.RECOVER,
+            SumRequest: Phase.AGREE if malicious else Phase.RECOVER,
         }
         super().__init__(server, clients, Codec(self.settings.field), phases)
         self.call(SERVER, self.server.start)
@@ -247,7 +247,7 @@ class ProtectedFederation(MeteredWire):
     def send(self, sender: int, outputs: Sequence[object]) -> None:
         """Send, and remember what was announced."""
         for output in outputs:
-            if isinstance(output, Send) and isinstance(output.message, BufferAnnounced):
+            if isinstance(output, Send) and isinstance(output.message, SumRequest):
                 self._tags[output.message.time] = output.message.tags
         super().send(sender, outputs)
 
@@ -267,7 +267,7 @@ class ProtectedFederation(MeteredWire):
         client = packet.recipient
         if client in self._away:
             return
-        departs = packet.kind is BufferAnnounced and self._departs()
+        departs = packet.kind is SumRequest and self._departs()
         if departs and self._rounding.random() < 0.5:
             self._depart(client)
             return

@@ -37,6 +37,7 @@ from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     Certificate,
+    Consent,
     MaskedUpload,
     Message,
     Opening,
@@ -44,8 +45,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
-    SurvivorSignature,
+    SumRequest,
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roles.contributor import send_shares
@@ -177,14 +177,14 @@ class StandIn:
                 self._owners = message.owners
                 reports = self._report()
                 return [Send(SERVER, MaskedUpload(self._bitmap(), self._sample.upload, reports))]
-            case SurvivorSet():
+            case SumRequest():
                 self._survivors = message.survivors
                 malicious = ThreatModel.MALICIOUS_SERVER
                 if self._settings.parameters.threat_model is not malicious:
                     return [Send(SERVER, self._answer())]
                 identity, context = self._sample.identity(self.client), self.scheme.round.context
                 signature = survivor_statement(context, message.survivors).sign(identity)
-                return [Send(SERVER, SurvivorSignature(signature))]
+                return [Send(SERVER, Consent(0, signature))]
             case Certificate():
                 return [Send(SERVER, self._answer())]
         return []

@@ -46,7 +46,7 @@ from lightsecagg.protocol.messages import (
     Roster,
     ShareBundle,
     SharesClosed,
-    SurvivorSet,
+    SumRequest,
 )
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -58,7 +58,7 @@ Progress = Callable[[Phase], None]
 """Called when a client has done its work of a phase."""
 
 _ORDER = tuple(Phase)
-_BEGINNINGS = (Opening, Roster, SharesClosed, SurvivorSet, Certificate)
+_BEGINNINGS = (Opening, Roster, SharesClosed, SumRequest, Certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class _Run(MeteredWire):
         phases = {
             **PHASE_OF,
             Opening: server.phase,  # plain summation begins with the upload
-            SurvivorSet: Phase.AGREE if malicious else Phase.RECOVER,
+            SumRequest: Phase.AGREE if malicious else Phase.RECOVER,
         }
         clients: dict[int, Party] = {**self.parties, **self.stand_ins}
         codec = Codec(settings.field)

@@ -12,16 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.messages import (
+    AggregatedShare,
+    Certificate,
+    Consent,
+    Refusal,
+    SumRequest,
+)
 from lightsecagg.protocol.roster import Round
 
 Signatures = tuple[tuple[int, bytes], ...]
 """Client and signature, as a certificate lists them."""
+
+
+ROUND: Final = 0
+"""The time of the one sum of a synchronous round."""
+
+
+def check_of_round(message: SumRequest | Consent | Certificate | Refusal | AggregatedShare) -> None:
+    """Refuse what names the time of a buffer: a round has one sum."""
+    tagged = isinstance(message, SumRequest) and message.survivors != message.terms
+    if message.time != ROUND or tagged:
+        raise RemoteProtocolError(
+            f"{type(message).__name__} is about the buffer of time {message.time}, but this is a "
+            "synchronous round, whose one sum has time 0 and no tags"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
 
 Answer = AggregatedShare | UnmaskingShares
-"""What clients answer with. The asynchronous mode has a message for sums of shares alone."""
+"""What clients answer with; in the asynchronous mode, with sums of shares alone."""
 
 
 class MaskRef(NamedTuple):
