@@ -1,8 +1,8 @@
 """Every command and code block of the documents is run, or marked as not to be run.
 
-A page's blocks run in order, in a folder of their own, in one namespace. ```python is Python; a
-fence without a language is for the shell if it begins with a command, and a picture or output
-otherwise; toml, json and yaml are parsed. A comment before the fence says otherwise:
+A page's blocks run in order, in a folder of their own, in one namespace. ```python is Python; ```sh
+is for the shell, and so is a fence without a language that begins with a command (others are
+pictures or output); toml, json and yaml are parsed. A comment before the fence says otherwise:
 
     <!-- not run: why -->         but `lightsecagg` commands in it must still be understood
     <!-- file: name.py -->        saved under this name
@@ -44,7 +44,7 @@ COMMANDS = (
     "flower-",
     "$",
 )
-KINDS = {"", "python", "console", "toml", "json", "yaml"}
+KINDS = {"", "sh", "python", "console", "toml", "json", "yaml"}
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>not run|file): (?P<why>.+?) -->\n)?"
     r"^```(?P<kind>\S*)\n(?P<text>.*?)^```$",
@@ -68,7 +68,9 @@ def blocks(page: Path) -> Iterator[Block]:
         kind, content = match["kind"], match["text"]
         if kind == "console":  # commands after a dollar, and what they print
             kind, content = "", "\n".join(re.findall(r"^\$ (.*)$", content, re.MULTILINE)) + "\n"
-        if kind == "":
+        if kind == "sh":
+            kind = "shell"
+        elif kind == "":
             kind = "shell" if content.startswith(COMMANDS) else "picture"
         line = text[: match.start("text")].count("\n")
         yield Block(kind, content, match["mark"], match["why"], line)
