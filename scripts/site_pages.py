@@ -40,14 +40,14 @@ def site_path(source: Path) -> str:
         return PAGES_OF_THE_PROJECT[inside]
     if inside.startswith("docs/"):
         return inside.removeprefix("docs/")
-    return f"files/{inside}"
+    return f"files/{inside}/index.md" if source.is_dir() else f"files/{inside}"
 
 
 def links_of(text: str, source: Path) -> Iterator[Path]:
-    """The files of the repository that a page links to."""
+    """The files and folders of the repository that a page links to."""
     for match in LINK.finditer(FENCE.sub("", text)):
         target = (source.parent / match[1]).resolve()
-        if target.is_file() and target.is_relative_to(ROOT):
+        if target.exists() and target.is_relative_to(ROOT):
             yield target
 
 
@@ -57,11 +57,24 @@ def relink(text: str, source: Path) -> str:
 
     def moved(match: re.Match[str]) -> str:
         target = (source.parent / match[1]).resolve()
-        if not target.is_file():
+        if not target.exists():
             return match[1]  # the strict build names it
         return os.path.relpath(site_path(target), home)
 
     return LINK.sub(moved, text)
+
+
+def folder_page(folder: Path) -> str:
+    """A list of the files of an example."""
+    files = [file.relative_to(folder).as_posix() for file in files_of(folder)]
+    links = [f"* [{name}]({name})" for name in files]
+    return "\n".join([f"# {folder.relative_to(ROOT).as_posix()}", "", *links])
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Everything in it but pages, which have links of their own, and what Python leaves behind."""
+    found = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return [file for file in found if file.suffix not in (".md", ".pyc")]
 
 
 # -- command line ----------------------------------------------------------------------------------
@@ -388,16 +401,20 @@ def on_files(files: Any, config: Any) -> Any:
         sources.append(ROOT / name)
         files.append(File.generated(config, path, content=(ROOT / name).read_text("utf-8")))
     linked = {each for page in sources for each in links_of(page.read_text("utf-8"), page)}
+    folders = {each for each in linked if each.is_dir()}
+    for folder in folders:
+        linked |= set(files_of(folder))
     for target in sorted(linked):
         if files.get_file_from_path(site_path(target)) is None:
-            files.append(File.generated(config, site_path(target), content=target.read_bytes()))
+            content = folder_page(target) if target in folders else target.read_bytes()
+            files.append(File.generated(config, site_path(target), content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links as they are on the site."""
     uri = page.file.src_uri
-    if uri in GENERATED:
+    if uri in GENERATED or uri.startswith("files/"):
         return markdown
     homes = {site: name for name, site in PAGES_OF_THE_PROJECT.items()}
     source = ROOT / homes[uri] if uri in homes else ROOT / "docs" / uri
