@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lightsecagg.protocol import epoch_client, epoch_server, round_client
+from lightsecagg.protocol import epoch_client, epoch_server, epoch_states, round_client
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.wire import TAGS
 
@@ -81,7 +81,7 @@ def tag_table() -> str:
 
 def pages() -> dict[str, dict[str, str]]:
     """Page -> name -> table."""
-    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_client.AnyState)
+    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_states.AnyState)
     of_rounds = transition_table(round_client.TRANSITIONS, rounds, MEANING)
     of_epochs = transition_table(epoch_client.TRANSITIONS, epochs, MEANING | OF_EPOCHS)
     phases = [phase for phase in Phase if phase is not Phase.SHARE]

@@ -16,8 +16,9 @@ from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.client_machine import Advertised
-from lightsecagg.protocol.epoch_client import TRANSITIONS, Registered
+from lightsecagg.protocol.epoch_client import TRANSITIONS
 from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.epoch_states import Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.messages import (
     AbortRound,

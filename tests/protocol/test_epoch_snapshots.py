@@ -27,7 +27,8 @@ from lightsecagg.errors import (
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
-from lightsecagg.protocol.epoch_client import EpochClient, Registered, Signed
+from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_states import Registered, Signed
 from lightsecagg.protocol.interface import SERVER, Phase, Update
 from lightsecagg.protocol.messages import Message, SumRequest
 from lightsecagg.protocol.round_client import RoundClient

@@ -33,7 +33,7 @@ because its buffer may be summed without its owner. A client whose process ends 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar, get_args
+from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -63,12 +63,23 @@ from lightsecagg.protocol.client_machine import (
     Advertised,
     ClientMachine,
     Closed,
-    Fixed,
     Stored,
     Table,
     Waiting,
     on,
     table,
+)
+from lightsecagg.protocol.epoch_states import (
+    Answered,
+    AnyState,
+    KeptShare,
+    R,
+    Registered,
+    Signed,
+    become,
+    dated,
+    held_for,
+    with_share,
 )
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
 from lightsecagg.protocol.ledger import Ledger
@@ -96,66 +107,6 @@ from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.share_exchange import Share
-
-
-class KeptShare(msgspec.Struct, frozen=True, array_like=True):
-    """A share that waits for its buffer."""
-
-    share: Share
-    since: int | None = None
-    """The first buffer that this client consented to after the share came; it expires by this.
-
-    Not the last one before: a client that was away for long would forget what it has just got.
-    """
-    report: MaskReport | None = None
-    """What this client has said of it; it says the same again (S46)."""
-
-    def __repr__(self) -> str:
-        return f"KeptShare(since={self.since})"
-
-
-Kept = dict[int, dict[int, KeptShare]]
-"""Owner -> serial -> share, the own ones included."""
-
-
-class Registered(Fixed, frozen=True, kw_only=True):
-    """Masks, shares and models, but no buffer."""
-
-    private_keys: tuple[bytes, ...]
-    next_serial: int
-    stock: dict[int, bytes]
-    """Serial -> what the scheme makes the mask of."""
-    outstanding: tuple[int, ...]
-    """Serials that wait for their buffer, ascending."""
-    kept: Kept
-    last_serial: dict[int, int]
-    """Owner -> the newest serial that was seen."""
-    chains: dict[int, tuple[int, bytes]]
-    """Owner -> the number of its last check secret, and the secret."""
-    models: dict[int, bytes]
-    """Version -> hash, as used or signed for here."""
-    time: int
-    """Of the last buffer that this client has consented to; -1 before the first."""
-
-
-class Signed(Registered, frozen=True, kw_only=True):
-    """The buffer of `time` is signed; the answer waits for the certificate."""
-
-    buffer: SumRequest
-    answer: bytes
-    """The sum of the shares, which are burnt."""
-    signature: bytes
-
-
-class Answered(Registered, frozen=True, kw_only=True):
-    """The buffer of `time` is answered for."""
-
-    buffer: SumRequest
-    answer: bytes
-
-
-AnyState = Waiting | Advertised | Registered | Signed | Answered | Closed
-R = TypeVar("R", bound=Registered)
 
 
 class _Snapshot(Stored, frozen=True):
@@ -363,7 +314,7 @@ class EpochClient(ClientMachine[AnyState]):
             held = {MaskRef(owner, serial): kept.share}
             values = self._scheme(state).report(held, message.check_secret)
             report = MaskReport(owner, serial, tuple(map(int, values)))
-            changed = _with(changed, owner, serial, replace(kept, report=report))
+            changed = with_share(changed, owner, serial, replace(kept, report=report))
         self.state = changed
         return [Send(SERVER, report)]
 
@@ -377,7 +328,7 @@ class EpochClient(ClientMachine[AnyState]):
 
     def _keep(self, state: R, owner: int, serial: int, share: Share) -> R:
         """Keep the newest shares of each owner, this client included; memory has an end."""
-        changed = _with(state, owner, serial, KeptShare(share))
+        changed = with_share(state, owner, serial, KeptShare(share))
         changed = replace(changed, last_serial={**state.last_serial, owner: serial})
         if len(changed.kept[owner]) > self._buffering.stock:
             return self._without(changed, [MaskRef(owner, min(changed.kept[owner]))])
@@ -411,7 +362,7 @@ class EpochClient(ClientMachine[AnyState]):
         ]
         state = self._without(state, old)
         kept = {
-            owner: {s: _since(share, state.time) for s, share in of.items()}
+            owner: {s: dated(share, state.time) for s, share in of.items()}
             for owner, of in state.kept.items()
         }
         oldest = state.time - self._buffering.table.max_staleness
@@ -434,7 +385,7 @@ class EpochClient(ClientMachine[AnyState]):
             check_tag(scheme.round, self._policy.allow_list, tag)
         check_models(message, state.models)
         terms = buffer_terms(message, weights)
-        if missing := scheme.missing(_held(state, terms), terms):
+        if missing := scheme.missing(held_for(state, terms), terms):
             return [Send(SERVER, Refusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
         return self._consent(scheme, state, message, terms)
@@ -450,7 +401,7 @@ class EpochClient(ClientMachine[AnyState]):
         terms: tuple[Term, ...],
     ) -> list[Output]:
         """Compute the answer and forget the shares, in one step."""
-        answer = scheme.answer(_held(state, terms), terms, scheme.round.members)
+        answer = scheme.answer(held_for(state, terms), terms, scheme.round.members)
         if not isinstance(answer, AggregatedShare):
             raise AssertionError("a scheme with an asynchronous mode answers with a sum of shares")
         burnt = self._without(state, (term.ref for term in terms))
@@ -462,9 +413,9 @@ class EpochClient(ClientMachine[AnyState]):
         if scheme.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
             statement = buffer_statement(scheme.round.context, buffer)
             signature = statement.sign(self._identity)
-            consented: Signed | Answered = _become(Signed, burnt, **said, signature=signature)
+            consented: Signed | Answered = become(Signed, burnt, **said, signature=signature)
         else:
-            consented = _become(Answered, burnt, **said)
+            consented = become(Answered, burnt, **said)
         self.state = consented
         return [*self.ledger.persisted(), *self._reply(consented)]
 
@@ -480,7 +431,7 @@ class EpochClient(ClientMachine[AnyState]):
         round_ = self._scheme(state).round
         statement = buffer_statement(round_.context, state.buffer)
         check_certificate(round_, self._policy.allow_list, statement, message.signatures)
-        self.state = answered = _become(Answered, state, buffer=state.buffer, answer=state.answer)
+        self.state = answered = become(Answered, state, buffer=state.buffer, answer=state.answer)
         return self._reply(answered)
 
     def _on_repeated_certificate(self, state: Answered, message: Certificate) -> list[Output]:
@@ -502,27 +453,6 @@ class EpochClient(ClientMachine[AnyState]):
 
     def _key(self, state: Registered) -> AgreementKey:
         return self._sealing_key(state.private_keys[0])
-
-
-def _become(kind: type[R], state: Registered, **fields: Any) -> R:
-    """The state of another kind with everything that is not of the buffer."""
-    common = {name: getattr(state, name) for name in Registered.__struct_fields__}
-    return kind(**common, **fields)
-
-
-def _with(state: R, owner: int, serial: int, share: KeptShare) -> R:
-    mine = {**state.kept.get(owner, {}), serial: share}
-    return replace(state, kept={**state.kept, owner: mine})
-
-
-def _since(share: KeptShare, time: int) -> KeptShare:
-    return replace(share, since=time) if share.since is None else share
-
-
-def _held(state: Registered, terms: tuple[Term, ...]) -> dict[MaskRef, Share]:
-    """Those shares of the terms' masks that are kept here."""
-    kept = {term.ref: state.kept.get(term.ref.owner, {}) for term in terms}
-    return {ref: of[ref.serial].share for ref, of in kept.items() if ref.serial in of}
 
 
 TRANSITIONS: Table = table(
