@@ -144,6 +144,10 @@ def test_S49_the_default_decoding_is_exact_where_eight_bits_remain() -> None:
 
     assert step(1000) > 1
     assert step(2000) == 1
+    counted = make_quantizer(
+        Parameters(200, 1, 1, share_mode=SHORT), 5000, 1.0, max_samples=1000, weighted=True
+    )
+    assert counted.step == 1, "a client with one of 1000 samples would have 2 bits"
     forced = make_quantizer(
         Parameters(2000, 1, 1, share_mode=SHORT), 1_206_590, 1.0, decoding=EXACT
     )

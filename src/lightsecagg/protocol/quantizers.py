@@ -12,7 +12,7 @@ from lightsecagg.params import Decoding, Parameters, ShareMode
 from lightsecagg.protocol.buffering import Buffering
 
 LEAST_EXACT_BUDGET: Final = 128
-"""Exact decoding is the default where it leaves a client 8 bits per entry: -128..128."""
+"""Exact decoding is the default where it leaves every client 8 bits per entry: -128..128."""
 
 
 def make_quantizer(
@@ -28,8 +28,8 @@ def make_quantizer(
 ) -> Quantizer:
     """The quantizer of a round or epoch, with the finest safe scale unless one is given.
 
-    * `decoding`: of short keys alone. None takes exact decoding where it leaves a client 8 bits
-      per entry, and dithered elsewhere.
+    * `decoding`: of short keys alone. None takes exact decoding where it leaves every client, even
+      one with a single sample, 8 bits per entry, and dithered elsewhere.
     """
     summands = parameters.clients if buffering is None else buffering.max_updates
     max_weight = 1 if buffering is None else buffering.table.max_weight
@@ -57,7 +57,8 @@ def make_quantizer(
     noise = noise_bound(summands, max_weight, dimension)
     step = exact_step(parameters.modulus, noise)
     if decoding is None:
-        roomy = (step - 1) // 2 >= LEAST_EXACT_BUDGET * summands * max_weight
+        least = LEAST_EXACT_BUDGET * max_samples
+        roomy = (step - 1) // 2 >= least * summands * max_weight
         decoding = Decoding.EXACT if roomy else Decoding.DITHERED
     return quantizer(step if decoding is Decoding.EXACT else 1, noise)
 

@@ -15,7 +15,8 @@ from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.errors import Refused
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.params import Parameters
+from lightsecagg.params import Parameters, ShareMode
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
 
@@ -71,3 +72,13 @@ def test_a_coarse_rounding_is_mentioned(
     )
     programs._mind_the_rounding(settings)
     assert ("lower aggregation.max_samples = 100000" in caplog.text) is coarse
+
+
+def test_S49_a_server_says_how_short_keys_are_decoded_and_what_they_assume(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parameters = Parameters(200, 1, 1, share_mode=ShareMode.SHORT_KEY)
+    quantizer = make_quantizer(parameters, 3, 1.0)
+    settings = Settings(ProtocolName.LIGHTSECAGG, parameters, quantizer, 3, bytes(32), 1, bytes(32))
+    programs._mind_the_rounding(settings)
+    assert "exact decoding; short keys are experimental" in caplog.text

@@ -109,7 +109,7 @@ class AggregationTable(Table):
     share_mode: ShareMode = ShareMode.SEEDED
     """LightSecAgg: seeded, paper, or short-key (experimental), which clients must name too."""
     decoding: Decoding | None = None
-    """Short keys: exact or dithered; left out, exact where clients keep 8 bits per entry."""
+    """Short keys: exact or dithered; left out, exact where all clients keep 8 bits per entry."""
     field: Literal["default", "paper"] = "default"
     neighbours: int = Field(default=0, ge=0)
     """SecAgg+: degree of the sharing graph; 0 for the finder's."""

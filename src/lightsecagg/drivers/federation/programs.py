@@ -42,6 +42,8 @@ from lightsecagg.drivers.federation.trackers import make_trackers
 from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
+from lightsecagg.masks.short_keys import ASSUMPTION
+from lightsecagg.protocol.quantizers import decoding_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.record import RoundRecord
 
@@ -240,8 +242,13 @@ def _mind_the_members(clients: int, settings: Settings) -> None:
 
 
 def _mind_the_rounding(settings: Settings) -> None:
-    """Say so if the updates of clients with few examples would be rounded coarsely."""
+    """Say so if the updates of clients with few examples would be rounded coarsely.
+
+    Of short keys, say how they are decoded, and what they assume.
+    """
     quantizer = settings.quantizer
+    if settings.has_short_keys:
+        log.warning("%s decoding; %s", decoding_of(quantizer), ASSUMPTION)
     if quantizer.weighted and 1 / quantizer.scale > quantizer.bound / 100:
         log.warning(
             "an update is rounded in steps of %.2g, divided by its client's sample count; if "
