@@ -515,6 +515,29 @@ def test_S49_strict_buffers_of_two_weights_are_right_up_to_the_noise() -> None:
     assert 0.8 < error.var() / (64 * squares) < 1.25
 
 
+@pytest.mark.parametrize("share_mode", [SEEDED, SHORT])
+def test_S49_a_client_that_demands_a_crowd_demands_it_of_every_weight(
+    share_mode: ShareMode,
+) -> None:
+    """Of masks it is enough that the whole buffer is one; see the control of two weights."""
+    federation = AsyncFederation(
+        clients=8, buffer_size=6, share_mode=share_mode, strict=True, scale=0.0
+    ).open()
+    cautious = federation.clients[7]
+    cautious._policy = replace(cautious._policy, minimum=6)
+    federation.skip_to(1)
+    for client in range(6):
+        federation.upload(client, client % 2)
+    federation.settle()
+    assert len(federation.results) == 1, "the others answer"
+    if share_mode is SEEDED:
+        assert not federation.refusals
+        return
+    (refusal,) = federation.refusals
+    assert "a weight that 3 owners share is refused" in refusal
+    assert cautious.time == -1, "it has consented to nothing"
+
+
 def test_S49_a_wrong_answer_for_a_buffer_is_noticed_without_spares() -> None:
     federation = constant_buffers(clients=4, dropouts=0, survivors=4, decoding=EXACT).open()
     carry = federation.carry

@@ -147,10 +147,16 @@ def buffer_weights(
             f"R = {buffering.max_ratio}: the sum would hardly hide the heavy ones"
         )
     together = buffering.per_weight(round_.settings.parameters)
-    if min(Counter(weights).values()) < together:
+    fewest = min(Counter(weights).values())
+    if fewest < together:
         raise RemoteProtocolError(
             f"strict mode: fewer than T + 2 = {together} owners share a weight, so the low bits "
             "of the sum would tell something about them"
+        )
+    if round_.settings.has_short_keys and fewest < minimum:
+        raise RemoteProtocolError(
+            f"a weight that {fewest} owners share is refused: short keys tell the sum of every "
+            f"weight apart, and this client demands {minimum} owners; take constant staleness"
         )
     return weights
 
