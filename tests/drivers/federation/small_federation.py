@@ -57,7 +57,7 @@ class Federation:
         clients: int = 8,
         *,
         dimension: int = DIMENSION,
-        transport: MemoryServer | None = None,
+        transport: Any = None,
         **aggregation: Any,
     ) -> None:
         self.identities = {i: IdentityKey.generate() for i in range(clients)}
