@@ -18,6 +18,7 @@ import pytest
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "flower-digits"
 PROGRAMS = Path(sys.executable).parent
+NODES = 3
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -67,6 +68,7 @@ def test_R30_a_deployment_with_tls_and_keys_gives_fedavgs_model(tmp_path: Path) 
         env={
             **environment(tmp_path),
             "KEEP": str(tmp_path),
+            "NODES": str(NODES),
             "ROUNDS": "2",
             "PORT": str(free_port()),
         },
@@ -81,7 +83,7 @@ def test_R30_a_deployment_with_tls_and_keys_gives_fedavgs_model(tmp_path: Path) 
     task = load_task()
     for server_round in (1, 2):
         before = {name: found[name][server_round - 1] for name in ("weight", "bias")}
-        data = [task.load(position, 3) for position in range(3)]
+        data = [task.load(position, NODES) for position in range(NODES)]
         trained = [task.train(before, *mine) for mine in data]
         weights = [len(labels) for _, labels in data]
         for name in before:
@@ -95,7 +97,7 @@ def free_port() -> int:
         with contextlib.ExitStack() as probes:
             first = probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
             try:
-                for number in range(10, 13):
+                for number in range(10, 10 + NODES):
                     probes.enter_context(socket.create_server(("127.0.0.1", first + number)))
             except (OSError, OverflowError):
                 continue
