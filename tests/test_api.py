@@ -247,6 +247,8 @@ def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity() -> No
     ("vectors", "options", "error", "message"),
     [
         ([None, None], {}, ParameterError, "no client has a vector"),
+        (5, {}, InputRefused, "vectors is int; give a list with one array, or None, per client"),
+        ({"a": [1.0]}, {}, InputRefused, "vectors is dict; give a list"),
         ([["a", "b"]] * 4, {}, InputRefused, "the array is list of <U1; only numbers"),
         ([[1.0, [2.0]]] * 4, {}, InputRefused, "the array is list, of which numpy makes no array"),
         ([{"w": np.array([1j])}] * 4, {}, InputRefused, "array 'w' is ndarray of complex128"),

@@ -9,7 +9,7 @@ import typer
 from lightsecagg.cli import options
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import EXIT_INTERRUPTED, AsJson, print_json, warn
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ def bench_federation(
     lost: Annotated[int, typer.Option(help="Clients lost after sharing, before upload.")] = 15,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
     protocol: options.Protocols = None,
+    share_mode: options.ShareModeChoice = ShareMode.SEEDED,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     as_json: AsJson = False,
 ) -> None:
@@ -42,6 +43,7 @@ def bench_federation(
         dimension=dim,
         lost=lost,
         processes=processes,
+        share_mode=share_mode,
         timeout=timeout,
     )
     chosen = tuple(protocol or (ProtocolName.PLAIN, ProtocolName.LIGHTSECAGG))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Decoding, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Decoding, ShareMode, ThreatModel
 from lightsecagg.planning import Topology
 from lightsecagg.protocol.schemes.traits import TRAITS, traits_of
 
@@ -104,6 +104,9 @@ ExecutesCode = Annotated[
 Bandwidth = Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")]
 ServerBandwidth = Annotated[float, typer.Option(help="Of the server, Mbit/s each way.")]
 Latency = Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")]
+ShareModeChoice = Annotated[
+    ShareMode, typer.Option(help="LightSecAgg: what is shared, and how shares are made.")
+]
 SharesTravel = Annotated[Topology, typer.Option(help="How shares travel.")]
 TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
 Overlap = Annotated[

@@ -110,6 +110,10 @@ def aggregate(
     Raises `InputRefused` for arrays that must not be masked, `ParameterError` for parameters that
     cannot work, `Aborted` if too few clients are left.
     """
+    if isinstance(vectors, str | bytes | Mapping) or not hasattr(vectors, "__len__"):
+        raise InputRefused(
+            f"vectors is {type(vectors).__name__}; give a list with one array, or None, per client"
+        )
     given = {client: as_arrays(v) for client, v in enumerate(vectors) if v is not None}
     if not given:
         raise ParameterError("there is nothing to aggregate: no client has a vector")

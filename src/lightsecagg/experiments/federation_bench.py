@@ -38,7 +38,7 @@ from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.report import phase_table
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.processes import begin, running, terminable
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.session.envelope import name_of
@@ -59,6 +59,8 @@ class FederationBench:
     processes: int = 2
     rounds: int = 1
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    share_mode: ShareMode = ShareMode.SEEDED
+    """Of the protocols that share masks."""
     timeout: float = 900.0
 
 
@@ -176,6 +178,7 @@ def _server_main(
         f'aggregation.protocol="{protocol}"',
         f'aggregation.threat_model="{threat_model}"',
         f"aggregation.survivors={0 if traits_of(protocol).ring else bench.survivors}",
+        f'aggregation.share_mode="{_share_mode(bench, protocol)}"',
         f"rounds.number={bench.rounds}",
         f"rounds.min_clients={bench.clients}",
         "rounds.grace=0.2",
@@ -199,6 +202,12 @@ def _server_main(
         "longest_hold_cpu_ms": 1000 * watch.longest_cpu,
     }
     (folder / "result.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def _share_mode(bench: FederationBench, protocol: str) -> ShareMode:
+    """Protocols that share no masks are measured as they are."""
+    known = bench.share_mode in traits_of(protocol).share_modes
+    return bench.share_mode if known else ShareMode.SEEDED
 
 
 async def _serve(config: ServerConfig) -> tuple[list[RoundRecord], LoopWatch]:
@@ -252,6 +261,7 @@ def _host_main(
     overrides = [
         f'client.protocols=["{protocol}"]',
         f'client.threat_model="{threat_model}"',
+        f'client.share_mode="{_share_mode(bench, protocol)}"',
         'client.overlap="thread"',
         f"client.reconnect={bench.timeout}",
     ]
