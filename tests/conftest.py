@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ settings.register_profile(
     "thorough", max_examples=2000, deadline=None, suppress_health_check=_SHARED
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Programs that a test runs in this process set up their logging for good."""
+    log = logging.getLogger("lightsecagg")
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], level, log.propagate = before
+    log.setLevel(level)
 
 
 @pytest.fixture(params=["numpy", "native"])

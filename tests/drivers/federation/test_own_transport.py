@@ -49,10 +49,12 @@ class TcpServer(StreamServer):
     port: int | None = None
 
     async def start(self) -> None:
+        self._serving: set[asyncio.Task[None] | None] = set()
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
         link = self._admit(int.from_bytes(await reader.readexactly(4), "big"))
         try:
             await link.run(*ends(reader, writer))
@@ -63,6 +65,7 @@ class TcpServer(StreamServer):
     async def close(self) -> None:
         self._listener.close()
         await super().close()
+        await asyncio.wait([task for task in self._serving if task is not None])
 
     def client(self, client: int) -> TcpClient:
         return TcpClient(self, client, self._limits)

@@ -141,10 +141,10 @@ class MarkedDatabase:
                 self._fold(table, *row)
         kept = self._db.execute("SELECT content FROM mark").fetchall()
         if kept:
-            self._mark = _unsealed(kept[0][0])
+            self._mark = self._unsealed(kept[0][0])
         if self._mark.fingerprint != self._fingerprint.to_bytes(32, "big"):
             raise self.forgetful("its rows are not those that were stored")
-        beside = _unsealed(self._path.read_bytes()) if self._path.exists() else _Mark()
+        beside = self._unsealed(self._path.read_bytes()) if self._path.exists() else _Mark()
         if (beside.changes, beside.fingerprint) == (self._mark.changes, self._mark.fingerprint):
             return
         # A crash between the two: the change is stored, and nobody has heard of it yet.
@@ -154,6 +154,12 @@ class MarkedDatabase:
                 f"{self._mark.changes}"
             )
         self._write_mark()
+
+    def _unsealed(self, sealed: bytes) -> _Mark:
+        try:
+            return decode(_marks.decode, unseal("mark", sealed), "entry mark")
+        except (DecodeError, JournalError) as error:
+            raise self.forgetful(str(error)) from error
 
     def forgetful(self, why: str) -> JournalError:
         """The error for a state folder of which a part is gone."""
@@ -176,10 +182,3 @@ class MarkedDatabase:
 
 def _sealed(mark: _Mark) -> bytes:
     return seal("mark", msgspec.msgpack.encode(mark))
-
-
-def _unsealed(sealed: bytes) -> _Mark:
-    try:
-        return decode(_marks.decode, unseal("mark", sealed), "entry mark")
-    except DecodeError as error:
-        raise JournalError(str(error)) from error
