@@ -24,6 +24,7 @@ Peers are authenticated by the transport: `peer` is a client's id, or `SERVER`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from lightsecagg.errors import LightSecAggError
@@ -301,7 +302,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """A round was announced."""
+    """A round was announced, or goes on after a crash of the server."""
 
     round: int
     invited: tuple[int, ...] = ()
@@ -340,6 +341,30 @@ class Progress:
     phase: str
     done: int
     expected: int
+    awaited: frozenset[int] = frozenset()
+    """Whose messages the phase still waits for."""
+
+
+class Leave(StrEnum):
+    """How a client came to leave a round."""
+
+    DROPPED = "dropped"
+    """It is away, or took too long."""
+    WITHDRAWN = "withdrawn"
+    """It sits the round out, by its own word."""
+    REFUSED = "refused"
+    """It said what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """At the server: a client is waited for no more in this round."""
+
+    client: int
+    phase: str
+    how: Leave
+    reason: str
+    """Fit to be seen: what is not our own of it is escaped and cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +405,7 @@ Effect = (
     | RoundEnded
     | PhaseBegan
     | Progress
+    | ClientLeft
     | Log
     | Finished
 )

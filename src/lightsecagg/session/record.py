@@ -70,6 +70,8 @@ class RoundRecord:
     """Settings of local training that the clients were told."""
     stopped: str | None = None
     """Why no round follows, if it was stopped early."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Asynchronous: by how many versions an update was behind -> how many were."""
     quantisation_step: float = 0.0
     """1 / c_l: the rounding error of one weighted entry is below it."""
     noise: int = 0

@@ -47,7 +47,9 @@ from lightsecagg.session.interface import (
     NEVER,
     Allow,
     AnyRecord,
+    ClientLeft,
     Effect,
+    Leave,
     Log,
     PhaseBegan,
     Progress,
@@ -214,11 +216,11 @@ class RoundInProgress:
             case Greeted(client, number):
                 self._on_greeting(client, number)
             case Misbehaved(client, reason):
-                self._drop(client, reason)
+                self._drop(client, reason, Leave.REFUSED)
             case Spoke(client, Withdraw(number, reason)):
                 if number == self.number and client in self.members and client not in self._lost:
                     self.record.withdrawn.setdefault(shown(reason), []).append(client)
-                    self._drop(client, f"it withdraws: {shown(repr(reason))}")
+                    self._drop(client, f"it withdraws: {shown(repr(reason))}", Leave.WITHDRAWN)
             case Spoke(client, (number, body)):
                 if number != self.number:
                     self._party.late_messages["other round"] += 1
@@ -246,7 +248,7 @@ class RoundInProgress:
             outputs = self._party.receive(client, message)
         except Exception as error:  # at most its sender is harmed by a message (S41)
             self._peers.cut(client, error)
-            self._drop(client, explain(error))
+            self._drop(client, explain(error), Leave.REFUSED)
             return
         self._release(outputs)
         if isinstance(message, MaskedUpload) and client in self.stored:
@@ -268,17 +270,18 @@ class RoundInProgress:
 
     # -- dropouts ------------------------------------------------------------------------------
 
-    def _drop(self, client: int, why: str) -> None:
+    def _drop(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
         """Wait for it, and listen to it, no more in this round; what it has delivered stays."""
         if client in self.members and client not in self._lost and not self.is_over:
-            self._give_up(client, why)
+            self._give_up(client, why, how)
             self._release(self._party.drop(client))
 
-    def _give_up(self, client: int, why: str) -> None:
+    def _give_up(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
         phase = str(self._party.phase)
         self._lost.add(client)
         self.record.dropped.setdefault(phase, []).append(client)
         self._log(logging.INFO, "client %d dropped in phase %s: %s", client, phase, why)
+        self._emit(ClientLeft(client, phase, how, shown(why)))
 
     def _look(self, now: float) -> None:
         """At the clock: the phase's deadline, and the patience with those who are away."""
@@ -391,9 +394,8 @@ class RoundInProgress:
 
     def _report_progress(self, now: float) -> None:
         self._next_progress = now + _PROGRESS
-        total = len(self.members)
-        done = total - len(self._party.pending)
-        self._emit(Progress(str(self._party.phase), done, total))
+        total, awaited = len(self.members), self._party.pending
+        self._emit(Progress(str(self._party.phase), total - len(awaited), total, awaited))
 
     def _log(self, level: int, message: str, *arguments: object) -> None:
         self._emit(Log(level, f"round %d: {message}", (self.number, *arguments)))

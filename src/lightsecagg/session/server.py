@@ -387,6 +387,7 @@ class ServerSession:
             now,
             stored=stored,
         )
+        self._emit(RoundBegan(number, tuple(members)))
         self._round.begin(outputs, now)
 
     def _restore_uploads(

@@ -151,6 +151,69 @@ def test_no_round_waits_for_a_callback_and_the_end_not_for_ever(
     released.set()
 
 
+def test_a_stuck_callback_keeps_no_other_waiting() -> None:
+    released, told = threading.Event(), threading.Event()
+
+    class Stuck(ServerCallback):
+        def finished(self, reason: str) -> None:
+            released.wait()
+
+    class Quick(ServerCallback):
+        def finished(self, reason: str) -> None:
+            told.set()
+
+    callbacks: Callbacks[ServerCallback] = Callbacks([Stuck(), Quick()])
+    callbacks.tell("finished", "done")
+    assert told.wait(60)
+    released.set()
+    callbacks.close()
+
+
+class Watch(ServerCallback):
+    """Takes down all that a page needs."""
+
+    def __init__(self) -> None:
+        self.here: set[int] = set()
+        self.phases: list[str] = []
+        self.awaited: dict[str, set[int]] = {}
+        self.left: list[tuple[int, str, str, str]] = []
+        self.overview: Any = None
+        self.closed = False
+
+    def begins(self, overview: Any, past: Any) -> None:
+        self.overview = (overview, past)
+
+    def connected(self, client: int) -> None:
+        self.here.add(client)
+
+    def progress(self, phase: str, awaited: Any) -> None:
+        if phase not in self.phases:
+            self.phases.append(phase)
+            self.awaited[phase] = set(awaited)
+
+    def client_left(self, client: int, phase: str, how: Any, reason: str) -> None:
+        self.left.append((client, phase, str(how), reason))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_server_tells_who_is_here_who_is_awaited_and_who_has_left(tmp_path: Path) -> None:
+    watch = Watch()
+    (record, _) = run(tmp_path, [watch], [], fail_in=1)
+    overview, past = watch.overview
+    assert (overview.clients, overview.privacy, overview.dropouts) == (5, 1, 1)
+    assert (overview.rounds, overview.completed, overview.mode, past) == (2, 0, "sync", [])
+    assert watch.here == set(range(5))
+    assert [phase for phase in watch.phases if phase != "connect"] == list(record.phases)
+    assert watch.awaited["advertise"] == watch.awaited["upload"] == set(range(5))
+    assert watch.awaited["recover"] == set(range(4))
+    (left,) = watch.left
+    assert left[:3] == (4, "upload", "withdrawn")
+    assert "it has no update to upload" in left[3]
+    assert watch.closed
+
+
 OWN = """
 from pathlib import Path
 from lightsecagg.drivers.federation.callbacks import ClientCallback, ServerCallback

@@ -1,8 +1,9 @@
 """Your own code, told of every round: for dashboards, trackers of experiments, alarms.
 
 Name a class in the configuration (`server.callbacks`, `client.callbacks`), or hand objects to
-`build_server` and `build_client`. Calls come one after the other in a thread of their own: no
-round waits for them, and one that raises is a warning with its traceback in the log.
+`build_server` and `build_client`. Calls of one object come one after the other in a thread of its
+own: no round waits for them, nor does another callback, and one that raises is a warning with its
+traceback in the log.
 
 A server's callback is told what the log and `rounds.json` say, a client's what its own log says:
 no update, no metric of one client, no sample count.
@@ -11,13 +12,16 @@ no update, no metric of one client, no sample count.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.foreign import where
+from lightsecagg.session.interface import Leave
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.plugin import load_named
 
@@ -25,17 +29,64 @@ PATIENCE: Final = 30.0
 """Seconds in which callbacks may finish when their program ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What kind of federation it is."""
+
+    protocol: str
+    threat_model: str
+    clients: int
+    """N"""
+    privacy: int
+    """T"""
+    dropouts: int
+    """D"""
+    survivors: int
+    """U"""
+    rounds: int
+    """How many are wanted."""
+    completed: int
+    """How many were done when the server was started."""
+    mode: Literal["sync", "async"] = "sync"
+    buffer: int = 0
+    """Asynchronous: K, the updates of one step."""
+
+
 class ServerCallback:
     """What a server tells; override what you need."""
 
+    def begins(self, overview: Overview, past: Sequence[dict[str, Any]]) -> None:
+        """The server is up, with the records of all rounds before, as `rounds.json` has them.
+
+        A round that a crash cut short may have begun again already.
+        """
+
+    def connected(self, client: int) -> None:
+        """A client has a stream."""
+
+    def disconnected(self, client: int) -> None:
+        """It has none any more; whether it is given up is another matter."""
+
     def round_begins(self, number: int, invited: Sequence[int]) -> None:
-        """A round was announced to these clients."""
+        """A round was announced to these clients, or goes on after a crash."""
+
+    def progress(self, phase: str, awaited: Collection[int]) -> None:
+        """Whose messages a phase still waits for: when it begins, and now and then."""
+
+    def client_left(self, client: int, phase: str, how: Leave, reason: str) -> None:
+        """A client is waited for no more in this round; `reason` is fit to be seen."""
+
+    def update_buffered(self, client: int, staleness: int) -> None:
+        """Asynchronous: an update that is so many versions behind is in the buffer."""
 
     def round_ended(self, record: RoundRecord) -> None:
         """A round is over, done or aborted, and its record is stored."""
 
     def finished(self, reason: str) -> None:
         """The federation is over; clients were told the same."""
+
+    def close(self) -> None:
+        """The program ends; nothing is told after this."""
 
 
 class ClientCallback:
@@ -52,6 +103,9 @@ class ClientCallback:
 
     def finished(self, reason: str) -> None:
         """The server has said goodbye."""
+
+    def close(self) -> None:
+        """The program ends; nothing is told after this."""
 
 
 Kind = TypeVar("Kind", ServerCallback, ClientCallback)
@@ -77,41 +131,53 @@ def load_callbacks(names: Iterable[str], kind: type[Kind], key: str) -> list[Kin
 
 
 class Callbacks(Generic[Kind]):
-    """Calls them in order, in a thread; a failing one harms nobody."""
+    """Tells each of them in a thread of its own; a failing one harms nobody."""
 
     def __init__(self, members: Iterable[Kind] = ()) -> None:
-        self._members: list[Kind] = list(members)
-        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._members = [_Told(member) for member in members]
 
     def tell(self, event: str, *arguments: Any) -> None:
         """Call this method of every member, soon."""
-        if not self._members:
-            return
+        for member in self._members:
+            member.tell(event, arguments)
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Wait until all are told, of the end too, but not for ever."""
+        self.tell("close")
+        deadline = time.monotonic() + patience
+        returned = [member.ends(deadline) for member in self._members]
+        if not all(returned):
+            log.warning("a callback has not returned within %g s; it is left behind", patience)
+        self._members = []
+
+
+class _Told:
+    """One object and the calls that wait for it."""
+
+    def __init__(self, member: ServerCallback | ClientCallback) -> None:
+        self._member = member
+        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._thread is None:
             # A daemon: a callback that never returns must not keep the program from ending.
             self._thread = threading.Thread(target=self._work, name="callbacks", daemon=True)
             self._thread.start()
         self._calls.put((event, arguments))
 
-    def close(self, patience: float = PATIENCE) -> None:
-        """Wait until all are told, but not for ever."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
+    def ends(self, deadline: float) -> bool:
+        """Whether it has returned from its last call by then."""
         self._calls.put(None)
-        thread.join(patience)
-        if thread.is_alive():
-            log.warning("a callback has not returned within %g s; it is left behind", patience)
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self._thread is None or not self._thread.is_alive()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             event, arguments = call
-            for member in self._members:
-                try:
-                    getattr(member, event)(*arguments)
-                except (Exception, SystemExit):  # nor may it end this thread, and fall silent
-                    name = f"{type(member).__name__}.{event}"
-                    log.warning(
-                        "the callback %s failed; nothing else is harmed", name, exc_info=True
-                    )
+            try:
+                getattr(self._member, event)(*arguments)
+            except (Exception, SystemExit):  # nor may it end this thread, and fall silent
+                name = f"{type(self._member).__name__}.{event}"
+                log.warning("the callback %s failed; nothing else is harmed", name, exc_info=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightsecagg.drivers.federation.callbacks import Callbacks, ServerCallback
+from lightsecagg.drivers.federation.callbacks import Callbacks, Overview, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.computing import Computer
 from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
@@ -56,6 +56,7 @@ from lightsecagg.session.interface import (
     Applied,
     Apply,
     Backlog,
+    ClientLeft,
     Computed,
     ComputeFailed,
     Connected,
@@ -199,6 +200,7 @@ class FederationServer:
             await self._communicator.start()
             await self._carry_out(self._session.start(time.monotonic()))
             self._recall()
+            self._callbacks.tell("begins", self._overview(), self._history.records())
             await self._serve()
         finally:
             if self._timer is not None:
@@ -234,11 +236,13 @@ class FederationServer:
             await self._look_for_members()
         match event:
             case transport.Connected(client):
+                self._callbacks.tell("connected", client)
                 await self._tell(Connected(client))
             case transport.Received(client, data):
                 self._trace_message("from", client, data)
                 await self._tell(Received(client, data))
             case transport.Disconnected(client, reason):
+                self._callbacks.tell("disconnected", client)
                 await self._tell(Disconnected(client, reason))
             case transport.Notice(_Tick()):
                 self._timer = None
@@ -292,6 +296,19 @@ class FederationServer:
         members = None if self._members is None else _as_travels(self._members.current)
         return self.session_type(
             self._settings, plan, self._allow_list, announcement, self._choose, past, members
+        )
+
+    def _overview(self) -> Overview:
+        parameters = self._settings.parameters
+        return Overview(
+            protocol=str(self._settings.protocol),
+            threat_model=str(parameters.threat_model),
+            clients=parameters.clients,
+            privacy=parameters.privacy,
+            dropouts=parameters.dropouts,
+            survivors=parameters.survivors,
+            rounds=self._rounds.number,
+            completed=self._session.completed,
         )
 
     def _unfinished(self) -> list[UnfinishedRound]:
@@ -408,9 +425,12 @@ class FederationServer:
                     await self._tell(await self._apply(effect))
                 case PhaseBegan(phase):
                     phase.start = time.time()
-                case Progress(phase_name, done, expected):
+                case Progress(phase_name, done, expected, awaited):
                     self._metrics.connected = len(self._session.connected)
                     self._progress(phase_name, done, expected)
+                    self._callbacks.tell("progress", phase_name, awaited)
+                case ClientLeft(client, phase_name, how, reason):
+                    self._callbacks.tell("client_left", client, phase_name, how, reason)
                 case RoundBegan(number, invited):
                     self._callbacks.tell("round_begins", number, list(invited))
                 case RoundEnded(record):
