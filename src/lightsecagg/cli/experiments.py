@@ -88,6 +88,29 @@ def asynchronous(
         typer.echo(f"wrote {path}")
 
 
+@app.command()
+def accuracy(
+    out: laboratory.Out = Path("results"),
+    task: Annotated[str, typer.Option(help="digits, or mnist (LeNet-5).")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data set is.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Of each run.  [default: 20]")] = None,
+    as_json: laboratory.AsJson = False,
+) -> None:
+    """Accuracy through the masks (seeded, short keys exact and dithered) and in the clear."""
+    require("experiments accuracy", "torch")
+    from lightsecagg.experiments.accuracy import accuracy_cells, accuracy_report
+
+    command = f"lightsecagg experiments accuracy --task {task} --seeds {seeds}"
+    command += f" --rounds {rounds}" if rounds else ""
+    cells = accuracy_cells(task, data_dir, seeds, rounds)
+    results = laboratory.measure("accuracy", cells, out)
+    report = accuracy_report(task, results)
+    laboratory.show(report, results, command, out, as_json=as_json)
+    if as_json:
+        print_json(report.figures)
+
+
 laboratory.register(app)
 for _name, _summary in laboratory.ASYNCHRONOUS.items():
     app.command(_name, help=_summary)(asynchronous)

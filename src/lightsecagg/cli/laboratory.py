@@ -13,7 +13,8 @@ from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import print_json, warn
 
 if TYPE_CHECKING:
-    from lightsecagg.experiments.cells import Cell, Progress
+    from lightsecagg.experiments.cells import Cell, Progress, Results
+    from lightsecagg.experiments.report import Report
 
 # name -> the line that `lightsecagg experiments --help` shows
 EXPERIMENTS = {
@@ -67,8 +68,6 @@ def _command(name: str) -> Callable[..., None]:
 
 def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
     from lightsecagg.experiments.catalogue import experiment
-    from lightsecagg.experiments.cells import measure_cells
-    from lightsecagg.experiments.report import write_report
     from lightsecagg.experiments.setups import FULL, QUICK
     from lightsecagg.field import kernels
 
@@ -81,17 +80,31 @@ def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
     for name in names:
         chosen = experiment(name)
         cells = chosen.cells(profile)
-        with progress_bar(name, len({cell.key for cell in cells})) as progress:
-            results = measure_cells(cells, out / "cells", progress)
+        results = measure(name, cells, out)
         report = chosen.report(profile, results)
         command = f"lightsecagg experiments {name}" + (" --quick" if quick else "")
-        paths = write_report(report, results, command, out)
+        show(report, results, command, out, as_json=as_json)
         documents[name] = report.figures
-        if not as_json:
-            typer.echo((out / f"{report.name}.md").read_text("utf-8"))
-            typer.echo("wrote " + ", ".join(map(str, paths)), err=True)
     if as_json:
         print_json(documents[names[0]] if len(names) == 1 else documents)
+
+
+def measure(name: str, cells: list[Cell], out: Path) -> Results:
+    """Measure what is not in OUT/cells yet, with a bar."""
+    from lightsecagg.experiments.cells import measure_cells
+
+    with progress_bar(name, len({cell.key for cell in cells})) as progress:
+        return measure_cells(cells, out / "cells", progress)
+
+
+def show(report: Report, results: Results, command: str, out: Path, *, as_json: bool) -> None:
+    """Write the report's files, and print it unless its figures are printed instead."""
+    from lightsecagg.experiments.report import write_report
+
+    paths = write_report(report, results, command, out)
+    if not as_json:
+        typer.echo((out / f"{report.name}.md").read_text("utf-8"))
+        typer.echo("wrote " + ", ".join(map(str, paths)), err=True)
 
 
 @contextmanager

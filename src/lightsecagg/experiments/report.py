@@ -45,13 +45,15 @@ class Report:
     plots: list[Plot] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     """The numbers behind tables and plots."""
+    timed: bool = True
+    """Whether any of them depends on how busy the machine was."""
 
 
 def write_report(report: Report, results: Results, command: str, out: Path) -> list[Path]:
     """Write NAME.md, NAME.html, NAME.json and the pictures; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
-    notes = [*report.paragraphs, *_provenance(results, command, machine)]
+    notes = [*report.paragraphs, *_provenance(results, command, machine, report.timed)]
     pictures = {plot.name: _draw(plot, out / f"{plot.name}.png") for plot in report.plots}
     document = {
         "name": report.name,
@@ -74,7 +76,7 @@ def write_report(report: Report, results: Results, command: str, out: Path) -> l
     return paths
 
 
-def _provenance(results: Results, command: str, machine: dict[str, Any]) -> list[str]:
+def _provenance(results: Results, command: str, machine: dict[str, Any], timed: bool) -> list[str]:
     said = [
         f"Measured with `{command}` on {machine['processor']}, {machine['cores']} cores, "
         f"{machine['system']}, Python {machine['python']}, {machine['kernels']} kernels, "
@@ -89,7 +91,7 @@ def _provenance(results: Results, command: str, machine: dict[str, Any]) -> list
             f"averages of {min(loads)} to {max(loads)}."
         )
         busy = sum(is_busy(each["load_average"], each["cores"]) for each in measured)
-        if busy:
+        if busy and timed:
             said.append(
                 f"**{busy} of {len(measured)} cells were measured while other work competed for "
                 "the cores. What is counted is CPU seconds (elapsed time in `transport` only), but "

@@ -1,12 +1,12 @@
-"""Federated averaging in the clear, in one process: the yardstick for the protected runs.
+"""Federated averaging in one process, in the clear unless told otherwise.
 
-No client's update is protected here. It says what accuracy to expect, and what the secure sum
-must agree with.
+It says what accuracy to expect, and what the secure sum must agree with. `average` puts another
+way of averaging in the place of the plain one, and everything else stays the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from lightsecagg.training.config import LocalConfig, TaskConfig
 from lightsecagg.training.server_optimizers import ServerConfig, ServerOptimizer
 from lightsecagg.training.task import Task, as_task
 from lightsecagg.training.trainer import evaluate, initial_model, local_update, model_layout
-from lightsecagg.training.updates import Vector, weighted_average
+from lightsecagg.training.updates import AverageUpdate, LocalUpdate, Vector, weighted_average
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ def federated_averaging(
     *,
     seed: int = 0,
     clients_per_round: int | None = None,
+    average: Callable[[Sequence[LocalUpdate]], AverageUpdate] = weighted_average,
 ) -> Iterator[Round]:
     """Train for so many rounds; yields after each one, so the caller may stop early."""
     task, local = as_task(task), local or LocalConfig()
@@ -55,5 +56,5 @@ def federated_averaging(
             local_update(task, client, model, local, seed=seed, round_index=index)
             for client in members
         ]
-        model = optimizer.step(model, weighted_average(updates))
+        model = optimizer.step(model, average(updates))
         yield Round(index, model, evaluate(task, model))
