@@ -25,6 +25,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol import epoch_states
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
 from lightsecagg.protocol.epoch_client import EpochClient
@@ -145,6 +146,47 @@ def test_R32_a_client_that_moves_to_a_new_process_after_every_call_does_the_same
     assert len(stayed.results) == len(moved.results) > 0
     assert stayed.refusals == moved.refusals
     assert {"Advertised", "Registered", "Answered"} <= stayed.seen
+
+
+class TravellersWithParts(Travellers):
+    """Their shares and answers stay on a shelf, from which the spent ones are taken away."""
+
+    def __init__(self, moving: bool, **options: Any) -> None:
+        super().__init__(moving, **options)
+        self.shelves: dict[int, dict[bytes, bytes]] = {}
+        self.put = 0
+
+    def move(self, client: int) -> None:
+        if client == SERVER or not self.moving:
+            return
+        party = self.clients[client]
+        shelf = self.shelves.setdefault(client, {})
+        content, parts, needed = party.snapshot_apart()
+        assert not parts.keys() & shelf.keys(), "every part is stored once"
+        self.put += len(parts)
+        self.shelves[client] = {digest: (shelf | parts)[digest] for digest in needed}
+        moved = restore(self, client, content, party.generation)
+        assert moved.needed_parts == needed
+        assert moved.snapshot_apart() == (content, {}, needed)
+        moved.parts = self.shelves[client]
+        self.clients[client] = moved
+
+
+@BOTH
+def test_R32_a_client_whose_shares_are_kept_apart_does_the_same(
+    threat_model: ThreatModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_states, "SMALL", 8)  # a share of these short vectors is large
+    runs = []
+    for moving in (False, True):
+        fed = TravellersWithParts(moving, threat_model=threat_model, share_mode=ShareMode.PAPER)
+        history(fed, 0)
+        fed.assert_exact()
+        runs.append(fed)
+    stayed, moved = runs
+    assert stayed.wire == moved.wire, "bit for bit the same messages"
+    assert len(moved.results) > 0
+    assert moved.put > sum(map(len, moved.shelves.values())) > 0, "spent parts leave the shelf"
 
 
 # -- one snapshot of each state ----------------------------------------------------------------

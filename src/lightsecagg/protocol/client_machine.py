@@ -214,10 +214,13 @@ class ClientMachine(Generic[AnyState]):
 
     def snapshot(self) -> bytes:
         """The whole state, secrets included; see `ClientParty.snapshot`."""
+        return self._pack(self.state)
+
+    def _pack(self, state: AnyState) -> bytes:
         self._check_process()
         protocol = self._policy.protocols[0]
         payload = msgspec.msgpack.encode(
-            Stored(SNAPSHOT_VERSION, protocol, self.client, self.ledger.to_bytes(), self.state)
+            Stored(SNAPSHOT_VERSION, protocol, self.client, self.ledger.to_bytes(), state)
         )
         return context_hash(f"{self.mode} snapshot", payload) + payload
 

@@ -32,7 +32,7 @@ because its buffer may be summed without its owner. A client whose process ends 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 import msgspec
@@ -72,13 +72,18 @@ from lightsecagg.protocol.client_machine import (
 from lightsecagg.protocol.epoch_states import (
     Answered,
     AnyState,
+    Data,
     KeptShare,
+    Part,
     R,
     Registered,
     Signed,
+    Snapshot,
     become,
     dated,
-    held_for,
+    kept_for,
+    parts_of,
+    set_apart,
     with_share,
 )
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
@@ -134,6 +139,9 @@ class EpochClient(ClientMachine[AnyState]):
         ):
             raise ParameterError("the asynchronous mode needs a policy with buffering")
         self._buffering: Buffering = policy.buffering
+        self.parts: Mapping[bytes, bytes] = {}
+        """Where `snapshot_apart` left its parts, by SHA-256: for the driver to set after a
+        `restore`. Looked up when an answer takes them."""
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -161,7 +169,21 @@ class EpochClient(ClientMachine[AnyState]):
         secrets = sum(map(len, self.state.stock.values()))
         masks = sum(mask.nbytes for mask in self._masks.values())
         shares = (kept.share for of in self.state.kept.values() for kept in of.values())
-        return secrets + masks + sum(len(data) for _, data in shares)
+        return secrets + masks + sum(len(data) for _, data in shares if isinstance(data, bytes))
+
+    @property
+    def needed_parts(self) -> frozenset[bytes]:
+        """What must be in `parts`, because a snapshot left it there."""
+        return parts_of(self.state)
+
+    def snapshot_apart(self) -> Snapshot:
+        """`snapshot` in kilobytes, with the peers' explicit shares and the answer beside it.
+
+        They come once, and are read at most once. The order that protects: store `parts`, then
+        `content`, then let the outputs leave, then delete all parts but the `needed` ones.
+        """
+        slim, parts = set_apart(self.state)
+        return Snapshot(self._pack(slim), parts, parts_of(slim))
 
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
@@ -311,7 +333,7 @@ class EpochClient(ClientMachine[AnyState]):
         if kept is not None and kept.report is not None:
             report = kept.report
         elif kept is not None:
-            held = {MaskRef(owner, serial): kept.share}
+            held = {MaskRef(owner, serial): self._whole(kept)}
             values = self._scheme(state).report(held, message.check_secret)
             report = MaskReport(owner, serial, tuple(map(int, values)))
             changed = with_share(changed, owner, serial, replace(kept, report=report))
@@ -385,10 +407,11 @@ class EpochClient(ClientMachine[AnyState]):
             check_tag(scheme.round, self._policy.allow_list, tag)
         check_models(message, state.models)
         terms = buffer_terms(message, weights)
-        if missing := scheme.missing(held_for(state, terms), terms):
+        held = {ref: self._whole(kept) for ref, kept in kept_for(state, terms).items()}
+        if missing := scheme.missing(held, terms):
             return [Send(SERVER, Refusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
-        return self._consent(scheme, state, message, terms)
+        return self._consent(scheme, state, message, terms, held)
 
     def _on_another_buffer(self, state: Signed | Answered, message: SumRequest) -> list[Output]:
         return self._reply(state) if message == state.buffer else self._on_buffer(state, message)
@@ -399,9 +422,10 @@ class EpochClient(ClientMachine[AnyState]):
         state: Registered,
         buffer: SumRequest,
         terms: tuple[Term, ...],
+        held: Mapping[MaskRef, Share],
     ) -> list[Output]:
         """Compute the answer and forget the shares, in one step."""
-        answer = scheme.answer(held_for(state, terms), terms, scheme.round.members)
+        answer = scheme.answer(held, terms, scheme.round.members)
         if not isinstance(answer, AggregatedShare):
             raise AssertionError("a scheme with an asynchronous mode answers with a sum of shares")
         burnt = self._without(state, (term.ref for term in terms))
@@ -423,7 +447,8 @@ class EpochClient(ClientMachine[AnyState]):
         if isinstance(state, Signed):
             return [Send(SERVER, Consent(state.time, state.signature))]
         field = self._settings(state).field
-        vector = field.from_bytes(state.answer, len(state.answer) // 4)
+        answer = self._bytes(state.answer)
+        vector = field.from_bytes(answer, len(answer) // 4)
         return [Send(SERVER, AggregatedShare(vector, state.time))]
 
     def _on_certificate(self, state: Signed, message: Certificate) -> list[Output]:
@@ -450,6 +475,13 @@ class EpochClient(ClientMachine[AnyState]):
         """The driver's doing, not a message's."""
         self.state = state
         self.ledger.count_change()
+
+    def _whole(self, kept: KeptShare) -> Share:
+        kind, data = kept.share
+        return kind, self._bytes(data)
+
+    def _bytes(self, data: Data) -> bytes:
+        return self.parts[data.digest] if isinstance(data, Part) else data
 
     def _key(self, state: Registered) -> AgreementKey:
         return self._sealing_key(state.private_keys[0])

@@ -1,11 +1,17 @@
 """What a client keeps in an epoch: its states, and what changes in them without a message.
 
 Every state is frozen; a change makes a new one. `epoch_client` says what leads from one to another.
+
+Explicit shares and the answer are megabytes that are written once and never change, in a state of
+kilobytes that changes with every message. `set_apart` takes them out, for a driver that stores them
+once, and leaves their hashes.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -13,13 +19,40 @@ from msgspec.structs import replace
 from lightsecagg.protocol.client_machine import Advertised, Closed, Fixed, Waiting
 from lightsecagg.protocol.messages import MaskReport, SumRequest
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
-from lightsecagg.protocol.share_exchange import Share
+
+SMALL = 1024
+"""Bytes that stay in the snapshot: seeds, and what is not worth a file."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Stands for bytes that a driver keeps apart from the snapshot."""
+
+    digest: bytes
+    """Their SHA-256."""
+
+
+Data = bytes | Part
+
+
+class Snapshot(NamedTuple):
+    """A client whose large parts are kept apart."""
+
+    content: bytes
+    """For `restore`."""
+    parts: dict[bytes, bytes]
+    """What the driver has not been given before, by SHA-256; to be stored before the content."""
+    needed: frozenset[bytes]
+    """All parts that the content refers to; the others are spent, and to be deleted after it."""
+
+    def __repr__(self) -> str:
+        return f"Snapshot(needed={len(self.needed)})"
 
 
 class KeptShare(msgspec.Struct, frozen=True, array_like=True):
     """A share that waits for its buffer."""
 
-    share: Share
+    share: tuple[int, Data]
+    """A `Share`, whose bytes may be kept apart."""
     since: int | None = None
     """The first buffer that this client consented to after the share came; it expires by this.
 
@@ -60,7 +93,7 @@ class Signed(Registered, frozen=True, kw_only=True):
     """The buffer of `time` is signed; the answer waits for the certificate."""
 
     buffer: SumRequest
-    answer: bytes
+    answer: Data
     """The sum of the shares, which are burnt."""
     signature: bytes
 
@@ -69,7 +102,7 @@ class Answered(Registered, frozen=True, kw_only=True):
     """The buffer of `time` is answered for."""
 
     buffer: SumRequest
-    answer: bytes
+    answer: Data
 
 
 AnyState = Waiting | Advertised | Registered | Signed | Answered | Closed
@@ -94,7 +127,48 @@ def dated(share: KeptShare, time: int) -> KeptShare:
     return replace(share, since=time) if share.since is None else share
 
 
-def held_for(state: Registered, terms: tuple[Term, ...]) -> dict[MaskRef, Share]:
+def kept_for(state: Registered, terms: tuple[Term, ...]) -> dict[MaskRef, KeptShare]:
     """Those shares of the terms' masks that are kept here."""
     kept = {term.ref: state.kept.get(term.ref.owner, {}) for term in terms}
-    return {ref: of[ref.serial].share for ref, of in kept.items() if ref.serial in of}
+    return {ref: of[ref.serial] for ref, of in kept.items() if ref.serial in of}
+
+
+def set_apart(state: AnyState) -> tuple[AnyState, dict[bytes, bytes]]:
+    """The state without its large parts, and those of them that were in it, by SHA-256."""
+    parts: dict[bytes, bytes] = {}
+
+    def leave(data: Data) -> Data:
+        if isinstance(data, Part) or len(data) <= SMALL:
+            return data
+        digest = hashlib.sha256(data).digest()
+        parts[digest] = data
+        return Part(digest)
+
+    return _with_data(state, leave), parts
+
+
+def parts_of(state: AnyState) -> frozenset[bytes]:
+    """The hashes of all parts that are kept apart from this state."""
+    return frozenset(data.digest for data in _data(state) if isinstance(data, Part))
+
+
+def _data(state: AnyState) -> Iterator[Data]:
+    if isinstance(state, Registered):
+        yield from (kept.share[1] for of in state.kept.values() for kept in of.values())
+    if isinstance(state, Signed | Answered):
+        yield state.answer
+
+
+def _with_data(state: AnyState, change: Callable[[Data], Data]) -> AnyState:
+    if not isinstance(state, Registered):
+        return state
+    kept = {
+        owner: {
+            serial: replace(share, share=(share.share[0], change(share.share[1])))
+            for serial, share in of.items()
+        }
+        for owner, of in state.kept.items()
+    }
+    if isinstance(state, Signed | Answered):
+        return replace(state, kept=kept, answer=change(state.answer))
+    return replace(state, kept=kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,18 @@ class Federation:
 
     def run(self, rounds: int = 2, model: Arrays = MODEL) -> Result:
         return self.strategy.start(self.grid, record(model), num_rounds=rounds)
+
+
+def at_round(federation: Federation, number: int, act: Callable[[], None]) -> None:
+    """Do something before Flower's round `number`."""
+    configure = federation.strategy.configure_train
+
+    def configured(server_round: int, *arguments: Any) -> Any:
+        if server_round == number:
+            act()
+        return configure(server_round, *arguments)
+
+    federation.strategy.configure_train = configured  # type: ignore[method-assign]
 
 
 def fed_avg(clients: int, **options: Any) -> FedAvg:

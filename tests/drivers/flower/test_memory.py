@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from small_flower import (
     MODEL,
     Federation,
     arrays,
+    at_round,
     error,
     expected,
     samples,
@@ -23,6 +26,7 @@ from small_flower import (
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.durable import ProcessLock
+from lightsecagg.drivers.flower import mod
 from lightsecagg.drivers.flower.epoch import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
@@ -172,8 +176,94 @@ def test_with_a_folder_nothing_is_left_to_flower(tmp_path: Path) -> None:
     assert error(federation.run(2, model), expected(model, [list(federation.ids)] * 2)) < 1e-6
     for node_id, node in federation.nodes.items():
         assert not node.state
-        file = tmp_path / str(node_id) / "memory"
-        assert file.stat().st_mode & 0o777 == 0o600
+        folder = tmp_path / str(node_id)
+        assert (folder / "memory").stat().st_mode & 0o777 == 0o600
+        assert (folder / "memory").stat().st_size < 16_000, "seeds and hashes"
+        parts = list((folder / "parts").iterdir())
+        assert len(parts) == 3, "one of six peers has sent explicit shares of two masks; the answer"
+        assert all(part.stat().st_mode & 0o777 == 0o600 for part in parts)
+
+
+WIDE = {"weight": np.zeros(5_000, dtype=np.float32)}
+"""A model whose shares are too large for the memory itself."""
+
+
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the nodes write into their logs from now on."""
+    lines: list[str] = []
+    monkeypatch.setattr(mod, "log", lambda level, text, *values, **_: lines.append(text % values))
+    return lines
+
+
+@pytest.mark.parametrize("how", ["removed", "altered"])
+def test_S06_a_share_that_is_lost_is_named_and_its_node_enrolled_again(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    everybody = list(federation.ids)
+    lost: list[str] = []
+
+    def lose() -> None:
+        for part in sorted((tmp_path / "103" / "parts").iterdir()):
+            lost.append(str(part))
+            part.unlink() if how == "removed" else part.write_bytes(b"older")
+
+    at_round(federation, 2, lose)
+    lines = logged(monkeypatch)
+    included = [node for node in everybody if how == "altered" or node != 103]
+    wanted = expected(WIDE, [everybody, included, everybody])
+    assert error(federation.run(3, WIDE), wanted) < 1e-6
+    assert FORGOTTEN in federation.grid.reasons
+    assert any(part in line for part in lost for line in lines)
+
+
+def rolled_back(tmp_path: Path, *names: str) -> Message:
+    """What a node replies for another sum, when these of its files are from before its answer."""
+    federation = Federation(8, node_config=folders(tmp_path))
+    folder, older = tmp_path / "103", tmp_path / "older"
+    asked: list[Message] = []
+
+    def before(message: Message) -> None:
+        if stage_of(message) == "relay":
+            shutil.rmtree(older, ignore_errors=True)
+            shutil.copytree(folder, older)
+            asked.append(copy.copy(message))
+
+    node = federation.nodes[103]
+    node.before = before
+    federation.run(1, WIDE)
+    node.before = lambda message: None
+    for name in names:
+        if (older / name).is_dir():
+            shutil.rmtree(folder / name)
+            shutil.copytree(older / name, folder / name)
+        else:
+            shutil.copy(older / name, folder / name)
+    return asked_again(node, forged(asked[-1], node))
+
+
+def test_S06_a_folder_that_is_put_back_as_a_whole_answers_twice(tmp_path: Path) -> None:
+    """The attack: nothing in an old folder says that there was a newer one."""
+    assert answer_in(rolled_back(tmp_path, "memory", "parts", "mark")) is not None
+
+
+def test_S06_an_older_memory_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = logged(monkeypatch)
+    assert rolled_back(tmp_path, "memory", "parts").error.reason == REFUSED
+    assert f"{tmp_path / '103' / 'memory'} is of generation" in lines[-1]
+
+
+@pytest.mark.parametrize("name", ["memory", "mark"])
+def test_S06_a_memory_or_mark_that_is_gone_is_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    at_round(federation, 2, (tmp_path / "103" / name).unlink)
+    lines = logged(monkeypatch)
+    everybody = list(federation.ids)
+    rest = [node for node in everybody if node != 103]
+    assert error(federation.run(2), expected(MODEL, [everybody, rest])) < 1e-6
+    assert any(str(tmp_path / "103" / name) in line and "gone" in line for line in lines)
 
 
 def test_a_context_that_was_not_stored_is_noticed_and_not_gone_on_from() -> None:

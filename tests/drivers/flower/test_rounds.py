@@ -37,6 +37,7 @@ from small_flower import (
     MODEL,
     Federation,
     arrays,
+    at_round,
     error,
     expected,
     fed_avg,
@@ -335,18 +336,6 @@ def test_recovery_ends_with_the_last_answer_that_it_needs() -> None:
 
 
 # -- nodes that come, leave and forget -----------------------------------------------------------
-
-
-def at_round(federation: Federation, number: int, act: Callable[[], None]) -> None:
-    """Do something before Flower's round `number`."""
-    configure = federation.strategy.configure_train
-
-    def configured(server_round: int, *arguments: Any) -> Any:
-        if server_round == number:
-            act()
-        return configure(server_round, *arguments)
-
-    federation.strategy.configure_train = configured  # type: ignore[method-assign]
 
 
 def test_a_new_node_is_enrolled_when_it_is_chosen() -> None:

@@ -42,6 +42,7 @@ from lightsecagg.errors import (
     ConfigurationError,
     DecodeError,
     InputRefused,
+    JournalError,
     LightSecAggError,
     RemoteProtocolError,
 )
@@ -129,13 +130,18 @@ class _Exchange:
         elif epoch != self._memory.epoch or not self._memory.party:
             raise _Forgotten
         party = self._restore()
-        self._deliver(party, parcel)
+        try:
+            self._store.fetch(party)
+            self._deliver(party, parcel)
+        except JournalError as error:
+            log(ERROR, "lightsecagg: %s; this node takes part again in a new epoch", error)
+            raise _Forgotten from error
         if stage is Stage.TRAIN:
             self._contribute(party, parcel)
         if stage is not Stage.OPEN:
             self._restock(party)
-        self._memory.party, self._memory.ledger = party.snapshot(), party.ledger.to_bytes()
-        self._store.save(self._memory)
+        self._memory.ledger = party.ledger.to_bytes()
+        self._store.save(self._memory, party)
         numbers = {"epoch": epoch, "received": self._memory.received, "failed": self._failed}
         return Parcel(numbers, tuple(self._frames))
 

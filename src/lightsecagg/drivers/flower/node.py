@@ -3,16 +3,23 @@
 Flower starts a process for every message, and its own memory for apps (`Context.state`) is stored
 after the reply has left, or not at all. A client that forgets an answer may be made to give a
 second one, which reveals its peers' updates (S06). So a node whose operator names a folder keeps
-everything in one file there: it is written and synced before the mod returns, hence before anything
-leaves, and is one and the same for all runs. Without a folder the memory is Flower's, which is good
-enough against a server that only looks.
+everything there: it is written and synced before the mod returns, hence before anything leaves, and
+is one and the same for all runs. Without a folder the memory is Flower's, which is good enough
+against a server that only looks.
+
+    memory   kilobytes: keys, seeds, the ledger, and the hashes of the parts; written anew each time
+    parts/   megabytes: peers' explicit shares, and the answer; a file each, named by its SHA-256,
+             written once and deleted when it is spent
+    mark     how far the memory has come: an older one, or none, is noticed
+    lock     one process at a time
 
 The operator speaks through `--node-config`, which the server cannot change; see `Operator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import WARNING
@@ -24,18 +31,31 @@ from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import (
+    ProcessLock,
+    seal,
+    sync_folder,
+    unseal,
+    write_new,
+    write_synced,
+)
 from lightsecagg.drivers.flower.epoch import buffering
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.foreign import decode, reading
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
 
 PREFIX = "lightsecagg-"
-_PLACE = "memory of a Flower node, version 1"
+_PLACE = "memory of a Flower node, version 2"
+_MARK = "mark of a Flower node"
+_REMEDY = (
+    "restore the newest copy. Without it this node does not know which updates it has spent: begin "
+    "a new folder only if none of them can come again"
+)
 _RECORD = "lightsecagg.memory"
 _LARGE = 16 * 2**20
 _ALL_RUNS = 2**31  # epochs of all runs are counted together, and clipped updates refuse nothing
@@ -176,6 +196,7 @@ class Memory(msgspec.Struct):
 
 
 _decoder = msgspec.msgpack.Decoder(Memory)
+_mark = msgspec.msgpack.Decoder(int)
 
 
 class Store(Protocol):
@@ -184,8 +205,11 @@ class Store(Protocol):
     def load(self) -> Memory | None:
         """The memory, if there is one."""
 
-    def save(self, memory: Memory) -> None:
-        """Keep it; when this returns, what depends on it may leave."""
+    def fetch(self, party: EpochClient) -> None:
+        """Let a restored party have what was kept apart; `JournalError` if some of it is lost."""
+
+    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
+        """Keep both; when this returns, what depends on them may leave."""
 
 
 @contextmanager
@@ -203,37 +227,106 @@ def opened(operator: Operator, context: Context) -> Iterator[Store]:
         f"another process uses {operator.dir}; every node needs a folder of its own",
     )
     try:
-        yield _Folder(operator.dir / "memory")
+        yield _Folder(operator.dir)
     finally:
         lock.release()
 
 
 class _Folder:
-    """A file that is whole or absent, checksummed, and synced."""
+    """Files that are whole or absent, checksummed, and synced."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "memory"
+        self._mark = folder / "mark"
+        self._parts = _Parts(folder / "parts")
 
     def load(self) -> Memory | None:
+        mark = -1 if not self._mark.exists() else _mark.decode(self._read(self._mark, _MARK))
         if not self._path.exists():
+            if mark >= 0:
+                raise JournalError(f"{self._path} is gone, but {self._mark} is here; {_REMEDY}")
             return None
+        memory = decode(_decoder.decode, self._read(self._path, _PLACE), "memory of a node")
+        generation = Ledger.from_bytes(memory.ledger).generation
+        if generation < mark or (generation and mark < 0):
+            raise JournalError(
+                f"{self._path} is of generation {generation}, and {self._mark} says {mark}: one of "
+                f"them is older than the other, or gone; {_REMEDY}"
+            )
+        return memory
+
+    def _read(self, path: Path, place: str) -> bytes:
         try:
-            content = unseal(_PLACE, self._path.read_bytes())
+            return unseal(place, path.read_bytes())
         except (JournalError, OSError) as error:
             raise JournalError(
-                f"{self._path} is damaged, or cannot be read: {error}; restore it. Without it this "
-                "node does not know which updates it has spent: remove it only if none of them can "
-                "come again"
+                f"{path} is damaged, or cannot be read: {error}; {_REMEDY}"
             ) from error
-        return decode(_decoder.decode, content, "memory of a node")
 
-    def save(self, memory: Memory) -> None:
+    def fetch(self, party: EpochClient) -> None:
+        self._parts.check(party.needed_parts)
+        party.parts = self._parts
+
+    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
         try:
+            if party is not None:
+                memory.party, parts, needed = party.snapshot_apart()
+                self._parts.add(parts)
             write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(memory)))
+            generation = Ledger.from_bytes(memory.ledger).generation
+            write_synced(self._mark, seal(_MARK, msgspec.msgpack.encode(generation)))
+            if party is not None:
+                self._parts.keep_only(needed)
         except OSError as error:
             raise JournalError(
-                f"{self._path} cannot be written: {error.strerror or error}; nothing was sent"
+                f"{self._path.parent} cannot be written: {error.strerror or error}; nothing was "
+                "sent"
             ) from error
+
+
+class _Parts(Mapping[bytes, bytes]):
+    """A folder of files, each named by the SHA-256 of its content."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def check(self, needed: Iterable[bytes]) -> None:
+        """`JournalError` for the first that is not there."""
+        for digest in needed:
+            if not self._file(digest).is_file():
+                raise JournalError(f"{self._file(digest)} is gone, which this node's memory needs")
+
+    def add(self, parts: Mapping[bytes, bytes]) -> None:
+        """Write and sync them; a name that nothing refers to yet may be written in place."""
+        if not parts:
+            return
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for digest, content in parts.items():
+            write_new(self._file(digest), content)
+        sync_folder(self._folder)
+
+    def keep_only(self, needed: Collection[bytes]) -> None:
+        """Delete what is spent, and what a process left that died before its memory was saved."""
+        for digest in set(self) - set(needed):
+            self._file(digest).unlink(missing_ok=True)
+
+    def _file(self, digest: bytes) -> Path:
+        return self._folder / digest.hex()
+
+    def __getitem__(self, digest: bytes) -> bytes:
+        try:
+            content = self._file(digest).read_bytes()
+        except OSError as error:
+            raise JournalError(f"{self._file(digest)} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).digest() != digest:
+            raise JournalError(f"{self._file(digest)} is damaged: it is not what was written")
+        return content
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (bytes.fromhex(file.name) for file in self._folder.glob("[0-9a-f]" * 64))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _Volatile:
@@ -256,7 +349,12 @@ class _Volatile:
             raise JournalError("Context.state holds another lightsecagg.memory than this node's")
         return decode(_decoder.decode, content, "memory of a node")
 
-    def save(self, memory: Memory) -> None:
+    def fetch(self, party: EpochClient) -> None:
+        """Nothing is kept apart here."""
+
+    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
+        if party is not None:
+            memory.party = party.snapshot()
         content = msgspec.msgpack.encode(memory)
         if len(content) > _LARGE:
             log(
