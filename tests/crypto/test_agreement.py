@@ -7,7 +7,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from lightsecagg.crypto import agreement
 from lightsecagg.crypto.agreement import AgreementKey, check_public_key
-from lightsecagg.errors import CryptoError, LocalProtocolError
+from lightsecagg.crypto.transcript import derive_key, uint
+from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
 
 P = 2**255 - 19
 ALICE = AgreementKey(bytes.fromhex("77076d0a7318a57d3c16c17251b26645" * 2))
@@ -61,6 +62,22 @@ def test_a_key_with_oneself_is_refused() -> None:
         secret.directed_key(CONTEXT, "seal", 1, 1)
     with pytest.raises(LocalProtocolError, match="client 1 "):
         secret.symmetric_seed(CONTEXT, "mask", 1, 1)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2**64, 0), (-1, 2, 0), (1, 2, -1)])
+def test_ids_that_fit_no_transcript_are_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ParameterError, match="2\\^64"):
+        ALICE.agree(BOB.public, 2).directed_key(CONTEXT, "seal", *numbers)
+
+
+def test_S19_a_directed_key_is_that_of_the_transcript() -> None:
+    """Which is encoded in one step there, and part by part here."""
+    shared = AgreementKey(ALICE.private_bytes())._private.exchange(
+        X25519PublicKey.from_public_bytes(BOB.public)
+    )
+    parts = (b"seal", uint(1), uint(2), uint(3), b"s" * 16)
+    expected = derive_key(shared, CONTEXT, "directed key", *parts)
+    assert ALICE.agree(BOB.public, 2).directed_key(CONTEXT, "seal", 1, 2, 3, b"s" * 16) == expected
 
 
 def test_a_rebuilt_key_is_the_advertised_one() -> None:

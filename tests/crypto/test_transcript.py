@@ -15,6 +15,7 @@ from lightsecagg.crypto.transcript import (
     context_hash,
     derive_key,
     transcript,
+    transcript_head,
     uint,
 )
 from lightsecagg.errors import ParameterError
@@ -47,6 +48,15 @@ def test_a_transcript_can_be_read_in_one_way_only(
     items, rest = parse(transcript(label, *fields) + trailing)
     assert items == [DOMAIN, label.encode(), *fields]
     assert rest == trailing
+
+
+@given(labels, parts, st.integers(0, 4))
+def test_a_head_and_the_other_parts_are_the_transcript(
+    label: str, fields: list[bytes], known: int
+) -> None:
+    others = b"".join(struct.pack(">I", len(part)) + part for part in fields[known:])
+    head = transcript_head(label, len(fields), *fields[:known])
+    assert head + others == transcript(label, *fields)
 
 
 def test_moving_bytes_between_parts_changes_the_transcript() -> None:

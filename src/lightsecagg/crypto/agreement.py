@@ -14,18 +14,22 @@ computes is always canonical.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
-from lightsecagg.crypto.transcript import derive_key, uint
-from lightsecagg.errors import CryptoError, LocalProtocolError
+from lightsecagg.crypto.transcript import derive_key, derive_key_for, transcript_head, uint
+from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
 
 AGREEMENT_KEY_LENGTH: Final = 32
 """Bytes in a public key, and in a private one."""
 
 _P: Final = 2**255 - 19
+
+_DIRECTION: Final = struct.Struct(">IQIQIQI")
+"""Sender, recipient and mask id, each behind its length, and the length of the salt."""
 
 # The u-coordinates of all points whose order divides 8, on the curve and on its twist: whoever
 # agrees with one of them gets a secret that everybody knows.
@@ -84,8 +88,14 @@ class PairwiseSecret:
         """
         if sender == recipient:
             raise LocalProtocolError(f"client {sender} cannot share a key with itself")
-        parts = (uint(sender), uint(recipient), uint(mask_id), salt)
-        return derive_key(self._shared, context, "directed key", label.encode(), *parts)
+        head = transcript_head("directed key", 5, label.encode())
+        try:
+            direction = _DIRECTION.pack(8, sender, 8, recipient, 8, mask_id, len(salt))
+        except struct.error as error:
+            raise ParameterError(
+                f"the ids {sender} and {recipient} and mask {mask_id} must be in [0, 2^64)"
+            ) from error
+        return derive_key_for(self._shared, context, head + direction + salt)
 
     def symmetric_seed(self, context: bytes, label: str, one: int, other: int) -> bytes:
         """SecAgg's a_ij: 32 bytes, the same whichever of the two clients comes first."""

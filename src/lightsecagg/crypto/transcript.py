@@ -12,6 +12,8 @@ even a concatenation of transcripts can be read in one way only.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from cryptography.hazmat.primitives import hashes
@@ -31,21 +33,36 @@ KEY_LENGTH: Final = 32
 _LENGTH = struct.Struct(">I")
 _MAX_PART = 2**32 - 1
 _MAX_UINT = 2**64 - 1
+_SHA256: Final = hashes.SHA256()
 
 
 def transcript(label: str, *parts: bytes) -> bytes:
     """Encode `label` and `parts` so that different arguments never give equal bytes."""
+    return transcript_head(label, len(parts)) + _framed(parts)
+
+
+@lru_cache(maxsize=256)
+def transcript_head(label: str, count: int, *first: bytes) -> bytes:
+    """How a transcript of `count` parts begins, of which these are the first.
+
+    For whoever encodes the others in one step: a share has several transcripts, and a client
+    hundreds of shares. Remembered, so no part of it may be secret.
+    """
     if not label.isascii() or not label:
         raise ParameterError(f"a transcript label must be non-empty ASCII, not {label!r}")
-    items = (DOMAIN, label.encode("ascii"), *parts)
-    encoded = [_LENGTH.pack(len(items))]
-    for item in items:
-        if len(item) > _MAX_PART:
-            raise ParameterError(
-                f"a part of {len(item)} bytes does not fit a transcript (limit {_MAX_PART}); "
-                "hash it first"
-            )
-        encoded += (_LENGTH.pack(len(item)), item)
+    return _LENGTH.pack(2 + count) + _framed((DOMAIN, label.encode("ascii"), *first))
+
+
+def _framed(parts: Sequence[bytes]) -> bytes:
+    encoded: list[bytes] = []
+    try:
+        for part in parts:
+            encoded += (_LENGTH.pack(len(part)), part)
+    except struct.error as error:
+        raise ParameterError(
+            f"a part of {len(part)} bytes does not fit a transcript (limit {_MAX_PART}); "
+            "hash it first"
+        ) from error
     return b"".join(encoded)
 
 
@@ -58,7 +75,7 @@ def uint(value: int) -> bytes:
 
 def context_hash(label: str, *parts: bytes) -> bytes:
     """SHA-256 of a transcript: how the round contexts C0 and C1 are made."""
-    digest = hashes.Hash(hashes.SHA256())
+    digest = hashes.Hash(_SHA256)
     digest.update(transcript(label, *parts))
     return digest.finalize()
 
@@ -69,10 +86,9 @@ def derive_key(secret: bytes, context: bytes, label: str, *parts: bytes) -> byte
     - `secret` has full entropy (a seed) or is a Diffie-Hellman output.
     - A different context, label or part gives an independent key.
     """
-    hkdf = HKDF(
-        algorithm=hashes.SHA256(),
-        length=KEY_LENGTH,
-        salt=context,
-        info=transcript(label, *parts),
-    )
-    return hkdf.derive(secret)
+    return derive_key_for(secret, context, transcript(label, *parts))
+
+
+def derive_key_for(secret: bytes, context: bytes, info: bytes) -> bytes:
+    """`derive_key` for a transcript that is encoded already."""
+    return HKDF(algorithm=_SHA256, length=KEY_LENGTH, salt=context, info=info).derive(secret)
