@@ -169,9 +169,10 @@ class Ledger:
         Precision, the sign of a zero and the sample count are left out: the same vector with
         another weight is still the same update.
         """
-        vector = np.asarray(update.vector).astype("<f8") + 0.0
+        vector = np.array(update.vector, dtype="<f8", order="C")
+        vector += 0.0
         digest = hashlib.blake2b(key=self._entries.key, digest_size=32)
-        digest.update(np.ascontiguousarray(vector).data)
+        digest.update(vector.data)
         return digest.digest()
 
     def commitment(self, fingerprint: bytes, samples: int, reading: bytes) -> bytes:

@@ -142,6 +142,8 @@ class RoundClient(ClientMachine[AnyState]):
 
     mode = "round"
     decoder = msgspec.msgpack.Decoder(_Snapshot)
+    _fingerprint = b""
+    """Of the pending update, unless that came with a snapshot: hashing takes as long as masking."""
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -163,7 +165,9 @@ class RoundClient(ClientMachine[AnyState]):
         settings = self._settings(state)
         self._check_model(settings, model)
         check_input(settings, update)  # now: a failure at upload time would be the server's
-        self.ledger.check_update(settings.model, *self._committed(settings, update))
+        self._fingerprint = fingerprint = self.ledger.fingerprint(update)
+        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
+        self.ledger.check_update(settings.model, fingerprint, commitment)
         vector = np.ascontiguousarray(update.vector)
         pending = (vector.dtype.str, vector.tobytes(), update.samples)
         self.ledger.count_change()
@@ -294,7 +298,8 @@ class RoundClient(ClientMachine[AnyState]):
         settings = scheme.settings
         dtype, data, samples = state.pending
         update = Update(np.frombuffer(data, dtype=dtype), samples)
-        fingerprint, commitment = self._committed(settings, update)
+        fingerprint = self._fingerprint or self.ledger.fingerprint(update)
+        commitment = self.ledger.commitment(fingerprint, samples, settings.reading)
         seed = self.ledger.rounding_seed(settings.model, commitment)
         mask = self._take_mask(scheme, 0, state.secret, state.owners)
         masked = hide(settings, update, seed, mask)
@@ -371,12 +376,6 @@ class RoundClient(ClientMachine[AnyState]):
         return Codec(self._settings(state).field).decode(state.answer)
 
     # -- helpers -----------------------------------------------------------------------------
-
-    def _committed(self, settings: Settings, update: Update) -> tuple[bytes, bytes]:
-        """What the ledger calls the update, and the upload that is made of it."""
-        fingerprint = self.ledger.fingerprint(update)
-        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
-        return fingerprint, commitment
 
     def _check_survivors(
         self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]
