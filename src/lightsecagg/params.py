@@ -47,12 +47,7 @@ class ShareMode(StrEnum):
     """Let U shares be PRG outputs of short seeds and derive the mask and the other shares."""
 
     SHORT_KEY = "short-key"
-    """Share, by seeds, a key of 2048 elements that ring-LWE stretches to the mask; experimental."""
-
-    @property
-    def uses_seeds(self) -> bool:
-        """Whether U of the shares are sent as seeds."""
-        return self is not ShareMode.PAPER
+    """Share a key of 2048 elements that ring-LWE stretches to the mask; experimental."""
 
 
 class Decoding(StrEnum):

@@ -114,6 +114,25 @@ def simulated(outcome: dict[str, Any]) -> Outcome:
     return result
 
 
+@pytest.mark.parametrize(("survivors", "kinds"), [(16, {1, 2}), (17, {2})])
+def test_S49_a_share_of_a_key_travels_as_a_seed_only_where_it_is_long(
+    survivors: int, kinds: set[int]
+) -> None:
+    """Of 2048 elements in 16 pieces, 130 elements with their blinds; in 17 pieces 123."""
+    client = key_client(Federation(18, 0, 1, survivors, MALICIOUS, SHORT, dimension=9))
+    shares = client.prepare(0, (), CountingEntropy("a client")).outgoing
+    assert {share.kind.value for share in shares} == kinds
+    outcome = simulated(
+        {
+            "protocol": ProtocolName.LIGHTSECAGG,
+            "parameters": Parameters(18, 0, 1, survivors, MALICIOUS, SHORT),
+            "dimension": 9,
+            "decoding": EXACT,
+        }
+    )
+    assert outcome.report.exact is True
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_S49_random_rounds_with_dropouts_in_every_phase_are_exact(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -380,8 +399,11 @@ def test_S49_a_mask_is_a_function_of_what_was_drawn_with_the_key() -> None:
     assert len(entropy.drawn) == drawn, "no entropy is asked for on the way to the upload"
 
 
-def test_S49_keys_and_noise_differ_by_round_and_serial_though_the_entropy_repeats_itself() -> None:
-    federation = Federation(share_mode=SHORT, dimension=5000)
+@pytest.mark.parametrize("sizes", [(6, 1, 2, 4), (20, 1, 1, 19)], ids=["seeds", "explicit"])
+def test_S49_keys_and_noise_differ_by_round_and_serial_though_the_entropy_repeats_itself(
+    sizes: tuple[int, int, int, int],
+) -> None:
+    federation = Federation(*sizes, share_mode=SHORT, dimension=5000)
 
     def secret(number: int, serial: int) -> bytes:
         scheme = key_client(federation, number)
@@ -752,9 +774,11 @@ def test_S49_control_contiguous_pieces_let_T_plus_1_shares_break_the_key() -> No
     assert crt_attack(interleaved.shares[roots[0]], y, x, root) is None
 
 
-def test_S49_our_clients_interleave_the_pieces_of_a_key() -> None:
+@pytest.mark.parametrize("sizes", [(6, 1, 2, 4), (20, 1, 1, 19)], ids=["seeds", "explicit"])
+def test_S49_our_clients_interleave_the_pieces_of_a_key(sizes: tuple[int, int, int, int]) -> None:
     """From all shares: piece k holds the elements whose position is k modulo U - T."""
-    federation = Federation(6, 1, 2, 4, share_mode=SHORT, dimension=5000, weighted=True)
+    _, T, _, U = sizes
+    federation = Federation(*sizes, share_mode=SHORT, dimension=5000, weighted=True)
     scheme = key_client(federation)
     prepared = scheme.prepare(0, (), CountingEntropy("a client"))
     key = np.frombuffer(prepared.secret[:-32], dtype="<u4")
@@ -763,15 +787,15 @@ def test_S49_our_clients_interleave_the_pieces_of_a_key() -> None:
     held = {share.recipient: (share.kind.value, share.plaintext) for share in prepared.outgoing}
     held[scheme.client] = prepared.own
     rows = []
-    for position, member in enumerate(members[:4]):
+    for position, member in enumerate(members[:U]):
         holder = CodedKeysClient(scheme.round, member)
         share = holder.elements(MaskRef(scheme.client), held[member])
         rows.append(share[: settings.share_length])
         assert scheme.round.positions[member] == position
-    pieces = settings.code.decode(list(range(4)), np.stack(rows))
-    assert pieces.shape == (3, 683)
-    for k in range(3):
-        mine = key[k::3]
+    pieces = settings.code.decode(list(range(U)), np.stack(rows))
+    assert pieces.shape == (U - T, -(-(n + 1) // (U - T)))
+    for k in range(U - T):
+        mine = key[k :: U - T]
         assert np.array_equal(pieces[k, : len(mine)], mine)
 
 

@@ -56,15 +56,21 @@ class EncodedMask:
 
 
 def encode_mask(
-    code: MdsCode, pieces: Elements, noise: Elements, dimension: int, blinds: int = 0
+    code: MdsCode,
+    pieces: Elements,
+    noise: Elements,
+    dimension: int,
+    blinds: int = 0,
+    interleaved: bool = False,
 ) -> EncodedMask:
     """Paper mode: every share is explicit.
 
     * `pieces`: (U - T, L + blinds) and `noise`: (T, L + blinds), uniform and fresh.
+    * `interleaved`: for keys; see the module.
     """
     _check_dimension(code, pieces.shape[-1] - blinds, dimension)
     shares = code.encode(pieces, noise)
-    mask = join_pieces(_unblinded(code, pieces, dimension), dimension)
+    mask = join_pieces(_unblinded(code, pieces, dimension), dimension, interleaved)
     return EncodedMask(mask, dict(enumerate(shares)))
 
 

@@ -44,6 +44,10 @@ COINS: Final = 256
 VARIANCE: Final = COINS // 4
 """sigma^2 of the noise of one entry; sigma = 8."""
 
+LONG_SHARE: Final = 128
+"""Elements with blinds from which on a share of a key travels as a seed. A shorter one, of less
+than 512 bytes, takes its owner and its holder longer to expand than to send as it is."""
+
 _WORDS: Final = COINS // 32  # of the generator's output per entry
 _BLOCK: Final = 1 << 13  # entries whose words, 256 KiB, stay in the second-level cache
 

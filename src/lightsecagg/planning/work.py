@@ -111,7 +111,7 @@ class _CodedWork(_Work):
         phase, shares = self.phases[Phase.SHARE], self.shares
         elements = U * self.L * costs.element
         peers = shares.peers * costs.peer
-        if self.settings.parameters.share_mode.uses_seeds:
+        if self.settings.uses_seeds:
             encoding = self._codeword(1.0)
         else:
             peers -= shares.peers * costs.seed
@@ -131,7 +131,7 @@ class _CodedWork(_Work):
 
     def _expanded(self, shares: int) -> float:
         """Expanding those of so many shares that are seeds."""
-        if not self.settings.parameters.share_mode.uses_seeds:
+        if not self.settings.uses_seeds:
             return 0.0
         seeded = shares * min(1.0, self.settings.parameters.survivors / self.N)
         return seeded * (self.costs.seed + self.L * self.costs.element)

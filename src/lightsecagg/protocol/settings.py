@@ -27,7 +27,7 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import decode, shown
 from lightsecagg.masks.checked_sharing import BLINDS
-from lightsecagg.masks.short_keys import COINS, RING_DIMENSION, key_length
+from lightsecagg.masks.short_keys import COINS, LONG_SHARE, RING_DIMENSION, key_length
 from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.quantizers import make_quantizer
@@ -180,16 +180,23 @@ class Settings:
         return self.parameters.share_mode is ShareMode.SHORT_KEY
 
     @property
+    def uses_seeds(self) -> bool:
+        """Whether U of the shares are sent as seeds; of keys, only where shares are long."""
+        if self.has_short_keys:
+            return self.shared_length >= LONG_SHARE
+        return self.parameters.share_mode is ShareMode.SEEDED
+
+    @property
     def secret_length(self) -> int:
         """Elements of what a client shares: its mask, or the key that is stretched to it."""
         return key_length(self.length - self.dimension) if self.has_short_keys else self.length
 
-    @property
+    @cached_property
     def share_length(self) -> int:
         """L"""
         return self.parameters.share_length(self.secret_length)
 
-    @property
+    @cached_property
     def shared_length(self) -> int:
         """L + 2: elements of a share on its way, with the blinds of the check (S46)."""
         return self.share_length + BLINDS

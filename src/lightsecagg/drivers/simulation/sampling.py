@@ -261,7 +261,7 @@ class CodedStandIn(StandIn):
         parameters, round_ = self._settings.parameters, self.scheme.round
         own = round_.positions[self.client]
         seeded: set[int] = set()
-        if parameters.share_mode.uses_seeds:
+        if self._settings.uses_seeds:
             seeded = set(seeded_positions(own, len(round_.members), parameters.survivors))
         return [
             OutgoingShare(recipient, ShareKind.SEED, draw(system_entropy, prg.SEED_LENGTH))

@@ -67,7 +67,7 @@ class CodedMasksClient(ClientScheme):
     ) -> PreparedMask:
         """Draw a mask and encode it for every member of the roster, Section 4.1, phase 1."""
         field, seeds = self.settings.field, {}
-        if self.settings.parameters.share_mode.uses_seeds:
+        if self.settings.uses_seeds:
             seeds = self._draw_seeds(entropy)
             encoded = self._encode_from_seeds(serial, seeds)
         else:
@@ -127,7 +127,14 @@ class CodedMasksClient(ClientScheme):
             uint(serial),
         )
         pieces, noise = np.split(rows.reshape(parameters.survivors, length), [parameters.pieces])
-        return encode_mask(settings.code, pieces, noise, settings.length, BLINDS)
+        return encode_mask(
+            settings.code,
+            pieces,
+            noise,
+            settings.secret_length,
+            BLINDS,
+            settings.has_short_keys,
+        )
 
     def _expand(self, seed: bytes, ref: MaskRef, recipient: int) -> Elements:
         mask_id = MaskId(self.round.context, ref.owner, ref.serial)
@@ -156,7 +163,7 @@ class CodedMasksClient(ClientScheme):
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask itself, which seeds stand for in seeded mode."""
-        if self.settings.parameters.share_mode.uses_seeds:
+        if self.settings.uses_seeds:
             return self._encode_from_seeds(*self._unpack_seeds(secret)).mask
         return self.settings.field.from_bytes(secret, self.settings.length)
 

@@ -237,12 +237,12 @@ class CodedMaskTraits(Traits):
             )
 
     def shares(self, settings: Settings) -> Mapping[ShareKind, Shares]:
-        """L + 2 elements each; but in paper mode, seeds to the U clients after the owner.
+        """L + 2 elements each; but with seeds, 32 bytes to the U clients after the owner.
 
         For U = N the owner is one of them itself.
         """
         peers, U = settings.parameters.clients - 1, settings.parameters.survivors
-        if not settings.parameters.share_mode.uses_seeds:
+        if not settings.uses_seeds:
             return {ShareKind.EXPLICIT: Shares(peers, 4 * settings.shared_length)}
         seeds = min(peers, U)
         return {
