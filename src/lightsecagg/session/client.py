@@ -233,7 +233,7 @@ class ClientSession:
                 self._abandon("the client stopped")
                 self._finish(None, None)
 
-    def _on_message(self, data: bytes) -> None:
+    def _on_message(self, data: bytes | memoryview) -> None:
         try:
             content = unpack(data)
         except DecodeError as error:

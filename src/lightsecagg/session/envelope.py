@@ -119,7 +119,7 @@ def pack_protocol(round_number: int, message: bytes) -> bytes:
     return _ROUND.pack(1, round_number) + message
 
 
-def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
+def unpack(data: bytes | memoryview) -> AnyControl | tuple[int, memoryview]:
     """A control message, or the round number and the encoded protocol message."""
     if data[:1] == b"\x00":
         control: AnyControl = decode(_decoder.decode, memoryview(data)[1:], "control message")
@@ -129,12 +129,12 @@ def unpack(data: bytes) -> AnyControl | tuple[int, memoryview]:
     raise DecodeError("neither a control nor a protocol message")
 
 
-def describe(data: bytes) -> str:
+def describe(data: bytes | memoryview) -> str:
     """Of which type a message claims to be and how long it is, never what it says (S22)."""
     return f"{name_of(data)}, {len(data)} bytes"
 
 
-def name_of(data: bytes) -> str:
+def name_of(data: bytes | memoryview) -> str:
     """Of which type a message claims to be."""
     view = memoryview(data)
     if data[:1] == b"\x01":

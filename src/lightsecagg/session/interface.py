@@ -74,7 +74,7 @@ class Received:
     """A peer sent one whole message."""
 
     peer: int
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,9 @@ class Peers:
         if client in self._peers:
             self._peers[client].gone_since = now
 
-    def received(self, client: int, data: bytes) -> Greeted | Spoke | Misbehaved | None:
+    def received(
+        self, client: int, data: bytes | memoryview
+    ) -> Greeted | Spoke | Misbehaved | None:
         """What a message means to the rest of the session; None if it concerns nobody else."""
         peer = self._peers.get(client)
         self.bytes_in += len(data)

@@ -40,7 +40,7 @@ from lightsecagg.drivers.transport.grpc import GrpcClient, GrpcServer  # noqa: E
 HONEST, SLOW = 6, 500
 GREETING = next(chunks(pack_control(Hello(VERSION, -1))))
 BEGUN = next(chunks(bytes(2 * PAYLOAD)))  # the first chunk of two
-METHOD = "/lightsecagg.v1.Transport/Stream"
+METHOD = "/lightsecagg.v2.Transport/Stream"
 
 
 class Work:

@@ -21,7 +21,7 @@ from lightsecagg.errors import DecodeError, ParameterError, RemoteProtocolError
 START, CONTINUATION = 0, 1
 
 
-def header(kind: int, remaining: int, version: int = 1, zero: int = 0) -> bytes:
+def header(kind: int, remaining: int, version: int = 2, zero: int = 0) -> bytes:
     return struct.pack("!BBHI", version, kind, zero, remaining)
 
 
@@ -54,7 +54,7 @@ def test_an_empty_message_cannot_be_sent() -> None:
     [
         (b"", None, "a chunk has 9 to"),
         (header(START, 0), None, "a chunk has 9 to"),
-        (header(START, 5, version=2) + b"12345", None, "chunk version 2"),
+        (header(START, 5, version=1) + b"12345", None, "chunk version 1"),
         (header(3, 5) + b"12345", None, "unknown chunk kind"),
         (header(2, 5) + b"12345", None, "unknown chunk kind"),
         (header(2, 5), None, "a chunk has 9 to"),
@@ -66,7 +66,7 @@ def test_an_empty_message_cannot_be_sent() -> None:
         (header(START, 6) + b"12345", None, "5 bytes where 6 remain"),
         (header(START, 0) + b"1", None, "1 bytes where 0 remain"),
         (header(CONTINUATION, 5) + b"12345", None, "continues no message"),
-        (header(START, MAX_CHUNK) + bytes(PAYLOAD + 1), None, "a chunk has 9 to 1048576"),
+        (header(START, MAX_CHUNK) + bytes(PAYLOAD + 1), None, "a chunk has 9 to 262144"),
         (header(START, PAYLOAD + 2) + bytes(PAYLOAD), header(START, 2) + b"12", "inside another"),
         (header(START, PAYLOAD + 2) + bytes(PAYLOAD), header(1, 1) + b"1", "2 bytes are missing"),
         (header(START, PAYLOAD + 2) + bytes(PAYLOAD), header(1, 2) + b"1", "1 bytes where 2"),

@@ -41,7 +41,7 @@ Save = Callable[..., Credentials]
 LIMITS = Limits(connect_timeout=5, stall_timeout=5, close_timeout=3)
 SHORT = replace(LIMITS, stall_timeout=0.3, queue=2)
 EXPIRED = Validity(datetime.now(UTC) - timedelta(days=2), datetime.now(UTC) - timedelta(days=1))
-METHOD = "/lightsecagg.v1.Transport/Stream"
+METHOD = "/lightsecagg.v2.Transport/Stream"
 
 
 @asynccontextmanager
@@ -439,9 +439,9 @@ def test_S24_plaintext_is_explicit_and_stays_on_loopback(
 @pytest.mark.parametrize(
     ("chunk", "reason"),
     [
-        (struct.pack("!BBHI", 1, 0, 0, 2 << 30) + bytes(PAYLOAD), "2147483648 bytes, 65536 are"),
-        (struct.pack("!BBHI", 1, 0, 0, 2 << 30), "a chunk has 9 to 1048576 bytes"),
-        (bytes(MAX_CHUNK + 1), "a chunk has 9 to 1048576 bytes, this one 1048577"),
+        (struct.pack("!BBHI", 2, 0, 0, 2 << 30) + bytes(PAYLOAD), "2147483648 bytes, 65536 are"),
+        (struct.pack("!BBHI", 2, 0, 0, 2 << 30), "a chunk has 9 to 262144 bytes"),
+        (bytes(MAX_CHUNK + 1), "a chunk has 9 to 262144 bytes, this one 262145"),
         (next(chunks(bytes(65537))), "65537 bytes, 65536 are left of its budget"),
     ],
 )
@@ -692,7 +692,7 @@ def test_R37_another_version_is_refused_with_a_reason(
 ) -> None:
     async def scenario() -> None:
         async with serving() as (server, _events):
-            service = "lightsecagg.v2.Transport"
+            service = "lightsecagg.v1.Transport"
             monkeypatch.setattr("lightsecagg.drivers.transport.grpc._SERVICE", service)
             with pytest.raises(Refused, match="speaks another version"):
                 await lab_client(server, 0).connect()

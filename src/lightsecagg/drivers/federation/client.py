@@ -444,9 +444,7 @@ class FederationClient:
     # -- traces, for demonstrations only -----------------------------------------------------
 
     def _note_span(self, event: Event, effects: list[Effect], start: float) -> None:
-        messages = [effect.data for effect in effects if isinstance(effect, Post)]
-        if isinstance(event, Received):
-            messages.append(event.data)
+        messages = [each.data for each in (*effects, event) if isinstance(each, Post | Received)]
         phases = [_PHASES[kind] for kind in map(name_of, messages) if kind in _PHASES]
         if phases:
             self._spans.append({"phase": phases[0], "start": start, "end": time.time()})

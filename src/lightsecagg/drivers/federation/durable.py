@@ -26,7 +26,7 @@ def unseal(place: str, sealed: bytes) -> bytes:
     return content
 
 
-def write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that it is whole or absent, whatever happens."""
     temporary = path.with_suffix(".tmp")
     try:
@@ -38,7 +38,7 @@ def write_synced(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes | memoryview) -> None:
     """Write and sync a file that nothing refers to yet: a crash may leave half of it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

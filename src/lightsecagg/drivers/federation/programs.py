@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
+import resource
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,11 @@ from lightsecagg.drivers.federation.provisioning import load_identity
 from lightsecagg.drivers.federation.server import FederationServer, TellProgress, make_settings
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.federation.trackers import make_trackers
-from lightsecagg.drivers.transport.communicator import ClientCommunicator, ServerCommunicator
+from lightsecagg.drivers.transport.communicator import (
+    ClientCommunicator,
+    Limits,
+    ServerCommunicator,
+)
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.masks.short_keys import ASSUMPTION
@@ -165,6 +171,7 @@ def run_server(
     """
 
     async def main() -> list[RoundRecord]:
+        _allow_many_files()
         server = build_server(config, progress, understood=understood)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
@@ -172,6 +179,13 @@ def run_server(
         return await server.run(abandon=abandon)
 
     return asyncio.run(main())
+
+
+def _allow_many_files() -> None:
+    """A server has a connection per client, and a file while a long message of it waits."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) -> None:
@@ -274,14 +288,21 @@ def _trust(table: FederationTable) -> tuple[Path, bytes, bytes]:
 def _server_communicator(
     config: ServerConfig, clients: frozenset[int], understood: bool
 ) -> ServerCommunicator:
+    limits = Limits(folder=config.server.state)
     if config.server.transport == "torch-rpc":
         from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
 
-        return TorchRpcServer(config.server.address, clients, understood=understood)
+        return TorchRpcServer(config.server.address, clients, understood=understood, limits=limits)
     from lightsecagg.drivers.transport.grpc import GrpcServer
 
     credentials = _credentials(config.tls)
-    return GrpcServer(config.server.address, clients, credentials, plaintext=config.tls.insecure)
+    return GrpcServer(
+        config.server.address,
+        clients,
+        credentials,
+        plaintext=config.tls.insecure,
+        limits=limits,
+    )
 
 
 def _client_communicator(config: ClientConfig, understood: bool) -> ClientCommunicator:

@@ -2,7 +2,8 @@
 
 The transport's events, the results of jobs and the ticks of the clock go through one queue, the
 transport's, into the session; its effects go to the transport, the journal, threads and the job.
-While something is being stored, averaged or evaluated the loop is free, and events wait.
+While something is being stored, averaged or evaluated, or a long message read, the loop is free,
+and events wait.
 
 A sum that cannot be averaged or applied (somebody uploaded what it must not) harms its round only:
 the model stays what it was (S41). A model is stored before it is evaluated, so a failing evaluation
@@ -240,7 +241,7 @@ class FederationServer:
                 await self._tell(Connected(client))
             case transport.Received(client, data):
                 self._trace_message("from", client, data)
-                await self._tell(Received(client, data))
+                await self._hand_in(Received(client, data))
             case transport.Disconnected(client, reason):
                 self._callbacks.tell("disconnected", client)
                 await self._tell(Disconnected(client, reason))
@@ -249,6 +250,14 @@ class FederationServer:
                 await self._carry_out(self._session.tick(time.monotonic()))
             case transport.Notice(Stop() | Computed() | ComputeFailed() as what):
                 await self._tell(what)
+
+    async def _hand_in(self, message: Received) -> None:
+        """A message; one so long that it is in a file is read and checked in a thread."""
+        if isinstance(message.data, bytes):
+            await self._tell(message)
+        else:
+            now, handle = time.monotonic(), self._session.handle
+            await self._carry_out(await asyncio.to_thread(handle, message, now))
 
     async def _tell(self, event: Event) -> None:
         await self._carry_out(self._session.handle(event, time.monotonic()))
@@ -461,7 +470,7 @@ class FederationServer:
         else:
             self._log.write(level, f"client {peer}", message, *arguments)
 
-    def _trace_message(self, direction: str, client: int, data: bytes) -> None:
+    def _trace_message(self, direction: str, client: int, data: bytes | memoryview) -> None:
         if log.isEnabledFor(logging.DEBUG):
             what, name = describe(data), f"client {client}"
             self._traffic.write(logging.DEBUG, name, "%s client %d: %s", direction, client, what)

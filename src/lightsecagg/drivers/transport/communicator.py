@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+from lightsecagg.drivers.transport.keeping import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class Received:
     """A client sent one whole message."""
 
     client: int
-    data: bytes = field(repr=False)
+    data: Data = field(repr=False)
+    """A view of a file, if it is long and the server has a `Limits.folder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,12 @@ class Limits:
     """Bytes of the largest message that a client accepts from its server."""
     queue: int = 8
     """Whole messages that wait in each direction before back-pressure."""
+    memory: int = 1 << 25
+    """Bytes of whole messages from all clients together that wait in a server's memory before
+    back-pressure; those in files do not count."""
+    folder: Path | None = None
+    """Where a server keeps messages of more than one chunk until it has dealt with them; without
+    a folder, in memory too."""
     backlog: int = 1 << 20
     """Bytes of posted messages that may wait for one client until the server says otherwise."""
     connect_timeout: float = 10.0

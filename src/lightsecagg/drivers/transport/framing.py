@@ -1,4 +1,4 @@
-"""Messages as chunks: a fixed header of eight bytes, then at most 1 MiB less that of payload.
+"""Messages as chunks: a fixed header of eight bytes, then at most 256 KiB less that of payload.
 
     version u8 | kind u8 | zero u16 | remaining u32 (big-endian)
 
@@ -7,7 +7,8 @@ the bytes of the message that are still to come, this chunk's included. A stream
 a goodbye was lost: gRPC does not tell the two apart. There is one way to cut a message: every
 chunk but the last is full. Anything else is refused, so a peer cannot drip single bytes into a
 message, and a header that claims 2 GiB costs no memory (S25): the claim is checked before anything
-is kept, and only bytes that arrived are.
+is kept, and only bytes that arrived are. A chunk is as long as it is worth the calls that carry it:
+it is what every peer can make the other side hold, and its event loop stop for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from lightsecagg.drivers.transport.keeping import Data, InMemory, Keep, Keeper
 from lightsecagg.errors import DecodeError, ParameterError
 
-MAX_CHUNK: Final = 1 << 20
+MAX_CHUNK: Final = 1 << 18
 """Bytes in the largest chunk, header included."""
 
 _HEADER: Final = struct.Struct("!BBHI")
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Version 1 had chunks of 1 MiB."""
 _START, _CONTINUATION, _GOODBYE = 0, 1, 2
 
 PAYLOAD: Final = MAX_CHUNK - _HEADER.size
@@ -51,12 +54,13 @@ class Reassembler:
     """Puts the chunks of one stream together again.
 
     `accept(length)` is asked once per message, before its first byte is kept; it raises to refuse.
-    Any exception means that the stream is beyond repair and must be cut.
+    `keep` says where one that is accepted is kept. Any exception means that the stream is beyond
+    repair and must be cut.
     """
 
-    def __init__(self, accept: Callable[[int], None]) -> None:
-        self._accept = accept
-        self._parts: list[memoryview] = []
+    def __init__(self, accept: Callable[[int], None], keep: Keep = InMemory) -> None:
+        self._accept, self._keep = accept, keep
+        self._kept: Keeper | None = None
         self._missing = 0
         self.ended = False
         """Whether the peer said goodbye; no chunk may follow."""
@@ -66,7 +70,12 @@ class Reassembler:
         """Whether a message has begun and is not complete."""
         return self._missing > 0
 
-    def feed(self, chunk: bytes) -> bytes | None:
+    @property
+    def blocks(self) -> bool:
+        """Whether the next `feed` may wait for the disk: then call it in a thread."""
+        return self._kept is not None and self._kept.blocks
+
+    def feed(self, chunk: bytes) -> Data | None:
         """Take the next chunk; return the message that it completes, if it does."""
         if chunk == GOODBYE and not self.inside_message and not self.ended:
             self.ended = True
@@ -92,12 +101,17 @@ class Reassembler:
                 f"a chunk carries {len(payload)} bytes where {remaining} remain; "
                 f"every chunk but the last carries {PAYLOAD}"
             )
-        if kind == _START:
+        if self._kept is None:
             self._accept(remaining)
-        self._parts.append(payload)
+            self._kept = self._keep(remaining)
+        self._kept.add(payload)
         self._missing = remaining - len(payload)
         if self._missing:
             return None
-        message = b"".join(self._parts)
-        self._parts.clear()
-        return message
+        kept, self._kept = self._kept, None
+        return kept.whole()
+
+    def discard(self) -> None:
+        """Keep nothing of a message that will not be completed."""
+        if self._kept is not None:
+            self._kept.discard()

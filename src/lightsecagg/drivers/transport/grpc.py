@@ -55,7 +55,7 @@ except ImportError as missing:
 
 # The version is part of the name: peers of another version find no such method (R37).
 _log = logging.getLogger(__name__)
-_SERVICE: Final = "lightsecagg.v1.Transport"
+_SERVICE: Final = "lightsecagg.v2.Transport"
 _METHOD: Final = "Stream"
 _REVOKED: Final = "this certificate was revoked; use the one that replaced it"
 _CLIENT_ID: Final = "lightsecagg-client"

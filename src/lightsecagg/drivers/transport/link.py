@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from lightsecagg.drivers.transport.communicator import Limits, Traffic
 from lightsecagg.drivers.transport.framing import GOODBYE, Reassembler, chunks
+from lightsecagg.drivers.transport.keeping import Data, InMemory, Keep
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.errors import PeerGone
 from lightsecagg.foreign import explain
@@ -31,14 +32,15 @@ class Link:
         limits: Limits,
         traffic: Traffic,
         accept: Callable[[int], None],
-        deliver: Callable[[bytes], Awaitable[None]],
+        deliver: Callable[[Data], Awaitable[None]],
         on_cut: Callable[[str], None],
+        keep: Keep = InMemory,
     ) -> None:
-        """`accept` is asked before a message is reassembled; `deliver` may wait: back-pressure;
-        `on_cut` is called once, with the reason, at the moment the link ends."""
+        """`accept` is asked before a message is reassembled, `keep` where; `deliver` may wait:
+        back-pressure; `on_cut` is called once, with the reason, at the moment the link ends."""
         self._limits = limits
         self._traffic = traffic
-        self._reassembler = Reassembler(accept)
+        self._reassembler = Reassembler(accept, keep)
         self._deliver = deliver
         self._on_cut = on_cut
         self._outbox: Mailbox[bytes] = Mailbox(limits.queue)
@@ -100,6 +102,7 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._reassembler.discard()
         assert self.reason is not None  # noqa: S101 - cut() has set it
         return self.reason
 
@@ -109,21 +112,35 @@ class Link:
     async def _receive_all(self, read: Read) -> None:
         try:
             while not self._reassembler.ended:
-                chunk = await self._read(read)
-                if chunk is None:
-                    inside = self._reassembler.inside_message
-                    self.cut("the stream ended inside a message" if inside else LOST)
-                    return
-                message = self._reassembler.feed(chunk)
-                if message is not None:
-                    self._traffic.messages_in += 1
-                    self._traffic.bytes_in += len(message)
-                    await self._deliver(message)
+                await self._receive(read)
             self.cut(CLOSED_BY_PEER)
         except TimeoutError:
             self.cut(self._stalled("stalled inside a message"))
         except Exception as error:  # a chunk does no harm beyond its link (S41)
             self.cut(explain(error))
+
+    async def _receive(self, read: Read) -> None:
+        """One chunk. No variable outlives the call: of a peer that is silent nothing is kept."""
+        chunk = await self._read(read)
+        if chunk is None:
+            inside = self._reassembler.inside_message
+            raise PeerGone("the stream ended inside a message" if inside else LOST)
+        message = await self._feed(chunk)
+        if message is not None:
+            self._traffic.messages_in += 1
+            self._traffic.bytes_in += len(message)
+            await self._deliver(message)
+
+    async def _feed(self, chunk: bytes) -> Data | None:
+        if not self._reassembler.blocks:
+            return self._reassembler.feed(chunk)
+        writing = asyncio.ensure_future(asyncio.to_thread(self._reassembler.feed, chunk))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # A file must not be closed, and its number given to another, while it is written to.
+            await asyncio.gather(writing, return_exceptions=True)
+            raise
 
     async def _read(self, read: Read) -> bytes | None:
         # Silence between messages is the protocol's business; silence inside one is a stall.
@@ -133,12 +150,8 @@ class Link:
 
     async def _send_all(self, write: Write, linger: bool) -> None:
         try:
-            while (message := await self._next_message()) is not None:
-                for chunk in chunks(message):
-                    await self._write(write, chunk)
-                self._traffic.messages_out += 1
-                self._traffic.bytes_out += len(message)
-                self.waiting -= len(message)
+            while await self._send_next(write):
+                pass
             if self.reason is not None:  # cut, not finished: there is nothing to say
                 return
             await self._write(write, GOODBYE)
@@ -149,6 +162,18 @@ class Link:
             self.cut(self._stalled("took no data"))
         except Exception as error:
             self.cut(explain(error))
+
+    async def _send_next(self, write: Write) -> bool:
+        """The next message of the outbox; False once it is closed and empty."""
+        message = await self._next_message()
+        if message is None:
+            return False
+        for chunk in chunks(message):
+            await self._write(write, chunk)
+        self._traffic.messages_out += 1
+        self._traffic.bytes_out += len(message)
+        self.waiting -= len(message)
+        return True
 
     async def _write(self, write: Write, chunk: bytes) -> None:
         async with asyncio.timeout(self._limits.stall_timeout):

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 
 from lightsecagg.drivers.transport.communicator import Limits, Traffic
 from lightsecagg.drivers.transport.framing import MAX_MESSAGE
+from lightsecagg.drivers.transport.keeping import Data
 from lightsecagg.drivers.transport.link import CLOSED_BY_PEER, CLOSED_HERE, Link, Read, Write
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
@@ -89,7 +90,7 @@ class StreamClient(ABC):
                 f"this client accepts {self._limits.max_message}"
             )
 
-    async def _deliver(self, message: bytes) -> None:
+    async def _deliver(self, message: Data) -> None:
         # After close() nobody reads: what still arrives must not hold up the end of the stream.
         if not self._closing:
-            await self._inbox.put(message)
+            await self._inbox.put(bytes(message))

@@ -23,10 +23,13 @@ from lightsecagg.drivers.transport.communicator import (
     Stats,
     Traffic,
 )
-from lightsecagg.drivers.transport.framing import MAX_MESSAGE
+from lightsecagg.drivers.transport.framing import MAX_CHUNK, MAX_MESSAGE, PAYLOAD
+from lightsecagg.drivers.transport.keeping import Data, keeping
 from lightsecagg.drivers.transport.link import CLOSED_HERE, LOST, Link
 from lightsecagg.drivers.transport.mailbox import Mailbox
+from lightsecagg.drivers.transport.room import Room
 from lightsecagg.errors import (
+    ConfigurationError,
     ParameterError,
     PeerGone,
     Refused,
@@ -63,6 +66,13 @@ class StreamServer(ABC):
         self._clients = clients
         self._revoked: Container[bytes] = frozenset()
         self._limits = limits
+        if limits.memory < MAX_CHUNK:
+            raise ConfigurationError(
+                f"a server that lets {limits.memory} bytes of messages wait could take none: give "
+                f"Limits.memory {MAX_CHUNK} bytes, a chunk, or more"
+            )
+        self._room = Room(limits.memory)
+        self._keep = keeping(limits.folder, PAYLOAD)
         self._peers: dict[int, _Peer] = {}
         self._links: set[Link] = set()  # those a carrier holds: live, or cut and unwinding
         self._events: Mailbox[Event] = Mailbox()
@@ -121,9 +131,11 @@ class StreamServer(ABC):
                 event = await self._events.get()
             except PeerGone:
                 return
-            if isinstance(event, Received):
-                self._peers[event.client].room.release()
             yield event
+            if isinstance(event, Received):  # and dealt with, since the next one is asked for
+                self._peers[event.client].room.release()
+                self._room.give_back(self._weight(event.data))
+            del event  # while nothing happens nothing is kept
 
     async def send(self, client: int, data: bytes) -> None:
         """Queue a message for a connected client."""
@@ -195,6 +207,10 @@ class StreamServer(ABC):
             self._peers[client] = _Peer(self._limits.initial_budget, room, traffic)
         return self._peers[client]
 
+    def _weight(self, message: Data) -> int:
+        """What a message that waits takes of the memory for all."""
+        return len(message) if isinstance(message, bytes) else 0
+
     def _link(self, client: int, peer: _Peer) -> Link:
         def accept(length: int) -> None:
             if length > peer.budget:
@@ -202,14 +218,25 @@ class StreamServer(ABC):
                     f"client {client} announced a message of {length} bytes, "
                     f"{peer.budget} are left of its budget for this phase"
                 )
+            if self._limits.folder is None and length > self._limits.memory:
+                raise RemoteProtocolError(
+                    f"client {client} announced a message of {length} bytes; without a folder this "
+                    f"server has room for {self._limits.memory}"
+                )
             peer.budget -= length
 
-        async def deliver(message: bytes) -> None:
+        async def deliver(message: Data) -> None:
             await peer.room.acquire()
+            try:
+                await self._room.take(self._weight(message))
+            except asyncio.CancelledError:  # the link was cut
+                peer.room.release()
+                raise
             if link.reason is None:
                 self._events.put_now(Received(client, message))
             else:
                 peer.room.release()
+                self._room.give_back(self._weight(message))
 
         def on_cut(reason: str) -> None:
             if peer.link is link:
@@ -219,5 +246,5 @@ class StreamServer(ABC):
             )
             self._events.put_now(Disconnected(client, reason))
 
-        link = Link(self._limits, peer.traffic, accept, deliver, on_cut)
+        link = Link(self._limits, peer.traffic, accept, deliver, on_cut, self._keep)
         return link
