@@ -19,6 +19,7 @@ from lightsecagg.cli.output import exit_codes
 COMMANDS = {
     "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
+    "dashboard": ("lightsecagg.cli.dashboard", "Show a federation's rounds in a browser."),
     "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
     "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
     "members": ("lightsecagg.cli.members", "Admit, revoke and renew in a federation that runs."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from lightsecagg.cli import options
+from lightsecagg.cli.dashboard import serve_folder
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import print_json, warn
@@ -91,6 +93,13 @@ def run(
     save_model: Annotated[
         Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show it in a browser, until Ctrl-C.")
+    ] = False,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(help="The page's port, instead of any free one; implies --dashboard."),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -102,7 +111,7 @@ def run(
     temporary folder, which no real client does.
     """
     require("run", "grpc", "torch")
-    from lightsecagg.drivers.federation.demo import DemoConfig, check_demo, run_demo
+    from lightsecagg.drivers.federation.demo import DemoConfig, check_demo, free_port, run_demo
 
     weak = bool(traits_of(protocol).weakness)
     d = dropouts if dropouts is not None else (2 if clients == 8 else clients // 4)
@@ -135,6 +144,7 @@ def run(
         overlap=overlap,
         seed=seed,
         timeout=timeout,
+        dashboard_port=dashboard_port or (free_port() if dashboard else None),
     )
     _check_folder(out)
     check_demo(config)
@@ -146,27 +156,43 @@ def run(
         "demo: to check the result, its clients also write their plain updates to a temporary "
         "folder; no real client does that"
     )
+    if config.dashboard_port is not None:
+        typer.echo(f"dashboard on http://127.0.0.1:{config.dashboard_port}/", err=True)
     with (
         deferred_signals() as ask,
         tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder,
-        _progress(config) as watch,
     ):
-        result = run_demo(config, Path(folder), watch, ask)
-        document = _write_report(result, out)
-        for complaint in result.complaints:
-            warn(complaint)
+        with _progress(config) as watch:
+            result = run_demo(config, Path(folder), watch, ask)
+            document = _write_report(result, out)
+            for complaint in result.complaints:
+                warn(complaint)
         if save_model is not None:
             from lightsecagg.training import save_state, state_dict
 
             save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
-    if as_json:
-        print_json(document)
-    else:
-        _print(config, document)
-        if save_model is not None:
-            typer.echo(f"the model is in {save_model}")
-    if not document["matches_plain_average"]:
-        raise Aborted("the secure average differs from the plain average beyond the rounding bound")
+        if as_json:
+            print_json(document)
+        else:
+            _print(config, document)
+            if save_model is not None:
+                typer.echo(f"the model is in {save_model}")
+        if not document["matches_plain_average"]:
+            raise Aborted(
+                "the secure average differs from the plain average beyond the rounding bound"
+            )
+        if config.dashboard_port is not None:
+            state = _without_secrets(result.state, Path(folder))
+            serve_folder(state, config.dashboard_port, None, ask)
+
+
+def _without_secrets(state: Path, folder: Path) -> Path:
+    """The state alone is left: no key and no plain update waits for somebody's Ctrl-C."""
+    moved = state.rename(folder / "state")
+    for each in folder.iterdir():
+        if each.is_dir() and each != moved:
+            shutil.rmtree(each)
+    return moved
 
 
 def _check_folder(out: Path) -> None:

@@ -261,6 +261,12 @@ class ServerTable(Table):
     """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
     """Prometheus metrics and /health on 127.0.0.1; none if left out."""
+    dashboard_port: int | None = Field(default=None, ge=0, le=65535)
+    """The live page, for browsers; none if left out."""
+    dashboard_address: str = "127.0.0.1"
+    """Where the page listens; beyond loopback a token is needed, and [tls] certificate is used."""
+    dashboard_token: Path | None = None
+    """A file with the token that a browser must know; nobody else may read it (chmod 600)."""
     callbacks: tuple[str, ...] = ()
     """`module:Class`, each a `ServerCallback`: your own code, told of every round."""
     trace: Path | None = None

@@ -108,6 +108,8 @@ class DemoConfig:
     """Where clients train while they share masks; `process` doubles the processes."""
     seed: int = 0
     """Steers data, training and who is killed when; never a mask."""
+    dashboard_port: int | None = None
+    """Where the server shows its rounds to browsers."""
     timeout: float = 600.0
 
     @property
@@ -131,6 +133,8 @@ class DemoResult:
     matches: bool
     model: NDArray[np.float32] = field(repr=False)
     """The global model after the last round."""
+    state: Path
+    """The server's state folder."""
     seconds: float
 
 
@@ -191,13 +195,14 @@ def run_demo(
     processes = _Processes(config, trace, deaths)
     try:
         made = provision(
-            folder / "federation", config.clients, bound=config.bound, port=_free_port()
+            folder / "federation", config.clients, bound=config.bound, port=free_port()
         )
         processes.start(made, ask)
         _wait(processes, config, watch, ask)
     finally:
         processes.stop()
-    records = json.loads((made.server.parent / "state" / "rounds.json").read_text())
+    state = made.server.parent / "state"
+    records = json.loads((state / "rounds.json").read_text())
     difference, bound, matches = _compare(records, trace)
     return DemoResult(
         records=records,
@@ -207,7 +212,8 @@ def run_demo(
         max_abs_difference=difference,
         quantisation_bound=bound,
         matches=matches,
-        model=read_model(made.server.parent / "state")[1],
+        model=read_model(state)[1],
+        state=state,
         seconds=time.monotonic() - started,
     )
 
@@ -308,7 +314,7 @@ class _Processes:
         self._report.close()
 
     def _overrides(self) -> list[str]:
-        config = self._config
+        config, port = self._config, self._config.dashboard_port
         aggregation = _aggregation(config).model_dump(mode="json", exclude_defaults=True)
         return [
             *(f"aggregation.{name}={json.dumps(value)}" for name, value in aggregation.items()),
@@ -319,6 +325,7 @@ class _Processes:
             "rounds.wait_for_clients=300.0",
             "server.state=state",
             f'server.trace="{self._trace}"',
+            *([] if port is None else [f"server.dashboard_port={port}"]),
             *self._shared(),
         ]
 
@@ -492,7 +499,8 @@ def _read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return spans
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """On which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -28,6 +28,7 @@ from lightsecagg.drivers.federation.config import (
     StoppingTable,
     TlsTable,
 )
+from lightsecagg.drivers.federation.dashboard.live import make_dashboard
 from lightsecagg.drivers.federation.jobs import (
     ClientJob,
     ServerJob,
@@ -86,11 +87,17 @@ def build_server(
     if config.server.metrics_port is not None:
         metrics.serve(config.server.metrics_port)
         log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
+    dashboard = None
     try:
+        dashboard = make_dashboard(config)
         journal = _journal(config, members)
     except LightSecAggError:
         metrics.close()
+        if dashboard is not None:
+            dashboard.close()
         raise
+    if dashboard is not None:
+        callbacks.append(dashboard)
     return FederationServer(
         settings,
         config.rounds,

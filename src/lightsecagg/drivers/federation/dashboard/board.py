@@ -1,0 +1,389 @@
+"""What there is to see of a federation, folded from what its server tells; never a secret (S22).
+
+Everything to see is one of a few *parts*: the federation, the round that runs, the summary of each
+round that has ended. A part has the version at which it last changed, so whoever has seen a version
+is told the parts that are newer, and no more: a page that was away, or reads slowly, skips what
+happened in between, and nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+
+from lightsecagg.drivers.federation.callbacks import Overview, ServerCallback
+from lightsecagg.foreign import escaped
+from lightsecagg.session.interface import Leave
+from lightsecagg.session.record import RoundRecord
+
+SUMMARIES: Final = 500
+"""Rounds that a page is told of; the latest."""
+DETAILS: Final = 8_000_000
+"""Bytes of details of rounds that are kept; of the latest."""
+_WORDS = 600
+"""Characters of a reason that are shown."""
+
+_AWAITED = {"advertise": "waiting", "share": "sharing", "upload": "training"}
+_DELIVERED = {"advertise": "sharing", "share": "training", "recover": "answered"}
+"""Phase -> what a client is doing before, and after, its message is there; else: uploaded."""
+_GONE = frozenset(Leave)
+Rows = list[dict[str, Any]]
+CONNECT = "connect"
+"""What the server reports progress of before a round."""
+
+
+class Board(ServerCallback):
+    """Takes what a server tells, in one thread; is read in another."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self.boot = f"{time.time_ns():x}"
+        """Versions of another boot say nothing here."""
+        self.version = 0
+        self._here: set[int] = set()
+        self._federation: dict[str, Any] = {"state": "starting", "message": "", "connected": 0}
+        self._aborted: dict[int, bool] = {}
+        """Round -> whether it was; of all rounds."""
+        self._live: LiveRound | None = None
+        self._changed = {"federation": 0, "live": 0}
+        self._summaries: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Round -> version, summary."""
+        self._details: dict[int, bytes] = {}
+        self._size = 0
+        """Of all details."""
+        self._told: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
+
+    # -- what the server tells -----------------------------------------------------------------
+
+    def begins(self, overview: Overview, past: Sequence[dict[str, Any]]) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self.describe(asdict(overview))
+            self.remember(past)
+            if self._live is None:
+                self._say("waiting", "for clients")
+
+    def connected(self, client: int) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self._here.add(client)
+            self._note_presence(client)
+
+    def disconnected(self, client: int) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self._here.discard(client)
+            self._note_presence(client)
+
+    def round_begins(self, number: int, invited: Sequence[int]) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self._live = LiveRound(number, invited, self._clock())
+            self._touch("live")
+            self._say("running", "")
+
+    def progress(self, phase: str, awaited: Collection[int]) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            if phase == CONNECT:
+                self._say("waiting", "for clients")
+            elif self._live is not None:
+                self._live.progress(phase, awaited, self._clock())
+                self._touch("live")
+
+    def client_left(self, client: int, phase: str, how: Leave, reason: str) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            if self._live is not None:
+                self._live.leave(client, phase, str(how), _words(reason), self._clock())
+                self._touch("live")
+
+    def update_buffered(self, client: int, staleness: int) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            if self._live is not None:
+                self._live.buffer(client, staleness, self._clock())
+                self._touch("live")
+
+    def round_ended(self, record: RoundRecord) -> None:
+        """See `ServerCallback`."""
+        entry = record.to_json()
+        with self._lock:
+            live = self._live
+            if live is not None and live.number == record.round:
+                live.end(entry)
+                self._touch("live")
+                self._keep(entry, lambda _: live.rows())
+            else:
+                self._keep(entry, client_rows)
+            self._say("waiting", "for the next round")
+
+    def finished(self, reason: str) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self._say("ended", reason)
+
+    def close(self) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            if self._federation["state"] != "ended":
+                self._say("stopped", "the server has stopped; its clients wait for it")
+
+    # -- what a state folder tells ---------------------------------------------------------------
+
+    def describe(self, overview: dict[str, Any]) -> None:
+        """What kind of federation it is."""
+        with self._lock:
+            if not overview.items() <= self._federation.items():
+                self._federation |= overview
+                self._touch("federation")
+
+    def remember(self, records: Sequence[dict[str, Any]]) -> None:
+        """Rounds of the past, by number, as `rounds.json` has them."""
+        with self._lock:
+            for record in records[:-SUMMARIES]:
+                self._aborted[record["round"]] = record["aborted"] is not None
+            for record in records[-SUMMARIES:]:
+                self._keep(record, client_rows)
+
+    def show(self, state: str, message: str, live: LiveRound | None) -> None:
+        """What is under way."""
+        with self._lock:
+            before, after = (each and each.to_json() for each in (self._live, live))
+            if after != before:
+                self._live = live
+                self._touch("live")
+            self._say(state, message)
+
+    # -- folding, with the lock held -------------------------------------------------------------
+
+    def _keep(self, record: dict[str, Any], rows: Callable[[dict[str, Any]], Rows]) -> None:
+        summary = summarise(record)
+        number = summary["round"]
+        if self._summaries.get(number, (0, None))[1] == summary:
+            return
+        self._aborted[number] = summary["aborted"] is not None
+        self._touch("federation")
+        self._summaries[number] = (self.version, summary)
+        self._size -= len(self._details.pop(number, b""))
+        self._details[number] = msgspec.json.encode(summary | {"clients": rows(record)})
+        self._size += len(self._details[number])
+        while len(self._summaries) > SUMMARIES:
+            del self._summaries[min(self._summaries)]
+        while self._size > DETAILS:
+            self._size -= len(self._details.pop(min(self._details)))
+
+    def _say(self, state: str, message: str) -> None:
+        said = {"state": state, "message": _words(message), "connected": len(self._here)}
+        if not said.items() <= self._federation.items():
+            self._federation |= said
+            self._touch("federation")
+
+    def _note_presence(self, client: int) -> None:
+        self._federation["connected"] = len(self._here)
+        self._touch("federation")
+        if self._live is not None:
+            self._touch("live")
+
+    def _touch(self, part: str) -> None:
+        self.version += 1
+        self._changed[part] = self.version
+
+    # -- what pages ask ------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> int:
+        """How many there are to show."""
+        return len(self._here) if self._live is None else len(self._live.clients)
+
+    def changes(self, seen: int) -> tuple[int, bytes]:
+        """The version now, and all parts that are newer than the one that was seen, as JSON."""
+        with self._lock:
+            if self._told[0] != (seen, self.version):
+                self._told = ((seen, self.version), msgspec.json.encode(self._since(seen)))
+            return self.version, self._told[1]
+
+    def detail(self, number: int) -> bytes | None:
+        """A round that has ended, with its clients, as JSON."""
+        with self._lock:
+            return self._details.get(number)
+
+    def seen(self, event: str) -> int:
+        """The version that the id of an event names; 0 if it is none of this boot."""
+        boot, _, version = event.partition("-")
+        known = boot == self.boot and version.isascii() and version.isdecimal()
+        return min(int(version[:18]), self.version) if known else 0
+
+    def _since(self, seen: int) -> dict[str, Any]:
+        parts: dict[str, Any] = {"boot": self.boot, "now": self._clock()}
+        if self._changed["federation"] > seen:
+            aborted = sum(self._aborted.values())
+            done = len(self._aborted) - aborted
+            parts["federation"] = self._federation | {"done": done, "aborted": aborted}
+        if self._changed["live"] > seen and self._live is not None:
+            parts["live"] = self._live.to_json() | {"here": sorted(self._here)}
+        newer = [summary for version, summary in self._summaries.values() if version > seen]
+        if newer:
+            parts["history"] = newer
+        return parts
+
+
+class LiveRound:
+    """The round that runs, and what each of its clients is doing."""
+
+    def __init__(self, number: int, invited: Iterable[int], now: float) -> None:
+        self.number, self.start = number, now
+        self.clients: dict[int, dict[str, Any]] = {}
+        self.phases: list[dict[str, Any]] = []
+        self.staleness: dict[int, int] = {}
+        self.ended: dict[str, Any] | None = None
+        self._awaited: frozenset[int] = frozenset()
+        for client in invited:
+            self.client(client)
+
+    def client(self, client: int) -> dict[str, Any]:
+        row = {"id": client, "state": "waiting", "why": "", "steps": {}}
+        return self.clients.setdefault(client, row)
+
+    def progress(self, phase: str, awaited: Collection[int], now: float) -> None:
+        """Who has delivered since, and when."""
+        if not self.phases or self.phases[-1]["name"] != phase:
+            self._enter(phase, awaited, now)
+        for client in self._awaited.difference(awaited):
+            self._deliver(client, phase, now)
+        self._awaited = frozenset(awaited)
+        entry = self.phases[-1]
+        entry["awaited"] = len(awaited)
+
+    def _enter(self, phase: str, awaited: Collection[int], now: float) -> None:
+        """Whoever has not delivered in the phase before is awaited in none after it."""
+        if self.phases:
+            before = self.phases[-1]
+            before["end"] = now
+            for client in self._awaited:
+                if client in awaited or phase == "done":
+                    self._deliver(client, before["name"], now)
+                else:
+                    deadline = f"nothing came before phase {before['name']} was over"
+                    self.leave(client, before["name"], "dropped", deadline, now)
+        self._awaited = frozenset(awaited)
+        self.phases.append(
+            {"name": phase, "start": now, "end": None, "awaited": 0, "expected": len(awaited)}
+        )
+        for client in awaited:
+            row = self.client(client)
+            if row["state"] not in _GONE:
+                row["state"] = _AWAITED.get(phase, "uploaded")
+
+    def _deliver(self, client: int, phase: str, now: float) -> None:
+        row = self.client(client)
+        if row["state"] not in _GONE:
+            row["state"] = _DELIVERED.get(phase, "uploaded")
+            row["steps"][phase] = now
+
+    def leave(self, client: int, phase: str, how: str, why: str, now: float) -> None:
+        row = self.client(client)
+        if row["state"] not in _GONE:
+            row |= {"state": how, "why": why, "phase": phase, "left": now}
+
+    def buffer(self, client: int, staleness: int, now: float) -> None:
+        """Asynchronous: an update is here."""
+        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+        row = self.client(client)
+        row |= {"state": "uploaded", "why": "", "staleness": staleness}
+        row["steps"]["upload"] = now
+
+    def end(self, record: dict[str, Any]) -> None:
+        """With what the record says: who is in the sum, and who was not named as gone but is."""
+        included = set(record["included"])
+        ends = [phase["end"] for phase in record["phases"].values()]
+        for phase in self.phases:
+            known = record["phases"].get(phase["name"])
+            if known is not None:
+                phase |= {"start": known["start"], "end": known["end"], "awaited": 0}
+        if self.phases and self.phases[-1]["end"] is None:
+            self.phases[-1]["end"] = max(ends, default=self._last())
+        for client, row in self.clients.items():
+            if client in included:
+                row["included"] = True
+                if row["state"] not in _GONE:
+                    row["state"] = "included"
+            elif row["state"] not in _GONE and record["aborted"] is None:
+                row |= {"state": "dropped", "why": "it is not in the sum"}
+        self.ended = summarise(record)
+
+    def _last(self) -> float:
+        return float(self.phases[-1]["start"]) if self.phases else self.start
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [self.clients[client] for client in sorted(self.clients)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "round": self.number,
+            "start": self.start,
+            "phases": self.phases,
+            "clients": self.rows(),
+            "staleness": {str(key): count for key, count in sorted(self.staleness.items())},
+            "ended": self.ended,
+        }
+
+
+def summarise(record: dict[str, Any]) -> dict[str, Any]:
+    """A line about a round, of its record."""
+    phases = record.get("phases", {})
+    return {
+        "round": record["round"],
+        "aborted": None if record["aborted"] is None else _words(record["aborted"]),
+        "resumed": record.get("resumed", False),
+        "recalled": record.get("recalled", False),
+        "stopped": record.get("stopped"),
+        "start": min((entry["start"] for entry in phases.values()), default=None),
+        "seconds": record.get("seconds", 0.0),
+        "invited": len(record["invited"]),
+        "included": len(record["included"]),
+        "dropped": {name: len(who) for name, who in record.get("dropped", {}).items()},
+        "withdrawn": sum(map(len, record.get("withdrawn", {}).values())),
+        "refusals": {_words(why): count for why, count in record.get("refusals", {}).items()},
+        "suspects": record.get("suspects", []),
+        "figures": {_words(name): value for name, value in record.get("figures", {}).items()},
+        "metrics": {_words(name): each for name, each in record.get("metrics", {}).items()},
+        "phases": phases,
+        "staleness": {str(key): n for key, n in record.get("staleness", {}).items()},
+    }
+
+
+def client_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a record alone knows of its clients: not when each delivered, but how far it came."""
+    phases = record.get("phases", {})
+    gone = {client: phase for phase, who in record.get("dropped", {}).items() for client in who}
+    own = {client: why for why, who in record.get("withdrawn", {}).items() for client in who}
+    rows = []
+    for client in sorted({*record["invited"], *record["included"]}):
+        row: dict[str, Any] = {"id": client, "state": "included", "why": "", "steps": {}}
+        for phase, entry in phases.items():
+            if gone.get(client) == phase:
+                row["left"] = entry["end"]
+                break
+            row["steps"][phase] = entry["end"]
+        if client in gone:
+            state = "withdrawn" if client in own else "dropped"
+            row |= {"state": state, "why": _words(own.get(client, "")), "phase": gone[client]}
+            row["included"] = client in record["included"]
+        elif client not in record["included"]:
+            aborted = record["aborted"] is not None
+            row["state"] = "waiting" if aborted else "dropped"
+            row["why"] = "the round was aborted" if aborted else "it is not in the sum"
+        rows.append(row)
+    return rows
+
+
+def _words(text: str) -> str:
+    """A reason, on one line, escaped and cut (S48)."""
+    return escaped(text[:_WORDS])

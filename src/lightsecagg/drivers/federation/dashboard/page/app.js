@@ -1,0 +1,322 @@
+// The page: what the server tells is kept in `known`, and drawn.
+
+import { bars, colour, histogram, lines, timeline } from "./charts.js";
+import { byId, el, mark, say } from "./dom.js";
+import { bytes, capital, figure, moment, plural, seconds } from "./format.js";
+
+const PHASES = ["advertise", "share", "upload", "agree", "recover"];
+const STATES = {
+  waiting: ["·", "waiting"], sharing: ["⇄", "sharing its mask"], training: ["…", "training"],
+  uploaded: ["↑", "uploaded"], answered: ["✓", "has answered"], included: ["✓", "in the sum"],
+  withdrawn: ["–", "sits it out"], dropped: ["✕", "dropped"], refused: ["⊘", "refused"],
+};
+const LEGEND = ["waiting", "sharing", "training", "uploaded", "included", "withdrawn", "dropped", "refused"];
+const GONE = new Set(["dropped", "refused", "withdrawn"]);
+
+let known = { boot: "", federation: {}, live: null, history: new Map(), details: new Map() };
+let skew = 0;
+let lost = false;
+let selected = null;
+let focused = null;
+let drawnHistory = "";
+const now = () => Date.now() / 1000 + skew;
+
+// -- what the server tells -----------------------------------------------------------------------
+
+function take(message) {
+  if (message.boot !== known.boot) known = { boot: message.boot, federation: {}, live: null, history: new Map(), details: new Map() };
+  skew = message.now - Date.now() / 1000;
+  Object.assign(known.federation, message.federation ?? {});
+  if (message.live) {
+    known.live = message.live;
+    if (message.live.ended) known.details.set(message.live.round, { ...message.live.ended, clients: message.live.clients });
+  }
+  for (const round of message.history ?? []) known.history.set(round.round, round);
+  draw();
+}
+
+function listen() {
+  const source = new EventSource("events");
+  source.onopen = () => { lost = false; draw(); };
+  source.onmessage = (event) => {
+    take(JSON.parse(event.data));
+    if (known.federation.state === "ended") source.close();
+  };
+  source.onerror = () => {
+    lost = known.federation.state !== "ended";
+    draw();
+    if (source.readyState === EventSource.CLOSED && lost) setTimeout(listen, 5000);
+  };
+}
+
+async function select(round) {
+  selected = round;
+  draw();
+  if (round !== null && !known.details.has(round)) {
+    const answer = await fetch(`rounds/${round}`);
+    if (answer.ok) known.details.set(round, await answer.json());
+    draw();
+  }
+}
+
+/** The round that is looked at, in one form, whether it runs or is over. */
+function view() {
+  const live = known.live;
+  if (selected === null && live) return { ...live, summary: live.ended };
+  const rounds = sorted();
+  const number = selected ?? rounds[rounds.length - 1]?.round;
+  const summary = known.history.get(number);
+  if (!summary) return null;
+  const detail = known.details.get(number);
+  if (!detail && selected === null) fetchDetail(number);
+  const phases = Object.entries(summary.phases).map(([name, each]) => ({ name, ...each, expected: 0, awaited: 0 }));
+  return { round: number, start: summary.start, phases, clients: detail?.clients ?? [], staleness: summary.staleness, summary };
+}
+
+const asked = new Set();
+function fetchDetail(number) {
+  if (asked.has(number)) return;
+  asked.add(number);
+  fetch(`rounds/${number}`).then(async (answer) => {
+    if (answer.ok) known.details.set(number, await answer.json());
+    draw();
+  });
+}
+
+const sorted = () => [...known.history.values()].sort((a, b) => a.round - b.round);
+
+// -- drawing ---------------------------------------------------------------------------------------
+
+let due = false;
+function draw() {
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    const round = view();
+    const rounds = sorted();
+    drawHeader();
+    drawNow(round, rounds);
+    drawClients(round);
+    drawTimeline(round, rounds);
+    drawPast(rounds);
+  });
+}
+
+function drawHeader() {
+  const { protocol, threat_model, clients, privacy, dropouts, survivors, mode, state, message } = known.federation;
+  const kind = mode === "async" ? "asynchronous" : "synchronous";
+  say(byId("federation"), protocol ? `${protocol}, ${kind}, ${threat_model} · N ${clients}, T ${privacy}, D ${dropouts}, U ${survivors}` : "");
+  const status = byId("status");
+  mark(status, "data-state", lost ? "lost" : state ?? "connecting");
+  say(status, lost ? "connection lost" : { waiting: `waiting ${message}`, recorded: "on record", ended: "finished" }[state] ?? state ?? "connecting");
+  mark(status, "title", message || null);
+  document.title = known.live && state === "running" ? `Round ${known.live.round} · LightSecAgg` : "LightSecAgg";
+}
+
+function drawNow(round, rounds) {
+  const { federation } = known;
+  const summary = round?.summary;
+  const current = round && !summary ? round.phases[round.phases.length - 1] : null;
+  say(byId("now-title"), round ? `Round ${round.round}` : "No round yet");
+  let words = federation.message ? capital(federation.message) : "";
+  const waits = federation.mode === "async" && federation.buffer ? ` for ${federation.buffer} updates, ${inBuffer(round)} are here` : null;
+  if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}: ${current.expected - current.awaited} of ${current.expected} have delivered · ${seconds(now() - round.start)}`;
+  else if (summary && summary.aborted === null) words = `Done: ${summary.included} of ${summary.invited} in the sum, in ${seconds(summary.seconds)}`;
+  else if (summary) words = `Aborted after ${seconds(summary.seconds)}`;
+  if (selected === null && federation.state === "ended" && federation.message) words += ` · ${federation.message}`;
+  say(byId("now-words"), words);
+  byId("aborted").hidden = !summary?.aborted;
+  say(byId("aborted"), summary?.aborted ?? "");
+  drawPhases(round, current);
+  const last = [...rounds].reverse().find((each) => each.aborted === null);
+  const gone = round ? round.clients.filter((client) => GONE.has(client.state)).length : 0;
+  const wanted = federation.rounds ? ` of ${federation.rounds}` : "";
+  const tiles = [
+    ["Rounds done", String(federation.done ?? 0), wanted],
+    ["Aborted", String(federation.aborted ?? 0), ""],
+    ["Connected", federation.state === "recorded" ? "–" : String(federation.connected ?? 0), ""],
+    ["Left this round", String(gone), round?.clients.length ? ` of ${round.clients.length}` : ""],
+    ...Object.entries(last?.figures ?? {}).slice(0, 2).map(([name, value]) => [capital(name), figure(value), ""]),
+  ];
+  byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, more)))));
+}
+
+const inBuffer = (round) => Object.values(round?.staleness ?? {}).reduce((sum, each) => sum + each, 0);
+
+function drawPhases(round, current) {
+  const passed = new Map((round?.phases ?? []).map((phase) => [phase.name, phase]));
+  const names = [...new Set([...(known.federation.mode === "async" ? [] : PHASES), ...passed.keys()])]
+    .filter((name) => passed.has(name) || !round?.summary);
+  byId("phases").replaceChildren(...names.map((name) => {
+    const phase = passed.get(name);
+    const running = current !== null && current?.name === name;
+    const buffer = known.federation.mode === "async" && name === "upload" ? known.federation.buffer : 0;
+    const done = buffer ? inBuffer(round) / buffer : (phase?.expected - phase?.awaited) / (phase?.expected || 1);
+    const share = !phase ? 0 : running ? Math.min(done, 1) : 1;
+    const filled = el("i", { class: colour(name) });
+    filled.style.width = `${Math.round(100 * share)}%`;
+    const took = !phase ? "" : seconds((phase.end ?? now()) - phase.start);
+    return el("li", { "aria-current": running ? "step" : null }, el("div", { class: "bar" }, filled), el("span", {}, capital(name)), el("small", {}, took));
+  }));
+}
+
+// -- clients -----------------------------------------------------------------------------------------
+
+const cells = new Map();
+
+function drawClients(round) {
+  const grid = byId("grid");
+  const clients = round?.clients ?? [];
+  const here = selected === null && known.live?.here ? new Set(known.live.here) : null;
+  const ids = new Set(clients.map((client) => client.id));
+  grid.classList.toggle("dense", clients.length > 150);
+  for (const [id, item] of cells) if (!ids.has(id)) { item.remove(); cells.delete(id); }
+  clients.forEach((client, index) => {
+    let item = cells.get(client.id);
+    if (!item) {
+      const button = el("button", { type: "button", class: "cell", tabindex: "-1", "data-client": client.id }, el("b", {}, String(client.id)), el("span", { "aria-hidden": "true" }));
+      item = el("li", {}, button);
+      cells.set(client.id, item);
+    }
+    if (grid.children[index] !== item) grid.insertBefore(item, grid.children[index] ?? null);
+    const button = item.firstChild;
+    const [glyph] = STATES[client.state];
+    mark(button, "data-state", client.state);
+    mark(button, "data-here", here ? here.has(client.id) : null);
+    mark(button, "aria-label", describe(client, here));
+    mark(button, "title", describe(client, here));
+    say(button.lastChild, glyph);
+  });
+  if (!ids.has(focused)) focused = clients[0]?.id ?? null;
+  for (const [id, item] of cells) mark(item.firstChild, "tabindex", id === focused ? "0" : "-1");
+  if (!clients.length) say(byId("client-words"), "No client takes part in a round now.");
+  else {
+    const shown = clients.find((client) => client.id === Number(byId("client-words").dataset.client));
+    say(byId("client-words"), shown ? capital(describe(shown, here)) : summaryOf(clients));
+  }
+  byId("legend").replaceChildren(...LEGEND.filter((state) => clients.some((client) => normal(client.state) === state))
+    .map((state) => el("li", {}, el("span", {}, STATES[state][0]), el("b", {}, String(clients.filter((client) => normal(client.state) === state).length)), STATES[state][1])));
+}
+
+const normal = (state) => (state === "answered" ? "included" : state);
+
+function summaryOf(clients) {
+  const gone = clients.filter((client) => GONE.has(client.state));
+  return gone.length ? `Left: ${gone.slice(0, 4).map((client) => describe(client, null)).join("; ")}${gone.length > 4 ? "; …" : ""}` : plural(clients.length, "client");
+}
+
+function describe(client, here) {
+  const [, words] = STATES[client.state];
+  const phase = GONE.has(client.state) && client.phase ? ` in ${client.phase}` : "";
+  const more = [client.why, client.staleness !== undefined ? `${plural(client.staleness, "version")} behind` : "", client.included && GONE.has(client.state) ? "its upload is in the sum" : "", here && !here.has(client.id) ? "not connected" : ""];
+  return [`client ${client.id} ${words}${phase}`, ...more.filter(Boolean)].join(", ");
+}
+
+function moveInGrid(event) {
+  const button = event.target.closest("button");
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const row = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!button || !(step || row || event.key === "Home" || event.key === "End")) return;
+  const items = [...byId("grid").children];
+  const columns = getComputedStyle(byId("grid")).gridTemplateColumns.split(" ").length;
+  const at = items.indexOf(button.parentNode);
+  const target = event.key === "Home" ? 0 : event.key === "End" ? items.length - 1 : at + (step ?? row * columns);
+  event.preventDefault();
+  items[target]?.firstChild.focus();
+}
+
+function point(event) {
+  const button = event.target.closest("button");
+  if (!button) return;
+  focused = Number(button.dataset.client);
+  byId("client-words").dataset.client = focused;
+  draw();
+}
+
+// -- one round and all rounds ----------------------------------------------------------------------
+
+function drawTimeline(round, rounds) {
+  const box = byId("timeline");
+  box.replaceChildren(round ? timeline(round, Math.max(box.clientWidth, 300), now()) : el("p", { class: "empty" }, "A timeline is drawn as soon as a round begins."));
+  byId("timeline-legend").replaceChildren(...(round?.phases ?? []).map((phase) => el("li", {}, el("i", { class: colour(phase.name) }), phase.name)));
+  const soFar = (round?.phases ?? []).map((phase) => [phase.name, { seconds: (phase.end ?? now()) - phase.start }]);
+  const of = round?.summary?.phases ?? Object.fromEntries(soFar);
+  const done = rounds.filter((each) => each.aborted === null);
+  const names = [...new Set([...Object.keys(of), ...done.flatMap((each) => Object.keys(each.phases))])];
+  byId("costs").tBodies[0].replaceChildren(...names.map((name) => {
+    const entry = of[name];
+    const all = done.map((each) => each.phases[name]?.seconds).filter((each) => each !== undefined);
+    const mean = all.length ? seconds(all.reduce((sum, each) => sum + each, 0) / all.length) : "–";
+    return el("tr", {}, el("td", {}, el("i", { class: colour(name) }), capital(name)), el("td", {}, entry ? seconds(entry.seconds) : "–"),
+      el("td", {}, entry?.bytes_in !== undefined ? bytes(entry.bytes_in) : "–"), el("td", {}, entry?.bytes_out !== undefined ? bytes(entry.bytes_out) : "–"), el("td", {}, mean));
+  }));
+  byId("costs").hidden = !names.length;
+}
+
+function drawPast(rounds) {
+  const signature = JSON.stringify([rounds.map((each) => [each.round, each.aborted]), selected, known.boot, known.live?.staleness]);
+  if (signature === drawnHistory) return;
+  drawnHistory = signature;
+  drawCharts(rounds);
+  const focus = document.activeElement?.dataset?.round;
+  byId("history").tBodies[0].replaceChildren(...[...rounds].reverse().map(historyRow));
+  if (focus) byId("history").querySelector(`button[data-round="${Number(focus)}"]`)?.focus();
+  byId("back").hidden = selected === null;
+}
+
+function historyRow(round) {
+  const left = Object.values(round.dropped).reduce((sum, each) => sum + each, 0);
+  const figures = Object.entries(round.figures).slice(0, 2).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
+  const notes = [round.resumed && "resumed after a crash", round.recalled && "known from the journal alone", round.suspects.length && `suspects: ${round.suspects.join(", ")}`, round.stopped];
+  const outcome = [round.aborted ?? "done", ...notes.filter(Boolean)].join(" · ");
+  const open = el("button", { type: "button", "data-round": round.round, "aria-label": `Show round ${round.round}`, onclick: () => select(selected === round.round ? null : round.round) }, String(round.round));
+  return el("tr", { "data-outcome": round.aborted === null ? "done" : "aborted", "aria-selected": String(selected === round.round) },
+    el("td", {}, open), el("td", {}, moment(round.start)), el("td", {}, seconds(round.seconds)),
+    el("td", {}, `${round.included} of ${round.invited}`), el("td", {}, String(left)), el("td", {}, figures || "–"), el("td", {}, outcome));
+}
+
+function drawCharts(rounds) {
+  const names = [...new Set(rounds.flatMap((each) => [...Object.keys(each.figures), ...Object.keys(each.metrics)]))];
+  const phases = [...new Set(rounds.flatMap((each) => Object.keys(each.phases)))].map((name) => [colour(name), name]);
+  const left = (round) => Math.max(round.invited - round.included - round.withdrawn, 0);
+  const part = { included: (round) => round.included, dropped: left, withdrawn: (round) => round.withdrawn };
+  const ages = {};
+  for (const each of [...rounds, known.live && !known.live.ended ? known.live : {}]) {
+    for (const [age, count] of Object.entries(each.staleness ?? {})) ages[age] = (ages[age] ?? 0) + count;
+  }
+  const pictures = rounds.length ? [
+    ...names.slice(0, 4).map((name) => lines(name, rounds)),
+    bars("Clients", rounds, [["included", "in the sum"], ["dropped", "dropped"], ["withdrawn", "sat it out"]], (round, kind) => part[kind](round), (count) => (Number.isInteger(count) ? String(count) : ""), "red: dropped"),
+    bars("Seconds by phase", rounds, phases, (round, kind) => round.phases[kind]?.seconds ?? 0, (value) => `${+value.toPrecision(3)} s`),
+    bars("Bytes by phase", rounds, phases, (round, kind) => (round.phases[kind]?.bytes_in ?? 0) + (round.phases[kind]?.bytes_out ?? 0), bytes, "both directions"),
+  ] : [];
+  if (known.federation.mode === "async" || Object.keys(ages).length) pictures.push(histogram(ages));
+  const drawn = pictures.filter(Boolean);
+  byId("charts").replaceChildren(...(drawn.length ? drawn : [el("p", { class: "empty" }, "Curves begin with the first round that ends.")]));
+}
+
+// -- light and dark ----------------------------------------------------------------------------------
+
+const THEMES = ["auto", "dark", "light"];
+
+function paint(theme) {
+  mark(document.documentElement, "data-theme", theme === "auto" ? null : theme);
+  say(byId("theme"), `Theme: ${theme}`);
+}
+
+function nextTheme() {
+  const theme = THEMES[(THEMES.indexOf(localStorage.getItem("theme") ?? "auto") + 1) % THEMES.length];
+  localStorage.setItem("theme", theme);
+  paint(theme);
+}
+
+paint(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "auto");
+byId("theme").addEventListener("click", nextTheme);
+byId("back").addEventListener("click", () => select(null));
+byId("grid").addEventListener("keydown", moveInGrid);
+byId("grid").addEventListener("focusin", point);
+byId("grid").addEventListener("click", point);
+addEventListener("resize", draw);
+setInterval(() => { if (known.federation.state === "running" && !known.live?.ended) draw(); }, 500);
+listen();
