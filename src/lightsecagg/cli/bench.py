@@ -28,6 +28,7 @@ def bench_federation(
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
     protocol: options.Protocols = None,
     share_mode: options.ShareModeChoice = ShareMode.SEEDED,
+    pages: Annotated[int, typer.Option(help="Pages of the dashboard that are open.", min=0)] = 0,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +45,7 @@ def bench_federation(
         lost=lost,
         processes=processes,
         share_mode=share_mode,
+        pages=pages,
         timeout=timeout,
     )
     chosen = tuple(protocol or (ProtocolName.PLAIN, ProtocolName.LIGHTSECAGG))

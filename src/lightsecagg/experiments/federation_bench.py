@@ -16,6 +16,7 @@ import multiprocessing
 import resource
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class FederationBench:
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     share_mode: ShareMode = ShareMode.SEEDED
     """Of the protocols that share masks."""
+    pages: int = 0
+    """Of the server's dashboard, open all the time; 0: it has none."""
     timeout: float = 900.0
 
 
@@ -117,8 +120,11 @@ def _run(bench: FederationBench, protocol: str, folder: Path) -> dict[str, Any]:
     threat_model = ThreatModel.HONEST_BUT_CURIOUS if weak else bench.threat_model
     lost = set(range(bench.clients - bench.lost, bench.clients))
     context = multiprocessing.get_context("spawn")
+    dashboard = free_port()
     server = context.Process(
-        target=_server_main, args=(bench, protocol, threat_model, made.server, folder), daemon=True
+        target=_server_main,
+        args=(bench, protocol, threat_model, made.server, folder, dashboard),
+        daemon=True,
     )
     hosts = [
         context.Process(
@@ -129,6 +135,8 @@ def _run(bench: FederationBench, protocol: str, folder: Path) -> dict[str, Any]:
         for group in np.array_split(np.arange(bench.clients), bench.processes)
     ]
     with running([server, *hosts]):
+        for _ in range(bench.pages):
+            threading.Thread(target=_look, args=(dashboard, server), daemon=True).start()
         _wait(server, folder, bench.timeout)
     return _summarise(bench, json.loads((folder / "result.json").read_text()), made)
 
@@ -158,6 +166,18 @@ def _summarise(bench: FederationBench, result: dict[str, Any], made: Provisioned
     }
 
 
+def _look(port: int, server: SpawnProcess) -> None:
+    """What an open page does: read all that it is told."""
+    while server.exitcode is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as page:
+                page.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                while page.recv(2**16):
+                    pass
+        except OSError:
+            time.sleep(0.1)  # it does not listen yet
+
+
 def _wait(server: SpawnProcess, folder: Path, timeout: float) -> None:
     server.join(timeout)
     if server.exitcode != 0:
@@ -172,6 +192,7 @@ def _server_main(
     threat_model: ThreatModel,
     path: Path,
     folder: Path,
+    dashboard: int,
 ) -> None:
     begin(folder / "server.log", "info")
     overrides = [
@@ -184,6 +205,7 @@ def _server_main(
         "rounds.grace=0.2",
         f"rounds.wait_for_clients={bench.timeout}",
         "rounds.retries=0",
+        *([f"server.dashboard_port={dashboard}"] if bench.pages else []),
         *(
             f"rounds.{phase}={bench.timeout}"
             for phase in ("advertise", "share", "upload", "agree", "recover")
