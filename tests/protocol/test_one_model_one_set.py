@@ -9,6 +9,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from async_driver import AsyncFederation, model_of
@@ -16,6 +17,7 @@ from driver import HONEST, MALICIOUS, Federation, Network
 
 from lightsecagg.drivers.local import Wire
 from lightsecagg.errors import (
+    DecodeError,
     LightSecAggError,
     MaskAlreadyUsed,
     ParameterError,
@@ -344,6 +346,35 @@ def test_S42_an_update_that_was_spent_for_one_model_is_no_repeat_for_another() -
     ledger.check_update(other, update, b"commitment")
     with pytest.raises(MaskAlreadyUsed, match="is spent"):
         ledger.check_update(MODEL, update, b"commitment")
+
+
+def test_S06_the_newest_upload_of_an_epoch_stands_for_those_before() -> None:
+    """Masks are used in the order of their serials; the ledger does not grow with them."""
+    ledger, epoch = Ledger.volatile(), hash_model(b"C1 of an epoch")
+    sizes = set()
+    for serial in range(10, 20):
+        ledger.bind_upload(epoch, serial, hash_model(bytes([serial])))
+        sizes.add(len(ledger.to_bytes()))
+    assert len(sizes) == 1
+    ledger.bind_upload(epoch, 19, hash_model(bytes([19])))  # the same again
+    again = Ledger.from_bytes(ledger.to_bytes())
+    for serial, upload in ((19, b"another"), (18, b"another"), (18, bytes([18])), (0, b"")):
+        with pytest.raises(MaskAlreadyUsed, match="under this mask, or under a later one"):
+            again.bind_upload(epoch, serial, hash_model(upload))
+    again.bind_upload(hash_model(b"C1 of the next epoch"), 0, hash_model(b"another"))
+
+
+def test_S06_a_ledger_that_knows_all_uploads_of_an_epoch_is_read() -> None:
+    entries = msgspec.msgpack.decode(Ledger.volatile().to_bytes())
+    entries["masked"] = (MODEL, {"9": b"nine", "10": b"ten", "8": b"eight"})
+    ledger = Ledger.from_bytes(msgspec.msgpack.encode(entries))
+    with pytest.raises(MaskAlreadyUsed):
+        ledger.bind_upload(MODEL, 9, b"nine")
+    ledger.bind_upload(MODEL, 10, b"ten")
+    ledger.bind_upload(MODEL, 11, b"eleven")
+    entries["masked"] = (MODEL, {"the first": b""})
+    with pytest.raises(DecodeError, match="an upload has no serial"):
+        Ledger.from_bytes(msgspec.msgpack.encode(entries))
 
 
 def test_S42_more_than_two_uploads_for_one_model_are_no_policy() -> None:

@@ -63,7 +63,8 @@ class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     closed: set[bytes] = set()
     """Asynchronous: models that are too old; no update from them is summed any more."""
     masked: tuple[bytes, dict[str, bytes]] = (b"", {})
-    """The newest round or epoch with an upload, by its C1, and serial -> SHA-256 of the upload."""
+    """The newest round or epoch with an upload, by its C1, and serial -> SHA-256 of the newest
+    upload. Earlier ones need not be known: masks are used in the order of their serials."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Entries)
@@ -225,16 +226,18 @@ class Ledger:
         """The one upload of a mask, before its first byte leaves; refuse any other (S06, S49).
 
         Training need not repeat itself bit by bit. Two uploads under one mask, or one short key
-        and its noise, would reveal the difference of two updates.
+        and its noise, would reveal the difference of two updates. A mask before the newest one
+        that was used is used itself, or was lost with a party: nothing leaves under it any more.
         """
         newest, known = self._entries.masked
-        uploads = known if newest == context else {}
-        if uploads.get(str(serial), digest) != digest:
+        last = max(map(int, known), default=-1) if newest == context else -1
+        if serial < last or (serial == last and known[str(serial)] != digest):
             raise MaskAlreadyUsed(
-                "another upload has left under this mask; a second one would reveal the "
-                "difference of the two updates, so it is not sent and the mask is destroyed"
+                "another upload has left under this mask, or under a later one; a second one would "
+                "reveal the difference of the two updates, so it is not sent and the mask is "
+                "destroyed"
             )
-        self._entries.masked = (context, {**uploads, str(serial): digest})
+        self._entries.masked = (context, {str(serial): digest})
 
     def consent(self, model: bytes, fingerprint: bytes, survivors: tuple[int, ...]) -> None:
         """The update is signed or answered for, in a sum over these clients (S06, S42)."""
@@ -326,6 +329,8 @@ class Ledger:
         entries = decode(_decoder.decode, data, "ledger")
         if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:
             raise DecodeError("malformed ledger: a key or counter is out of range")
+        if not all(serial.isdecimal() for serial in entries.masked[1]):
+            raise DecodeError("malformed ledger: an upload has no serial")
         ledger._entries = entries
         return ledger
 
