@@ -6,6 +6,7 @@ another, and no two lists of fields share one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -79,11 +80,23 @@ class IdentityKey:
 
 def verify(signer: int | str, public: bytes, signature: bytes, label: str, *fields: bytes) -> None:
     """Raise `CryptoError`, naming `signer`, unless it signed `fields` for the purpose `label`."""
+    verify_encoded(signer, public, signature, label, transcript(label, *fields))
+
+
+def verify_encoded(
+    signer: int | str, public: bytes, signature: bytes, label: str, encoded: bytes
+) -> None:
+    """`verify` for a transcript with this label that many have signed, and that is encoded once."""
     check_identity_key(public, signer)
     try:
-        key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(signature, transcript(label, *fields))
+        _parsed(public).verify(signature, encoded)
     except InvalidSignature as error:
         raise CryptoError(f"the signature of {signer} on {label!r} does not verify") from error
     except ValueError as error:
         raise CryptoError(f"the identity key of {signer} is not a key") from error
+
+
+@lru_cache(maxsize=4096)
+def _parsed(public: bytes) -> Ed25519PublicKey:
+    """Remembered: the same few keys verify in every round, and more than once in each."""
+    return Ed25519PublicKey.from_public_bytes(public)

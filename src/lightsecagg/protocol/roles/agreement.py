@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.transcript import uint
+from lightsecagg.crypto.transcript import transcript, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.messages import (
@@ -46,7 +47,7 @@ def check_of_round(message: SumRequest | Consent | Certificate | Refusal | Aggre
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Statement:
     """What a client says when it consents to a sum."""
 
@@ -60,8 +61,13 @@ class Statement:
 
     def check(self, allow_list: AllowList, client: int, signature: bytes) -> None:
         """Raise `CryptoError` unless `client` has said it."""
-        name = f"client {client}"
-        identity.verify(name, allow_list[client], signature, self.purpose, *self.parts)
+        name, key = f"client {client}", allow_list[client]
+        identity.verify_encoded(name, key, signature, self.purpose, self._encoded)
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Once for all signatures: it names everybody in the sum."""
+        return transcript(self.purpose, *self.parts)
 
 
 def survivor_statement(context: bytes, survivors: tuple[int, ...]) -> Statement:
