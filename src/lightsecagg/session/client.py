@@ -412,7 +412,8 @@ class ClientSession:
         vector, samples = update.vector, update.samples if round_.weighted else 1
         if self._clip:
             vector = clip_to_bound(vector, round_.bound)
-            if not np.array_equal(vector, update.vector, equal_nan=True):
+            cut = vector is not update.vector
+            if cut and not np.array_equal(vector, update.vector, equal_nan=True):
                 self._tell("its update was cut to the bound")
         return Update(vector, samples)
 
