@@ -428,6 +428,44 @@ COMPILED_TWICE(matmul_plain,
                 size_t begin, size_t end),
                (a, b, out, m, k, n, q, begin, end))
 
+// -- matrix product, narrow ---------------------------------------------------------------------
+
+// A few columns would leave most of a tile empty, and long rows would be packed for little. Here
+// the columns are laid out one after the other, a chunk at a time, and multiplied with every row.
+
+constexpr size_t NARROW = 4;    // columns of the right operand, at most
+constexpr size_t CHUNK = 2048;  // of a column: all chunks together stay in the first cache
+
+// totals[0] and totals[1] grow by the lower and the upper words of the products.
+INLINE void dot_loop(const u32* a, const u32* b, size_t count, u64* totals) {
+  u64 low = 0, high = 0;
+  for (size_t t = 0; t < count; ++t) {
+    const u64 product = u64{a[t]} * b[t];
+    low += static_cast<u32>(product);
+    high += product >> 32;
+  }
+  totals[0] += low;
+  totals[1] += high;
+}
+COMPILED_TWICE(dot, (const u32* a, const u32* b, size_t count, u64* totals), (a, b, count, totals))
+
+void matmul_narrow(const u32* a, const u32* b, u32* out, size_t k, size_t n, u32 q, size_t begin,
+                   size_t end) {
+  u32 columns[NARROW][CHUNK];
+  std::vector<u64> totals(2 * (end - begin) * n, 0);
+  for (size_t from = 0; from < k; from += CHUNK) {
+    const size_t count = std::min(CHUNK, k - from);
+    for (size_t t = 0; t < count; ++t)
+      for (size_t c = 0; c < n; ++c) columns[c][t] = b[(from + t) * n + c];
+    for (size_t row = begin; row < end; ++row)
+      for (size_t c = 0; c < n; ++c)
+        dot(a + row * k + from, columns[c], count, &totals[2 * ((row - begin) * n + c)]);
+  }
+  const Barrett reduce(q);
+  for (size_t i = 0; i < (end - begin) * n; ++i)
+    out[begin * n + i] = reduce(reduce(u64{reduce(totals[2 * i + 1])} << 32) + totals[2 * i]);
+}
+
 // -- matrix product, AVX2 -----------------------------------------------------------------------
 
 #if HAVE_AVX2
@@ -596,6 +634,12 @@ void matmul_tiled(const u32* a, const u32* b, u32* out, size_t m, size_t k, size
 void matmul(const u32* a, const u32* b, u32* out, size_t m, size_t k, size_t n, u32 q) {
   if (k == 0) {
     std::fill_n(out, m * n, 0);
+    return;
+  }
+  if (n <= NARROW) {
+    in_parallel(m, 8, [&](size_t begin, size_t end) {
+      matmul_narrow(a, b, out, k, n, q, begin, end);
+    });
     return;
   }
 #if HAVE_AVX2
