@@ -5,6 +5,7 @@ That the reports reveal nothing is enumerated in `test_exact_privacy`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import numpy as np
@@ -13,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightsecagg.crypto import prg
-from lightsecagg.crypto.transcript import derive_key, uint
+from lightsecagg.crypto.transcript import derive_key, transcript, uint
 from lightsecagg.errors import CryptoError, InconsistentAnswers, ParameterError
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
 from lightsecagg.masks.checked_sharing import (
     BLINDS,
+    CheckChain,
     Pair,
-    chain_element,
     check_coefficients,
     commit,
     find_accused,
@@ -118,10 +119,19 @@ def test_S46_a_commitment_binds_the_secret_and_hides_nothing_longer() -> None:
 # -- chains ------------------------------------------------------------------------------------
 
 
+def _hashed(element: bytes, times: int) -> bytes:
+    for _ in range(times):
+        element = hashlib.sha256(transcript("check chain") + element).digest()
+    return element
+
+
 def test_S46_a_chain_is_followed_both_ways_and_by_no_other_element() -> None:
     seed = bytes(range(32))
-    elements = {serial: chain_element(seed, serial) for serial in (-1, 0, 1, 2, 9, 4095)}
+    chain = CheckChain(seed)
+    elements = {serial: chain[serial] for serial in (-1, 0, 1, 2, 9, 4095)}
     assert elements[4095] == seed
+    assert elements[-1] == _hashed(seed, 4096)
+    assert elements[9] == _hashed(seed, 4086)
     assert len(set(elements.values())) == 6
     for known, serial in itertools.product(elements, elements):
         if serial >= 0:
@@ -133,7 +143,7 @@ def test_S46_a_chain_is_followed_both_ways_and_by_no_other_element() -> None:
     assert not is_in_chain(elements[-1], -1, elements[4095], 4096)
     for beyond in (-2, 4096):
         with pytest.raises(ParameterError, match="secrets for 4096 masks"):
-            chain_element(seed, beyond)
+            chain[beyond]
 
 
 # -- accused pairs -------------------------------------------------------------------------------

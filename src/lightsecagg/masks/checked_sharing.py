@@ -45,6 +45,7 @@ BLINDS = 2
 CHAIN_LENGTH = 4096
 """How many masks of one owner a chain of secrets can check; a new epoch has new ones."""
 
+_MILESTONE = 64
 _LINK = transcript("check chain")
 
 _BATCH = 32
@@ -60,14 +61,27 @@ def commit(secret: bytes) -> bytes:
     return context_hash("check secret", secret)
 
 
-def chain_element(seed: bytes, serial: int) -> bytes:
-    """The secret of an owner's mask number `serial`; -1 stands for the end, which is public."""
-    if not -1 <= serial < CHAIN_LENGTH:
-        raise ParameterError(
-            f"mask {serial} has no check: an epoch has secrets for {CHAIN_LENGTH} masks of an "
-            "owner; open a new one"
-        )
-    return _linked(seed, CHAIN_LENGTH - 1 - serial)
+class CheckChain:
+    """The secrets of one owner's masks, in reverse order of the hashing that makes them.
+
+    The k-th is CHAIN_LENGTH - 1 - k hashes away from the seed. Milestones on the way make it a few
+    for each, instead of thousands.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        self._milestones = [seed]
+        for _ in range(CHAIN_LENGTH // _MILESTONE):
+            self._milestones.append(_linked(self._milestones[-1], _MILESTONE))
+
+    def __getitem__(self, serial: int) -> bytes:
+        """The secret of mask number `serial`; -1 stands for the end, which is public."""
+        if not -1 <= serial < CHAIN_LENGTH:
+            raise ParameterError(
+                f"mask {serial} has no check: an epoch has secrets for {CHAIN_LENGTH} masks of an "
+                "owner; open a new one"
+            )
+        passed, rest = divmod(CHAIN_LENGTH - 1 - serial, _MILESTONE)
+        return _linked(self._milestones[passed], rest)
 
 
 def is_in_chain(known: bytes, known_serial: int, element: bytes, serial: int) -> bool:

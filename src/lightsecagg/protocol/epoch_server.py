@@ -359,7 +359,7 @@ class EpochServer:
         if self.settings.traits.checked:
             check_secret = draw(self._entropy, prg.SEED_LENGTH)
             ends = tuple(
-                check_chain(check_secret, self.settings.context, client, -1)
+                check_chain(check_secret, self.settings.context, client)[-1]
                 for client in self._registration.invited
                 if client in came
             )

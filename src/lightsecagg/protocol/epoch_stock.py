@@ -16,8 +16,8 @@ from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.masks.checked_sharing import (
     BLINDS,
     CHAIN_LENGTH,
+    CheckChain,
     Pair,
-    chain_element,
     name_liars,
 )
 from lightsecagg.protocol.messages import MaskComplete, MaskReport, SealedShare, ShareBundle
@@ -42,6 +42,7 @@ class MaskStock:
         self.accused: dict[Pair, int] = {}
         """Pairs of this epoch, and how many liars the reports on that mask tell."""
         self.check_secret = check_secret
+        self._chains: dict[int, CheckChain] = {}
         self._scheme = scheme
         self._members = scheme.round.members
         self._checked = scheme.settings.traits.checked
@@ -94,7 +95,10 @@ class MaskStock:
 
     def secret(self, owner: int, serial: int) -> bytes:
         """By which this mask is checked."""
-        return check_chain(self.check_secret, self._scheme.settings.context, owner, serial)
+        if owner not in self._chains:
+            context = self._scheme.settings.context
+            self._chains[owner] = check_chain(self.check_secret, context, owner)
+        return self._chains[owner][serial]
 
     def unreported(self, client: int) -> list[MaskComplete]:
         """What to ask of a client that is back."""
@@ -155,7 +159,6 @@ class MaskStock:
         return name_liars((pair for pair, few in self.accused.items() if few == liars), liars)
 
 
-def check_chain(check_secret: bytes, context: bytes, owner: int, serial: int) -> bytes:
-    """The secret by which an owner's mask is checked; for serial -1, the end of its chain."""
-    seed = derive_key(check_secret, context, "check seed", uint(owner))
-    return chain_element(seed, serial)
+def check_chain(check_secret: bytes, context: bytes, owner: int) -> CheckChain:
+    """The secrets by which an owner's masks are checked."""
+    return CheckChain(derive_key(check_secret, context, "check seed", uint(owner)))
