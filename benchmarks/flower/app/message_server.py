@@ -1,0 +1,47 @@
+"""FedAvg, wrapped or not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench import task
+from bench.clock import Clock
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from lightsecagg.flower import LightSecAgg
+
+app = ServerApp()
+clock = Clock()
+
+
+class Timed(LightSecAgg):
+    """Knows how long enrolment took."""
+
+    def _enrol(self, *arguments: Any) -> None:
+        begin = time.monotonic()
+        super()._enrol(*arguments)
+        clock.enrolment += time.monotonic() - begin
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    nodes = int(config["nodes"])
+    strategy: Strategy = FedAvg(
+        min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0.0
+    )
+    if config["secure"]:
+        strategy = Timed(strategy, privacy=1, dropouts=1, bound=1.0, max_samples=2000)
+    while len(list(grid.get_node_ids())) < nodes:
+        time.sleep(0.2)
+    initial = ArrayRecord({name: Array(array) for name, array in task.new_model().items()})
+    strategy.start(
+        grid,
+        initial,
+        num_rounds=int(config["rounds"]),
+        evaluate_fn=lambda server_round, arrays: clock.look(),
+    )
+    clock.report(str(config["report"]))

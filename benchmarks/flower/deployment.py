@@ -1,0 +1,225 @@
+"""Seconds of a round in a deployment: a SuperLink, SuperNodes, and a process per message.
+
+One deployment, on loopback, with TLS and node authentication; the contestants run in it one after
+the other, again and again. LightSecAgg's enrolment, which a run has once, is told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "flower-digits"
+PROGRAMS = Path(sys.executable).parent
+
+CONTESTANTS = {
+    "plain": ("message_server", "plain_client"),
+    "secagg+": ("legacy_server", "legacy_client"),
+    "lightsecagg": ("message_server", "masked_client"),
+}
+
+
+def measure(
+    nodes: int, repeat: int, rounds: int, only: list[str] | None, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    chosen = only or list(CONTESTANTS)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+    with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder), nodes, tell) as deployed:
+        for turn in range(repeat):
+            for name in chosen:
+                run = deployed.run(name, rounds)
+                runs[name].append(run)
+                tell(f"turn {turn + 1}, {name}: rounds of {run['rounds']} s")
+    figures = {name: _figures(found) for name, found in runs.items()}
+    for name, others in (("lightsecagg", ("plain", "secagg+")), ("secagg+", ("plain",))):
+        for other in set(others) & figures.keys():
+            if name in figures:
+                ratio = figures[name]["seconds_per_round"] / figures[other]["seconds_per_round"]
+                figures[name][f"times_{other}"] = round(ratio, 2)
+    return figures
+
+
+def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = [second for run in runs for second in run["rounds"]]
+    return {
+        "seconds_per_round": round(statistics.median(seconds), 2),
+        "best": round(min(seconds), 2),
+        "enrolment": round(statistics.median(run["enrolment"] for run in runs), 2),
+        "seconds_of_all_rounds": round(statistics.median(run["total"] for run in runs), 2),
+        "runs": runs,
+    }
+
+
+class Deployment:
+    """The processes, all ended with the block."""
+
+    def __init__(self, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
+        self._folder, self._nodes, self._tell = folder, nodes, tell
+        self._port = free_port(nodes)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "flwr"),
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def __enter__(self) -> Deployment:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def run(self, name: str, rounds: int) -> dict[str, Any]:
+        """One run of an app of `rounds` rounds."""
+        report = self._folder / "report.json"
+        report.unlink(missing_ok=True)
+        config = f"nodes={self._nodes} rounds={rounds} report='{report}'"
+        config += f" secure={str(name == 'lightsecagg').lower()}"
+        app = self._app(name)
+        done = self._call("flwr", "run", str(app), "bench", "--stream", "--run-config", config)
+        if not report.exists():
+            logs = "".join(log.read_text()[-2000:] for log in sorted(self._folder.glob("*.log")))
+            raise RuntimeError(f"{name} has reported nothing:\n{done[-3000:]}\n{logs}")
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+    def _app(self, name: str) -> Path:
+        """The app's folder, made on first use."""
+        app = self._folder / f"app-{name.strip('+')}"
+        if not app.exists():
+            server, client = CONTESTANTS[name]
+            shutil.copytree(HERE / "app", app / "bench", ignore=shutil.ignore_patterns("__*"))
+            shutil.copy(EXAMPLE / "digits" / "task.py", app / "bench" / "task.py")
+            (app / "bench" / "__init__.py").write_text("")
+            (app / "pyproject.toml").write_text(
+                PYPROJECT.format(name=app.name, server=server, client=client)
+            )
+        return app
+
+    def _start(self) -> None:
+        (self._folder / "flwr").mkdir()
+        self._call(
+            sys.executable, str(EXAMPLE / "make_keys.py"), str(self._folder), str(self._nodes)
+        )
+        address, folder = f"127.0.0.1:{self._port}", self._folder
+        (folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "{address}"\n'
+            f'root-certificates = "{folder}/ca.crt"\n'
+        )
+        self._spawn(
+            "superlink",
+            *("flower-superlink", "--ssl-certfile", f"{folder}/server.pem"),
+            *("--ssl-keyfile", f"{folder}/server.key", "--ssl-ca-certfile", f"{folder}/ca.crt"),
+            *("--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self._port)),
+            "--disable-runtime-dependency-installation",
+        )
+        self._wait_for_superlink()
+        for node in range(self._nodes):
+            self._call("flwr", "supernode", "register", f"{folder}/node{node}.pub", "bench")
+            (folder / f"memory{node}").mkdir()
+            config = f"partition-id={node} num-partitions={self._nodes} "
+            config += f'lightsecagg-dir="{folder}/memory{node}"'
+            self._spawn(
+                f"node{node}",
+                *("flower-supernode", "--root-certificates", f"{folder}/ca.crt"),
+                *("--superlink", address, "--auth-supernode-private-key", f"{folder}/node{node}"),
+                *("--host", "127.0.0.1", "--port", str(self._port + 10 + node)),
+                *("--node-config", config),
+            )
+        self._tell(f"a SuperLink and {self._nodes} SuperNodes are started")
+
+    def _wait_for_superlink(self) -> None:
+        while True:
+            if self._processes[0].poll() is not None:
+                raise RuntimeError((self._folder / "superlink.log").read_text()[-3000:])
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            time.sleep(0.2)
+
+    def _spawn(self, name: str, *command: str) -> None:
+        log = (self._folder / f"{name}.log").open("wb")
+        with log:
+            self._processes.append(
+                subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+            )
+
+    def _call(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port(nodes: int) -> int:
+    """A port for the SuperLink, such that those of the SuperNodes behind it are free too."""
+    for first in _ports():
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
+            for number in (0, *range(10, 10 + nodes)):
+                probes.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            return first
+    raise AssertionError("ports do not end")
+
+
+def _ports() -> Iterator[int]:
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        yield int(port)
+
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "lightsecagg"
+
+[tool.flwr.app.components]
+serverapp = "bench.{server}:app"
+clientapp = "bench.{client}:app"
+
+[tool.flwr.app.config]
+rounds = 2
+nodes = 4
+secure = true
+report = ""
+"""
