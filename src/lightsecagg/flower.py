@@ -10,28 +10,33 @@
 
 from __future__ import annotations
 
+import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lightsecagg.errors import MissingExtra
 
-try:
-    import flwr.serverapp.strategy as _  # noqa: F401 - asks whether it is there
-except ImportError as error:
-    raise MissingExtra("lightsecagg.flower needs flwr 1.41 or newer", "flower") from error
-
-from lightsecagg.drivers.flower.mod import lightsecagg_mod
-from lightsecagg.drivers.flower.strategy import LightSecAgg
+if find_spec("flwr") is None or find_spec("flwr.serverapp.strategy") is None:
+    raise MissingExtra("lightsecagg.flower needs flwr 1.41 or newer", "flower")
 
 if TYPE_CHECKING:
     from lightsecagg.drivers.flower.legacy import LightSecAggWorkflow
+    from lightsecagg.drivers.flower.mod import lightsecagg_mod
+    from lightsecagg.drivers.flower.strategy import LightSecAgg
 
 __all__ = ["LightSecAgg", "LightSecAggWorkflow", "lightsecagg_mod"]
 
+_HOMES = {"LightSecAgg": "strategy", "LightSecAggWorkflow": "legacy", "lightsecagg_mod": "mod"}
+
 
 def __getattr__(name: str) -> Any:
-    """The older API's workflow is loaded where it is asked for: most apps need none of it."""
-    if name != "LightSecAggWorkflow":
+    """Each name is loaded where it is asked for: a node is a process per message."""
+    if name not in _HOMES:
         raise AttributeError(f"module 'lightsecagg.flower' has no attribute {name!r}")
-    from lightsecagg.drivers.flower.legacy import LightSecAggWorkflow
+    found = getattr(importlib.import_module(f"lightsecagg.drivers.flower.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
 
-    return LightSecAggWorkflow
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,15 +20,14 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
     strategy = FedAvg(min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0.0)
-    if config["secure"]:
-        strategy = LightSecAgg(
-            strategy,
-            privacy=config["privacy"],
-            dropouts=config["dropouts"],
-            bound=1.0,
-            max_samples=2000,
-            metrics={"accuracy": 1.0},
-        )
+    strategy = LightSecAgg(
+        strategy,
+        privacy=config["privacy"],
+        dropouts=config["dropouts"],
+        bound=1.0,
+        max_samples=2000,
+        metrics={"accuracy": 1.0},
+    )
     models: list[task.Arrays] = []
     times: list[float] = []
 

@@ -27,7 +27,7 @@ from small_flower import (
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.durable import ProcessLock
 from lightsecagg.drivers.flower import mod
-from lightsecagg.drivers.flower.epoch import FORGOTTEN
+from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.field.prime import DEFAULT_FIELD

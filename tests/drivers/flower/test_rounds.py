@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +50,7 @@ from small_flower import (
     update,
 )
 
-from lightsecagg.drivers.flower.epoch import FORGOTTEN
+from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import UNPROTECTED
 from lightsecagg.errors import ParameterError
 from lightsecagg.flower import LightSecAgg, lightsecagg_mod
@@ -83,6 +85,23 @@ def test_strategies_that_average_do_what_they_do_without_masks(
     result, wanted = Federation(6, strategy=make()).run(3), plain(make(), 6, 3)
     assert wanted.arrays is not None
     assert error(result, arrays(wanted.arrays)) < 1e-4  # optimisers divide by small numbers
+
+
+def test_a_node_loads_nothing_of_the_server() -> None:
+    """Every message is a new process: what is imported is paid for in each exchange."""
+    code = (
+        "import sys; from lightsecagg.flower import lightsecagg_mod\n"
+        "print(*(name for name in sys.modules if 'lightsecagg' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "lightsecagg.drivers.flower.mod" in loaded
+    assert not loaded & {
+        "lightsecagg.drivers.flower.strategy",
+        "lightsecagg.protocol.epoch_server",
+        "lightsecagg.protocol.round_client",
+        "lightsecagg.drivers.federation.provisioning",
+    }
 
 
 def test_a_round_takes_two_exchanges_and_enrolment_three() -> None:

@@ -23,7 +23,7 @@ from small_flower import (
 )
 
 from lightsecagg.drivers.flower import mod, strategy
-from lightsecagg.drivers.flower.epoch import FORGOTTEN
+from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.layout import hash_assignment
 from lightsecagg.drivers.flower.mod import REFUSED, UNPROTECTED
 from lightsecagg.drivers.flower.node import Memory

@@ -1,6 +1,7 @@
 """LightSecAgg in Flower: a strategy that wraps another one, and a mod for the ClientApp.
 
     parcels      what travels in a Flower message
+    agreed       what both sides know beforehand
     layout       an `ArrayRecord` as one vector, and back
     inner        which strategies can be wrapped, and what their replies look like
     grid         a Flower grid that is polled often, waits with an end, and forgets no message

@@ -21,7 +21,6 @@ the same again, and for nothing else, so that asking again reveals nothing (S42)
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
@@ -31,16 +30,15 @@ from flwr.app import Message as FlowerMessage
 from flwr.common.logger import log
 from numpy.typing import NDArray
 
+from lightsecagg.drivers.flower.agreed import FORGOTTEN, allow_list_of, buffering
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, detach
 from lightsecagg.errors import Aborted, LightSecAggError, ParameterError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.foreign import shown
 from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
@@ -54,14 +52,6 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.registry import epoch_server_party
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
-
-MASKS_AHEAD = 2
-"""How many masks a node has shared before they are needed."""
-
-FORGOTTEN = "lightsecagg: this node does not know this epoch, or has lost its memory of it"
-"""The error of a node that must be enrolled again."""
-
-_LIFETIME = 2**20  # memory is bounded by the number of masks, and epochs end long before
 
 
 @dataclass(frozen=True)
@@ -121,25 +111,6 @@ class Terms:
             allow_list=allow_list.digest,
             buffering=buffering(clients),
         )
-
-
-def buffering(clients: int) -> Buffering:
-    """A round of at most so many clients as a buffer: equal weights, no staleness."""
-    return Buffering(table=StalenessTable((1,), 1), max_updates=clients, share_lifetime=_LIFETIME)
-
-
-def allow_list_of(keys: Iterable[bytes]) -> AllowList:
-    """Ids for identity keys: 31 bits of their hash, or the next that is free.
-
-    Flower's node ids have 64 bits, and change with every start of a node without keys.
-    """
-    identities: dict[int, bytes] = {}
-    for key in sorted(keys):
-        client = int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1
-        while client in identities:
-            client += 1
-        identities[client] = key
-    return AllowList(identities)
 
 
 @dataclass(frozen=True, slots=True)

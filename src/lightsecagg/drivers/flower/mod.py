@@ -21,7 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from lightsecagg.drivers.flower.epoch import FORGOTTEN, MASKS_AHEAD, allow_list_of
+from lightsecagg.drivers.flower.agreed import FORGOTTEN, MASKS_AHEAD, allow_list_of
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,

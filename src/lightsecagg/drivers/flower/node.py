@@ -39,7 +39,7 @@ from lightsecagg.drivers.federation.durable import (
     write_new,
     write_synced,
 )
-from lightsecagg.drivers.flower.epoch import buffering
+from lightsecagg.drivers.flower.agreed import buffering
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.foreign import decode, reading
 from lightsecagg.params import ThreatModel
