@@ -41,7 +41,6 @@ def main() -> None:
             command.add_argument("--dropouts", type=float, default=0.3)
     options = vars(parser.parse_args())
     command, as_json = options.pop("command"), options.pop("json")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     document = measure(command, options)
     if as_json:
         print(json.dumps({"command": command, **options, **document}, indent=1))
@@ -57,6 +56,7 @@ def measure(command: str, options: dict[str, Any]) -> dict[str, Any]:
         import grid as measured
     else:
         import recovery as measured
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     return measured.measure(**options, tell=lambda line: print(line, file=sys.stderr, flush=True))
 
 

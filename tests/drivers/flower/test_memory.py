@@ -30,6 +30,7 @@ from lightsecagg.drivers.flower import mod
 from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
+from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.protocol.messages import AggregatedShare, SumRequest
 from lightsecagg.protocol.wire import Codec
@@ -344,6 +345,16 @@ def test_S01_demands_that_are_met_change_nothing() -> None:
     demand = {"lightsecagg_privacy": 2, "lightsecagg_minimum": 6, "lightsecagg_bound": 1.0}
     federation = Federation(8, node_config=dict.fromkeys(range(101, 109), demand))
     assert error(federation.run(1), expected(MODEL, [list(federation.ids)])) < 1e-6
+
+
+def test_S49_short_keys_need_every_operators_word() -> None:
+    with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
+        Federation(6, dropouts=1, share_mode="short-key").run(1)
+    said = {node: {"lightsecagg_share_mode": "short-key"} for node in range(101, 107)}
+    federation = Federation(6, dropouts=1, share_mode="short-key", node_config=said)
+    assert error(federation.run(2), expected(MODEL, [list(federation.ids)] * 2)) < 2e-3
+    with pytest.raises(ParameterError, match="'short-keys' is unknown; choose one of paper"):
+        Federation(6, share_mode="short-keys")
 
 
 def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:

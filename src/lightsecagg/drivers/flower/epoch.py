@@ -33,11 +33,9 @@ from numpy.typing import NDArray
 from lightsecagg.drivers.flower.agreed import FORGOTTEN, allow_list_of, buffering
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, detach
 from lightsecagg.errors import Aborted, LightSecAggError, ParameterError
-from lightsecagg.field.prime import DEFAULT_FIELD
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import shown
 from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
-from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import at_once
@@ -49,6 +47,7 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UploadDropped,
 )
+from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.registry import epoch_server_party
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
@@ -68,6 +67,7 @@ class Terms:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The largest absolute value of each metric that is averaged."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
+    share_mode: ShareMode = ShareMode.SEEDED
 
     def parameters(self, asked: int, came: int | None = None) -> Parameters:
         """N, T, D and U = N - D, where so many nodes were asked, and so many of them came.
@@ -80,6 +80,7 @@ class Terms:
             privacy=_count("privacy", self.privacy, asked, up=True),
             dropouts=_count("dropouts", self.dropouts, asked, up=False),
             threat_model=self.threat_model,
+            share_mode=self.share_mode,
         )
         missing = 0 if came is None else asked - came
         return replace(whole, clients=asked - missing, dropouts=whole.dropouts - missing)
@@ -93,13 +94,14 @@ class Terms:
         number: int,
     ) -> Settings:
         """The settings of an epoch over the clients of this allow-list."""
-        clients = len(allow_list)
-        quantizer = Quantizer(
-            DEFAULT_FIELD,
+        rounds = buffering(len(allow_list))
+        quantizer = make_quantizer(
+            parameters,
+            dimension,
             self.bound,
-            clients,
             max_samples=self.max_samples,
             weighted=self.max_samples > 1,
+            buffering=rounds,
         )
         return Settings(
             protocol=ProtocolName.LIGHTSECAGG,
@@ -109,7 +111,7 @@ class Terms:
             session=session,
             round=number,
             allow_list=allow_list.digest,
-            buffering=buffering(clients),
+            buffering=rounds,
         )
 
 

@@ -42,7 +42,7 @@ from lightsecagg.drivers.federation.durable import (
 from lightsecagg.drivers.flower.agreed import buffering
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.foreign import decode, reading
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import ShareMode, ThreatModel, choice
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.ledger import Ledger
@@ -79,6 +79,8 @@ class Operator:
     """The bound for the entries of an update, exactly."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
     """`malicious-server` takes part in nothing less; it needs a folder and an allow-list."""
+    share_mode: ShareMode | None = None
+    """How masks are shared, exactly; without it, short keys are refused."""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Operator:
@@ -131,6 +133,7 @@ class Operator:
             max_openings=_ALL_RUNS,
             minimum=self.minimum,
             bound=self.bound,
+            share_mode=self.share_mode,
         )
 
 
@@ -144,6 +147,7 @@ class _Given(msgspec.Struct):
     minimum: int = 0
     bound: float | None = None
     threat_model: str = ThreatModel.HONEST_BUT_CURIOUS
+    share_mode: str = ""
 
     def operator(self) -> Operator:
         return Operator(
@@ -153,7 +157,8 @@ class _Given(msgspec.Struct):
             privacy=self.privacy,
             minimum=self.minimum,
             bound=self.bound,
-            threat_model=ThreatModel(self.threat_model),
+            threat_model=choice(ThreatModel, self.threat_model),
+            share_mode=choice(ShareMode, self.share_mode) if self.share_mode else None,
         )
 
 

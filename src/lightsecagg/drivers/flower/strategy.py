@@ -36,7 +36,7 @@ from lightsecagg.drivers.flower.layout import (
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, attach, detach
 from lightsecagg.errors import Aborted, DecodeError, LightSecAggError, ParameterError
 from lightsecagg.foreign import shown
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import ShareMode, ThreatModel, choice
 
 _NEXT_CHANCE = 5
 """After so many rounds, nodes that could not be enrolled are asked again."""
@@ -54,6 +54,8 @@ class LightSecAgg(Strategy):
     * `metrics`: the metrics that are averaged under the mask too, each with its largest absolute
       value. All other metrics stay at the node.
     * `threat_model`: `malicious-server` needs nodes that have an allow-list and a folder.
+    * `share_mode`: `short-key` shares keys of 2048 elements instead of masks (experimental: see
+      `docs/short-keys.md`); nodes take part whose operators have said so.
     * `timeout`: seconds for one stage, training included.
     * `attempts`: how often those who are missing are asked, in all.
     * `poll_interval`: seconds between two looks for replies.
@@ -69,6 +71,7 @@ class LightSecAgg(Strategy):
         max_samples: int = 2**16,
         metrics: Mapping[str, float] | None = None,
         threat_model: str = ThreatModel.HONEST_BUT_CURIOUS,
+        share_mode: str = ShareMode.SEEDED,
         timeout: float = 600.0,
         attempts: int = 2,
         poll_interval: float = 0.2,
@@ -85,7 +88,8 @@ class LightSecAgg(Strategy):
             bound=bound,
             max_samples=1 if self.inner.private else max_samples,
             metrics=dict(metrics or {}),
-            threat_model=ThreatModel(threat_model),
+            threat_model=choice(ThreatModel, threat_model),
+            share_mode=choice(ShareMode, share_mode),
         )
         self._limits = {name: float(limit) for name, limit in self._terms.metrics.items()}
         self._timeout = timeout
