@@ -1,0 +1,105 @@
+"""A contributor: its mask's shares are sealed once, its update is checked and hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bundles import shares_in
+from driver import Federation
+
+from lightsecagg.crypto.agreement import AgreementKey
+from lightsecagg.crypto.entropy import system_entropy
+from lightsecagg.errors import InputRefused
+from lightsecagg.protocol.interface import SERVER, Update
+from lightsecagg.protocol.messages import Member, Roster
+from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
+from lightsecagg.protocol.roles.holder import open_peer_share
+from lightsecagg.protocol.roster import fix_round
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES
+
+FEDERATION = Federation(4, 1, 1, 3, dimension=5)
+ME, *PEERS = FEDERATION.ids
+SETTINGS = FEDERATION.settings()
+KEYS = {client: AgreementKey(bytes([client]) * 32) for client in FEDERATION.ids}
+ROUND = fix_round(
+    SETTINGS,
+    FEDERATION.allow_list,
+    Roster(tuple(Member(c, (key.public,), b"") for c, key in KEYS.items())),
+)
+
+
+def test_every_peer_opens_its_share_of_the_mask_and_no_two_are_sealed_alike() -> None:
+    scheme = CodedMasksClient(ROUND, ME)
+    mask = scheme.prepare(3, (), system_entropy)
+    shares = seal_shares(scheme, KEYS[ME], mask, 3, system_entropy)
+    assert [(share.owner, share.recipient, share.serial) for share in shares] == [
+        (ME, peer, 3) for peer in PEERS
+    ]
+    assert len({share.salt for share in shares}) == len(PEERS)
+    for share, outgoing in zip(shares, mask.outgoing, strict=True):
+        peer = CodedMasksClient(ROUND, share.recipient)
+        opened = open_peer_share(peer, KEYS[share.recipient], share)
+        assert opened == (outgoing.kind.value, outgoing.plaintext)
+
+
+def test_shares_go_to_the_server_together() -> None:
+    scheme = CodedMasksClient(ROUND, ME)
+    mask = scheme.prepare(0, (), system_entropy)
+    shares = seal_shares(scheme, KEYS[ME], mask, 0, system_entropy)
+    (send,) = send_shares(shares)
+    assert send.to == SERVER
+    assert shares_in([send]) == shares
+    large = [replace(share, sealed=bytes(BUNDLE_BYTES - 1)) for share in shares]
+    sends = send_shares(large)
+    assert [len(shares_in([send])) for send in sends] == [2, 1]
+    assert shares_in(sends) == large
+
+
+BAD = {
+    "shape": (np.zeros(4), "shape .4,., but vectors of 5 entries"),
+    "two dimensions": (np.zeros((5, 1)), "vectors of 5 entries are summed"),
+    "not a number": (np.array([0.0, np.nan, 0, 0, 0]), "NaN"),
+    "infinite": (np.array([0.0, 0, np.inf, 0, 0]), "infinite"),
+    "over range": (np.array([0.0, 0, 0, 0, 1025]), "1024"),
+}
+
+
+@pytest.mark.parametrize("vector", BAD)
+def test_S13_an_update_that_could_not_be_masked_is_refused(vector: str) -> None:
+    update, match = BAD[vector]
+    with pytest.raises(InputRefused, match=match):
+        check_input(SETTINGS, Update(update))
+
+
+def test_S13_what_lies_at_the_bound_is_taken_and_no_samples_are_not() -> None:
+    update = Update(np.full(5, -1024.0), 64)
+    check_input(SETTINGS, update)
+    with pytest.raises(InputRefused, match="0"):
+        check_input(SETTINGS, replace(update, samples=0))
+
+
+def test_hidden_is_the_quantised_update_and_the_mask() -> None:
+    field, update = SETTINGS.field, Update(np.array([1.0, -2, 3, 0, 1024]), 3)
+    mask = np.arange(SETTINGS.length, dtype=np.uint32)
+    hidden = hide(SETTINGS, update, bytes(32), mask.copy())
+    plain = [3, -6, 9, 0, 3072, 3]  # the weight is summed, too
+    expected = [(int(m) + x) % field.modulus for m, x in zip(mask, plain, strict=True)]
+    assert hidden.tolist() == expected
+
+
+def test_S06_the_rounding_is_a_function_of_its_seed() -> None:
+    """A repeated upload of one update must be the same: the difference would tell of it."""
+    fine = replace(SETTINGS.quantizer, scale=0.5)
+    settings = replace(SETTINGS, quantizer=fine)
+    update = Update(np.full(5, 0.999), 1)
+    zero = np.zeros(settings.length, dtype=np.uint32)
+    said = {
+        tuple(hide(settings, update, bytes([seed]) * 32, zero.copy()).tolist())
+        for seed in (1, 1, 2, 3, 4)
+    }
+    assert 1 < len(said) <= 4
+    once, again = (hide(settings, update, bytes([1]) * 32, zero.copy()) for _ in range(2))
+    assert (once == again).all()
