@@ -463,6 +463,30 @@ def test_newer_shares_do_not_push_out_those_of_a_buffer_in_flight() -> None:
     fed.assert_exact()
 
 
+def test_R30_an_owner_that_uploads_again_and_again_from_one_model_spoils_no_buffer() -> None:
+    """Each upload but the first is dropped, but its shares push out those of the first.
+
+    A buffer with it would be refused by everybody, and the others' updates lost.
+    """
+    fed = AsyncFederation().open(masks=1)
+    first = fed.upload(5)
+    fed.settle()
+    for _ in range(fed.buffering.stock):
+        fed.send(5, fed.clients[5].restock())
+        fed.settle()
+        fed.upload(5)
+        fed.settle()
+    assert all(first.serial not in party.state.kept[5] for party in fed.clients.values())
+    assert fed.server.waiting == 0
+    assert fed.clients[5].room == fed.buffering.stock, "it was told"
+    for owner in (0, 1, 2, 3):
+        fed.upload(owner)
+        fed.settle()
+    assert not fed.failures
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
+    fed.assert_exact()
+
+
 # -- the server: buffers -----------------------------------------------------------------------
 
 

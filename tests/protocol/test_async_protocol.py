@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, change, model_of
-from hypothesis import event, given
-from hypothesis import strategies as st
 
 from lightsecagg.errors import (
     InputRefused,
@@ -61,73 +58,6 @@ def test_buffers_of_stale_updates_are_exact(
     assert len(set(fed.results[-1].weights)) > 1
     fed.assert_exact()
     assert not fed.refusals
-
-
-@given(data=st.data())
-def test_any_schedule_with_dropouts_and_returns_is_exact(data: st.DataObject) -> None:
-    """R30, R33: messages of different links in any order, connections that break, clients that
-    come back, deadlines that fire and early flushes. Never a wrong sum, never a crash, and once
-    everybody is back, buffers are recovered again."""
-    threat_model = data.draw(st.sampled_from([HONEST, MALICIOUS]), label="threat model")
-    fed = AsyncFederation(
-        threat_model=threat_model,
-        modulus=data.draw(st.sampled_from([DEFAULT_MODULUS, PAPER_MODULUS]), label="q"),
-        share_mode=data.draw(st.sampled_from([ShareMode.PAPER, ShareMode.SEEDED]), label="shares"),
-    ).open()
-    clients = st.integers(0, 5)
-    for _ in range(data.draw(st.integers(10, 60), label="events")):
-        action = data.draw(
-            st.sampled_from(["upload"] * 4 + ["deliver"] * 6 + ["leave", "rejoin", "time"])
-        )
-        match action:
-            case "upload":
-                client = data.draw(clients)
-                party = fed.clients[client]
-                if client in fed.away:
-                    continue
-                if party.stock < 2 and party.room:
-                    fed.send(client, party.restock())
-                if party.stock:
-                    lag = data.draw(st.integers(0, 4))
-                    fed.upload(client, max(0, fed.server.time - lag))
-            case "deliver":
-                for _ in range(data.draw(st.integers(1, 30))):
-                    if links := fed.busy():
-                        fed.deliver(fed.take(*links[data.draw(st.integers(0, len(links) - 1))]))
-            case "leave":
-                fed.leave(data.draw(clients))
-            case "rejoin":
-                fed.rejoin(data.draw(clients))
-            case "time" if fed.server.phase is not Phase.UPLOAD:
-                fed.call(SERVER, fed.server.proceed)
-            case _ if fed.server.waiting >= 3:
-                with suppress(LocalProtocolError):  # some of those that wait may be too stale
-                    fed.call(SERVER, fed.server.flush)
-    for client in sorted(fed.away):
-        fed.rejoin(client)
-    fed.settle()
-    before = len(fed.results)
-    for _ in range(20):
-        if len(fed.results) > before:
-            break
-        everybody_uploads(fed)
-    assert len(fed.results) > before
-    fed.assert_exact()
-    event(f"{min(len(fed.results), 3)} buffers recovered, {min(len(fed.failures), 1)} lost")
-
-
-def everybody_uploads(fed: AsyncFederation) -> None:
-    """One update of each client that may, and a deadline if a buffer then still waits."""
-    for client, party in fed.clients.items():
-        if not party.stock and party.room:
-            fed.send(client, party.restock())
-            fed.settle()
-        if party.stock:
-            fed.upload(client, fed.server.time)
-            fed.settle()
-    if fed.server.phase is not Phase.UPLOAD:
-        fed.call(SERVER, fed.server.proceed)
-        fed.settle()
 
 
 def fill(fed: AsyncFederation, owners: tuple[int, ...], version: int | None = None) -> None:

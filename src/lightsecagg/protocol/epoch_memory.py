@@ -97,6 +97,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 for m in missed.values()
             ]
             for client, missed in mailbox.missed.items()
+            if missed
         }
         self.last_tag = queue.last_tag
         self.accepted = [(model, sorted(owners)) for model, owners in queue.accepted.items()]

@@ -399,12 +399,15 @@ class EpochServer:
         return outputs
 
     def _drop_pushed_out(self, owner: int) -> list[Output]:
-        """Clients keep so many shares of an owner; forget the masks that they have forgotten."""
+        """Clients keep so many shares of an owner; forget the masks that they may have forgotten.
+
+        Which of its masks they have burnt differs from client to client, and those of uploads that
+        were dropped are kept, too. So the newest serials alone are certain.
+        """
+        oldest = self._stock.relay.complete[owner] - self._buffering.stock + 1
         waiting = [w.tag for w in self._queue.waiting if w.owner == owner]
-        unused = len(self._stock.shared[owner])
-        excess = max(0, len(waiting) + unused - self._buffering.stock)
-        outputs = self._drop(waiting[:excess])
-        self._forget(self._stock.pushed_out(owner, max(0, excess - len(waiting))))
+        outputs = self._drop(tag for tag in waiting if tag.serial < oldest)
+        self._forget(self._stock.pushed_out(owner, oldest))
         return outputs
 
     def _on_report(self, sender: int, message: MaskReport) -> list[Output]:

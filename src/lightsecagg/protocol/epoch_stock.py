@@ -67,10 +67,10 @@ class MaskStock:
         self.shared[owner] = {s: time for s, time in unused.items() if s > serial}
         return unused[serial], [MaskRef(owner, s) for s in unused if s < serial]
 
-    def pushed_out(self, owner: int, count: int) -> list[MaskRef]:
-        """Forget so many of an owner's oldest unused masks: its peers have."""
+    def pushed_out(self, owner: int, oldest: int) -> list[MaskRef]:
+        """Forget an owner's unused masks before this one: its peers may have."""
         unused = self.shared[owner]
-        old = sorted(unused)[:count]
+        old = [serial for serial in unused if serial < oldest]
         for serial in old:
             del unused[serial]
         return [MaskRef(owner, serial) for serial in old]
