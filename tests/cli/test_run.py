@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,11 +44,39 @@ def processes_of(session: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_run_trains_kills_compares_and_reports(tmp_path: Path) -> None:
-    command = [*COMMAND, *SMALL, "--json", "--out", str(tmp_path / "report")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_to_end(
+    tmp_path: Path,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    command = [*COMMAND, *SMALL, "--json", "--dashboard", "--out", str(tmp_path / "report")]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(work)},
+    ) as process:
+        assert process.stderr is not None
+        told = ""
+        for line in process.stderr:
+            told += line
+            if "Ctrl-C ends it" in line:
+                break
+        addresses = re.findall(r"dashboard on (http://127\.0\.0\.1:\d+/)", told)
+        assert len(addresses) == 2, told
+        assert addresses[0] == addresses[1], "a page that was open goes on"
+        with urllib.request.urlopen(f"{addresses[0]}rounds/2", timeout=60) as page:  # noqa: S310
+            assert json.load(page)["aborted"] is None
+        left = {path.name for path in work.rglob("*") if path.is_file()}
+        assert "rounds.json" in left
+        assert not [name for name in left if name.endswith((".key", ".pem"))]
+        assert not [name for name in left if name.startswith(("update-", "spans-", "client-"))]
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not list(work.glob("lightsecagg-*"))
+    document = json.loads(stdout)
     assert document["rounds"] == 2
     assert 0.3 < document["figures"]["accuracy"] <= 1
     assert document["seconds"] > 0
@@ -64,7 +94,7 @@ def test_run_trains_kills_compares_and_reports(tmp_path: Path) -> None:
     assert document["report"] == str(report)
     assert (report / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((report / "run.json").read_text()) == document
-    assert "no real client does that" in done.stderr
+    assert "no real client does that" in told
 
 
 class Interrupted:

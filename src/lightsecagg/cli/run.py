@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -182,6 +183,7 @@ def run(
                 "the secure average differs from the plain average beyond the rounding bound"
             )
         if config.dashboard_port is not None:
+            sys.stdout.flush()
             state = _without_secrets(result.state, Path(folder))
             serve_folder(state, config.dashboard_port, None, ask)
 
@@ -190,7 +192,9 @@ def _without_secrets(state: Path, folder: Path) -> Path:
     """The state alone is left: no key and no plain update waits for somebody's Ctrl-C."""
     moved = state.rename(folder / "state")
     for each in folder.iterdir():
-        if each.is_dir() and each != moved:
+        if each.is_file():
+            each.unlink()
+        elif each != moved:
             shutil.rmtree(each)
     return moved
 

@@ -197,6 +197,16 @@ def test_staleness_is_counted_while_the_buffer_fills_and_kept_with_the_round() -
     told = watched.told()
     assert told["history"][0]["staleness"] == {"0": 2, "2": 1}
     assert told["federation"]["mode"] == "async"
+    assert told["live"]["round"] == 2, "the next buffer fills at once"
+    assert set(watched.states().values()) == {"training"}
+    rows = json.loads(board.detail(1) or b"")["clients"]
+    assert [row["state"] for row in rows] == [
+        "included",
+        "included",
+        "training",
+        "included",
+        "training",
+    ]
     again = Watched()
     again.board.begins(OVERVIEW, json.loads(json.dumps([record.to_json()])))
     assert again.told()["history"][0]["staleness"] == {"0": 2, "2": 1}

@@ -84,8 +84,9 @@ class Board(ServerCallback):
     def round_begins(self, number: int, invited: Sequence[int]) -> None:
         """See `ServerCallback`."""
         with self._lock:
-            self._live = LiveRound(number, invited, self._clock())
-            self._touch("live")
+            if self._asynchronous:  # it is the number of an epoch; what ends is a buffer
+                number = 1 + max(self._aborted, default=0)
+            self._begin(number, invited)
             self._say("running", "")
 
     def progress(self, phase: str, awaited: Collection[int]) -> None:
@@ -116,13 +117,17 @@ class Board(ServerCallback):
         entry = record.to_json()
         with self._lock:
             live = self._live
-            if live is not None and live.number == record.round:
+            if live is None or not (self._asynchronous or live.number == record.round):
+                self._keep(entry, client_rows)
+            else:
+                live.number = record.round
                 live.end(entry)
                 self._touch("live")
                 self._keep(entry, lambda _: live.rows())
+            if live is not None and self._asynchronous:
+                self._begin(record.round + 1, live.clients)
             else:
-                self._keep(entry, client_rows)
-            self._say("waiting", "for the next round")
+                self._say("waiting", "for the next round")
 
     def finished(self, reason: str) -> None:
         """See `ServerCallback`."""
@@ -162,6 +167,15 @@ class Board(ServerCallback):
             self._say(state, message)
 
     # -- folding, with the lock held -------------------------------------------------------------
+
+    @property
+    def _asynchronous(self) -> bool:
+        return self._federation.get("mode") == "async"
+
+    def _begin(self, number: int, clients: Iterable[int]) -> None:
+        state = "training" if self._asynchronous else "waiting"
+        self._live = LiveRound(number, clients, self._clock(), state)
+        self._touch("live")
 
     def _keep(self, record: dict[str, Any], rows: Callable[[dict[str, Any]], Rows]) -> None:
         summary = summarise(record)
@@ -237,8 +251,10 @@ class Board(ServerCallback):
 class LiveRound:
     """The round that runs, and what each of its clients is doing."""
 
-    def __init__(self, number: int, invited: Iterable[int], now: float) -> None:
-        self.number, self.start = number, now
+    def __init__(
+        self, number: int, invited: Iterable[int], now: float, state: str = "waiting"
+    ) -> None:
+        self.number, self.start, self._state = number, now, state
         self.clients: dict[int, dict[str, Any]] = {}
         self.phases: list[dict[str, Any]] = []
         self.staleness: dict[int, int] = {}
@@ -248,7 +264,7 @@ class LiveRound:
             self.client(client)
 
     def client(self, client: int) -> dict[str, Any]:
-        row = {"id": client, "state": "waiting", "why": "", "steps": {}}
+        row = {"id": client, "state": self._state, "why": "", "steps": {}}
         return self.clients.setdefault(client, row)
 
     def progress(self, phase: str, awaited: Collection[int], now: float) -> None:
@@ -314,7 +330,9 @@ class LiveRound:
                 row["included"] = True
                 if row["state"] not in _GONE:
                     row["state"] = "included"
-            elif row["state"] not in _GONE and record["aborted"] is None:
+            elif row["state"] in _GONE or record["aborted"] is not None or record["staleness"]:
+                continue  # asynchronous: it will be in another sum
+            else:
                 row |= {"state": "dropped", "why": "it is not in the sum"}
         self.ended = summarise(record)
 
@@ -376,10 +394,14 @@ def client_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
             state = "withdrawn" if client in own else "dropped"
             row |= {"state": state, "why": _words(own.get(client, "")), "phase": gone[client]}
             row["included"] = client in record["included"]
-        elif client not in record["included"]:
-            aborted = record["aborted"] is not None
-            row["state"] = "waiting" if aborted else "dropped"
-            row["why"] = "the round was aborted" if aborted else "it is not in the sum"
+        elif client in record["included"]:
+            pass
+        elif record.get("staleness"):
+            row |= {"state": "training", "steps": {}}
+        elif record["aborted"] is not None:
+            row |= {"state": "waiting", "why": "the round was aborted"}
+        else:
+            row |= {"state": "dropped", "why": "it is not in the sum"}
         rows.append(row)
     return rows
 

@@ -279,7 +279,9 @@ function historyRow(round) {
 function drawCharts(rounds) {
   const names = [...new Set(rounds.flatMap((each) => [...Object.keys(each.figures), ...Object.keys(each.metrics)]))];
   const phases = [...new Set(rounds.flatMap((each) => Object.keys(each.phases)))].map((name) => [colour(name), name]);
-  const left = (round) => Math.max(round.invited - round.included - round.withdrawn, 0);
+  const givenUp = (round) => Object.values(round.dropped).reduce((sum, each) => sum + each, 0);
+  const missing = (round) => (Object.keys(round.staleness).length ? givenUp(round) : round.invited - round.included);
+  const left = (round) => Math.max(missing(round) - round.withdrawn, 0);
   const part = { included: (round) => round.included, dropped: left, withdrawn: (round) => round.withdrawn };
   const ages = {};
   for (const each of [...rounds, known.live && !known.live.ended ? known.live : {}]) {
