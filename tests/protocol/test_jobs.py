@@ -46,8 +46,9 @@ def by_ranges(job: Job, *cuts: int) -> Elements:
     job.open()
     edges = [0, *cuts, job.columns]
     ranges = list(pairwise(edges))
-    parts = {start: job.run(start, stop) for start, stop in reversed(ranges)}
-    return job.join([parts[start] for start, _ in ranges])
+    for start, stop in reversed(ranges):
+        job.put(start, job.run(start, stop))
+    return job.result()
 
 
 # -- the arithmetic ------------------------------------------------------------------------------
@@ -140,6 +141,12 @@ def test_a_recovery_that_fails_is_a_result_and_other_failures_are_the_drivers() 
 
         def run(self, start: int, stop: int) -> Elements:
             raise self.error
+
+        def put(self, start: int, part: Elements) -> None:
+            raise AssertionError("it has no part")
+
+        def result(self) -> Elements:
+            raise AssertionError("it has no result")
 
     error = NotEnoughAnswers("too few")
     assert complete(Failing(error)) is error

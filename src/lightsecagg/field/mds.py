@@ -27,6 +27,9 @@ from lightsecagg.field.polynomials import lagrange_coefficients
 from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.reed_solomon import locate_errors
 
+_BLOCK = 2**16
+"""Columns of answers that are combined at once."""
+
 
 class MdsCode:
     """An (N, U) MDS code over F_q whose last T rows carry noise.
@@ -139,10 +142,11 @@ class MdsCode:
         return derived[: self.pieces], derived[self.pieces :]
 
     def find_inconsistent(
-        self, positions: Sequence[int], answers: Elements, coefficients: Elements
+        self, positions: Sequence[int], answers: Sequence[Elements], coefficients: Elements
     ) -> tuple[int, ...]:
         """Positions whose answers contradict the rest; empty when all n answers agree.
 
+        * `answers`: n rows of L elements each, as a matrix or one by one.
         * `coefficients`: (L, c) uniform field elements drawn *after* the answers are in. A wrong
           answer passes with probability q^-c; c is at least `check_columns`.
         * Up to floor((n - U) / 2) wrong answers are named. More raise `InconsistentAnswers`
@@ -151,14 +155,32 @@ class MdsCode:
 
         A named answer is a suspect, never proof: its sender lied, or a sharer lied to it.
         """
-        self._check_answers(positions, answers)
+        self._check_positions(positions)
         self.field.check(coefficients)
         if coefficients.ndim != 2 or coefficients.shape[1] < self.check_columns:
             raise ParameterError(
                 f"coefficients of shape {coefficients.shape}: a lie would pass too easily with "
                 f"fewer than {self.check_columns} columns"
             )
-        return self.find_errors(positions, self.field.matmul(answers, coefficients))
+        return self.find_errors(positions, self._combined(positions, answers, coefficients))
+
+    def _combined(
+        self, positions: Sequence[int], answers: Sequence[Elements], coefficients: Elements
+    ) -> Elements:
+        """The answers times the coefficients; by blocks, so that no matrix of them is made."""
+        length = len(coefficients)
+        for answer in answers:
+            self.field.check_type(answer)
+            if answer.shape != (length,):
+                raise FieldError(f"an answer of shape {answer.shape}, coefficients for {length}")
+        values = np.zeros((len(positions), coefficients.shape[1]), dtype=np.uint32)
+        for start in range(0, length, _BLOCK):
+            rows = np.stack([answer[start : start + _BLOCK] for answer in answers])
+            self._check_answers(positions, rows)
+            values = self.field.add(
+                values, self.field.matmul(rows, coefficients[start : start + _BLOCK])
+            )
+        return values
 
     def find_errors(self, positions: Sequence[int], values: Elements) -> tuple[int, ...]:
         """Positions where the rows of `values` (n, c) are off the code; empty if none is.

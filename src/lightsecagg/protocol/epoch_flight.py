@@ -128,6 +128,6 @@ class Flight:
         if self._masked_sum is None or not self.collected:
             return []
         masks = self._scheme.recovery(self.asked, self.good_answers)
-        self._unmasking = Unmask(self._settings.field, self._masked_sum, masks)
+        self._unmasking = Unmask(self._masked_sum, masks)
         self._masked_sum = None
         return [Compute(self._unmasking)]

@@ -6,7 +6,8 @@ knows nothing of the party; the driver owes it
 
     open()              once and first: what concerns all columns, such as finding liars
     run(start, stop)    for ranges that make up 0..columns, in any order, on any thread or machine
-    join(parts)         once: the result, from the ranges' in ascending order
+    put(start, part)    for what each of them returned, in any order, one after the other
+    result()            once and last
 
 and hands over, instead of a result, the `RecoveryError` that any of them raised. `at_once` does
 all of it on the spot, for drivers that serve nobody else meanwhile.
@@ -23,7 +24,6 @@ import numpy as np
 
 from lightsecagg.errors import RecoveryError
 from lightsecagg.field.prime import Accumulator, Elements, PrimeField
-from lightsecagg.masks.one_shot_recovery import unmask
 
 
 class Job(ABC):
@@ -40,9 +40,13 @@ class Job(ABC):
     def run(self, start: int, stop: int) -> Elements:
         """The result in the columns from `start` up to `stop`; changes nothing."""
 
-    def join(self, parts: Sequence[Elements]) -> Elements:
+    @abstractmethod
+    def put(self, start: int, part: Elements) -> None:
+        """Take what `run` returned for the columns from `start` on, so that nobody need keep it."""
+
+    @abstractmethod
+    def result(self) -> Elements:
         """The whole result."""
-        return np.concatenate(parts)
 
 
 Result = Elements | RecoveryError
@@ -78,7 +82,8 @@ def complete(job: Job) -> Result:
     """The result of a job, in one range."""
     try:
         job.open()
-        return job.join([job.run(0, job.columns)])
+        job.put(0, job.run(0, job.columns))
+        return job.result()
     except RecoveryError as error:
         return error
 
@@ -121,6 +126,7 @@ class SumUploads(Job):
         self.columns = length
         self._field, self._uploads = field, uploads
         self._weights = [1] * len(uploads) if weights is None else weights
+        self._total = np.empty(length, dtype=np.uint32)
 
     def run(self, start: int, stop: int) -> Elements:
         """Reads one upload after the other: they need not fit into memory together."""
@@ -129,12 +135,34 @@ class SumUploads(Job):
             total.add(upload.read(start, stop), weight)
         return total.total()
 
+    def put(self, start: int, part: Elements) -> None:
+        """These columns of the sum."""
+        self._total[start : start + part.size] = part
 
-class RecoverMasks(Job):
-    """The sum of the masks, from the answers; schemes say how."""
+    def result(self) -> Elements:
+        """The sum."""
+        return self._total
 
+
+class RecoverMasks(ABC):
+    """The sum of the masks, from the answers; schemes say how. Part of a job: see `Unmask`."""
+
+    columns: int
+    """How many columns the ranges make up."""
     suspects: tuple[int, ...] = ()
     """Clients whose answers contradict the others; known once it is open."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Do what concerns all columns."""
+
+    @abstractmethod
+    def run(self, start: int, stop: int) -> Elements:
+        """What these columns of the answers tell of the masks."""
+
+    @abstractmethod
+    def take_away(self, total: Elements, start: int, part: Elements) -> None:
+        """Subtract what `run` returned for the columns from `start` on, in place."""
 
     def finish(self, total: Elements) -> Elements:
         """The sum of the updates, from what is left when the masks are taken away."""
@@ -142,11 +170,15 @@ class RecoverMasks(Job):
 
 
 class Unmask(Job):
-    """The sum of the updates: that of the masked ones less the masks."""
+    """The sum of the updates: that of the masked ones less the masks.
 
-    def __init__(self, field: PrimeField, masked_sum: Elements, masks: RecoverMasks) -> None:
+    The masked sum becomes the sum of the updates as the masks are found, range by range: there is
+    no vector of masks.
+    """
+
+    def __init__(self, masked_sum: Elements, masks: RecoverMasks) -> None:
         self.columns = masks.columns
-        self._field, self._masked_sum, self._masks = field, masked_sum, masks
+        self._total, self._masks = masked_sum, masks
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -161,6 +193,10 @@ class Unmask(Job):
         """These columns of the masks."""
         return self._masks.run(start, stop)
 
-    def join(self, parts: Sequence[Elements]) -> Elements:
-        """All masks, taken away."""
-        return self._masks.finish(unmask(self._field, self._masked_sum, self._masks.join(parts)))
+    def put(self, start: int, part: Elements) -> None:
+        """Take these columns of the masks away."""
+        self._masks.take_away(self._total, start, part)
+
+    def result(self) -> Elements:
+        """What is left."""
+        return self._masks.finish(self._total)

@@ -584,7 +584,7 @@ class RoundServer:
         if self._masked_sum is None or not self._collected:
             return []
         masks = self._scheme.recovery(self._asked, self._answers)
-        self._unmasking = Unmask(self.settings.field, self._masked_sum, masks)
+        self._unmasking = Unmask(self._masked_sum, masks)
         self._masked_sum = None
         return [Compute(self._unmasking)]
 

@@ -64,7 +64,7 @@ def test_the_loop_serves_others_while_the_server_computes(
         served.append(seen.wait(30))
 
     for kind in (SumUploads, Unmask):
-        for method in ("open", "run", "join"):
+        for method in ("open", "run", "result"):
             before(monkeypatch, kind, method, wait_for_the_loop)
     federation = Federation(tmp_path, protocol=protocol, threat_model=threat_model)
 

@@ -50,11 +50,12 @@ async def compute(job: Job) -> Result:
     """The result of a job, computed in threads."""
     try:
         await asyncio.to_thread(job.open)
-        starts = range(0, job.columns, _COLUMNS)
-        parts = [
-            await asyncio.to_thread(job.run, start, min(start + _COLUMNS, job.columns))
-            for start in starts
-        ]
-        return await asyncio.to_thread(job.join, parts)
+        for start in range(0, job.columns, _COLUMNS):
+            await asyncio.to_thread(_advance, job, start, min(start + _COLUMNS, job.columns))
+        return await asyncio.to_thread(job.result)
     except RecoveryError as error:
         return error
+
+
+def _advance(job: Job, start: int, stop: int) -> None:
+    job.put(start, job.run(start, stop))

@@ -63,10 +63,10 @@ class ServerJob(Protocol):
     def reports(self, figure: str) -> bool:
         """Whether rounds may have this figure, or metric of the clients, by its full name."""
 
-    def save(self) -> bytes:
-        """The state to checkpoint."""
+    def save(self) -> bytes | memoryview:
+        """The state to checkpoint; a view of it, if that will not change."""
 
-    def load(self, data: bytes) -> None:
+    def load(self, data: bytes | memoryview) -> None:
         """The inverse of `save`."""
 
 
@@ -157,11 +157,11 @@ class VectorServer:
         """The norm, and nothing else."""
         return figure == "norm"
 
-    def save(self) -> bytes:
-        """The latest result."""
-        return b"" if self.result is None else self.result.tobytes()
+    def save(self) -> bytes | memoryview:
+        """The latest result, not copied."""
+        return b"" if self.result is None else self.result.view(np.uint8).data
 
-    def load(self, data: bytes) -> None:
+    def load(self, data: bytes | memoryview) -> None:
         """The inverse of `save`."""
         self.result = np.frombuffer(data, dtype=np.float64) if data else None
         if self.result is not None:
@@ -280,7 +280,7 @@ class TrainingServer:
         np.savez(file, **arrays)
         return file.getvalue()
 
-    def load(self, data: bytes) -> None:
+    def load(self, data: bytes | memoryview) -> None:
         """The inverse of `save`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             state = {name: arrays[name] for name in arrays.files}

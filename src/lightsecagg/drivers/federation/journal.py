@@ -247,7 +247,7 @@ class Journal:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
         return self.announced(number) if settings.model == model else None
 
-    def complete(self, number: int, completed: int, model: bytes) -> None:
+    def complete(self, number: int, completed: int, model: bytes | memoryview) -> None:
         """The round is done and this is the model after it: both or neither.
 
         Were they two steps, a crash between them would apply the same update twice.

@@ -490,7 +490,8 @@ class FederationServer:
     async def _apply(self, effect: Apply) -> Applied | Spoilt:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
         settings, aggregate, record = effect.settings, effect.aggregate, effect.record
-        before, completed = self._job.save(), self._session.completed + 1
+        before = await asyncio.to_thread(self._job.save)
+        completed = self._session.completed + 1
         try:
             average, samples = await asyncio.to_thread(
                 settings.average, aggregate.total, len(aggregate.included)
@@ -499,7 +500,7 @@ class FederationServer:
             steps = len(aggregate.included) + record.noise
             rounding = steps * record.quantisation_step / samples
             record.metrics = self._job.metrics(average, rounding)
-            after = self._job.save()
+            after = await asyncio.to_thread(self._job.save)
         except (ConfigurationError, JournalError):
             raise  # nobody lied: whoever mends it and starts again resumes this round
         except Exception as error:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy, draw
 from lightsecagg.crypto.transcript import uint
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.masks.short_keys import add_noise, expand, strip
 from lightsecagg.protocol.schemes.coded_masks import (
     CodedMasksClient,
@@ -65,14 +68,21 @@ class _DecodeKeys(DecodeMasks):
         super().__init__(scheme, answers)
         self._settings, self._context = scheme.settings, scheme.round.context
         self._squared_weights = sum(term.weight**2 for term in asked.terms)
+        shape = (self._settings.parameters.pieces, self.columns)
+        self._pieces = np.empty(shape, dtype=np.uint32)
 
-    def join(self, parts: Sequence[Elements]) -> Elements:
-        settings, key = self._settings, super().join(parts)
+    def take_away(self, total: Elements, start: int, part: Elements) -> None:
+        """Only the whole key can be stretched."""
+        self._pieces[:, start : start + part.shape[1]] = part
+
+    def whole(self, pieces: Elements) -> Elements:
+        settings, key = self._settings, super().whole(pieces)
         return expand(settings.field, self._context, key, settings.dimension)
 
     def finish(self, total: Elements) -> Elements:
         """Exact decoding takes the noise away; dithered decoding leaves it."""
         settings, step = self._settings, self._settings.quantizer.step
+        total = unmask(settings.field, total, self.whole(self._pieces))
         if step == 1:
             return total
         return strip(settings.field, total, settings.dimension, step, self._squared_weights)

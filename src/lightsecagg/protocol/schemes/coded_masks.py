@@ -40,7 +40,7 @@ from lightsecagg.masks.mask_encoding import (
     join_pieces,
     seeded_positions,
 )
-from lightsecagg.masks.one_shot_recovery import aggregate_shares, recover_pieces
+from lightsecagg.masks.one_shot_recovery import aggregate_shares, recover_pieces, unmask
 from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare
 from lightsecagg.protocol.schemes.interface import (
@@ -296,9 +296,9 @@ class CodedMasksServer(ServerScheme):
         """All of `recovery` at once."""
         job = self.recovery(asked, answers)
         job.open()
-        return job.join([job.run(0, job.columns)]), job.suspects
+        return job.whole(job.run(0, job.columns)), job.suspects
 
-    def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> RecoverMasks:
+    def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> DecodeMasks:
         """Decode the sum of the masks in one shot, Section 4.1, phase 3."""
         return DecodeMasks(self, answers)
 
@@ -312,10 +312,10 @@ class CodedMasksServer(ServerScheme):
         if len(answers) == code.survivors:
             return ()  # any U answers are consistent
         positions = sorted(answers)
-        stacked = np.stack([answers[position] for position in positions])
-        length, columns = stacked.shape[1], code.check_columns
+        rows = [answers[position] for position in positions]
+        length, columns = rows[0].size, code.check_columns
         coefficients = prg.draw_uniform(length * columns, code.field.modulus, self.entropy)
-        return code.find_inconsistent(positions, stacked, coefficients.reshape(length, columns))
+        return code.find_inconsistent(positions, rows, coefficients.reshape(length, columns))
 
 
 def _end_quarrels(
@@ -374,8 +374,14 @@ class DecodeMasks(RecoverMasks):
     def run(self, start: int, stop: int) -> Elements:
         return recover_pieces(self._scheme.settings.code, self._trusted, start, stop)
 
-    def join(self, parts: Sequence[Elements]) -> Elements:
-        """The sum of what was shared."""
+    def take_away(self, total: Elements, start: int, part: Elements) -> None:
+        """The pieces of a mask lie one after the other; the last is padded."""
+        for k, piece in enumerate(part):
+            begin = k * self.columns + start
+            left = total[begin : begin + piece.size]
+            left[:] = unmask(self._scheme.settings.field, left, piece[: left.size])
+
+    def whole(self, pieces: Elements) -> Elements:
+        """The sum of the masks, from all columns of its pieces."""
         settings = self._scheme.settings
-        pieces = np.concatenate(parts, axis=1)
         return join_pieces(pieces, settings.secret_length, settings.has_short_keys)

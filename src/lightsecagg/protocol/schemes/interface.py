@@ -32,6 +32,7 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import Pair
+from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
 from lightsecagg.protocol.roster import Round
@@ -261,3 +262,7 @@ class _RecoverWhole(RecoverMasks):
 
     def run(self, start: int, stop: int) -> Elements:
         return self._mask[start:stop]
+
+    def take_away(self, total: Elements, start: int, part: Elements) -> None:
+        left = total[start : start + part.size]
+        left[:] = unmask(self._scheme.settings.field, left, part)
