@@ -157,6 +157,20 @@ class EpochClient(ClientMachine[AnyState]):
         return self._buffering.stock - self.stock - used
 
     @property
+    def serials(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of its masks, those that are ready, and those whose uploads wait for their buffer."""
+        if not isinstance(self.state, Registered):
+            return (), ()
+        return tuple(sorted(self.state.stock)), self.state.outstanding
+
+    def discard(self, serials: Iterable[int]) -> None:
+        """The shares of these masks were lost on their way: no upload is to be wasted on them."""
+        state, gone = self._registered(), sorted(set(serials))
+        if unknown := [serial for serial in gone if serial not in state.stock]:
+            raise LocalProtocolError(f"masks {unknown} are not ready: there is nothing to discard")
+        self._change(self._without(state, [MaskRef(self.client, serial) for serial in gone]))
+
+    @property
     def time(self) -> int:
         """The time of the last buffer that this client has signed or answered for."""
         return self.state.time if isinstance(self.state, Registered) else -1

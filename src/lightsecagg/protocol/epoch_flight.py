@@ -24,6 +24,7 @@ from lightsecagg.protocol.messages import (
     AggregatedShare,
     Certificate,
     SumRequest,
+    Tag,
 )
 from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.schemes.interface import Answer, MaskSum, ServerScheme
@@ -43,7 +44,7 @@ class Flight:
     ) -> None:
         """`holders`: of good shares of all its masks; `uploads`: in the order of its tags."""
         self.buffer = buffer
-        self.uploads = uploads
+        self.uploads = list(uploads)
         self.holders = holders
         self.collected = False
         """All that can still become of the buffer is a result."""
@@ -53,7 +54,7 @@ class Flight:
         weights = buffer_weights(scheme.round, buffering, buffer)
         self.asked = MaskSum(buffer_terms(buffer, weights), frozenset(scheme.round.members))
         self._summing: SumUploads | None = SumUploads(
-            self._settings.field, self._settings.length, uploads, weights
+            self._settings.field, self._settings.length, self.uploads, weights
         )
         self._unmasking: Unmask | None = None
         self.agreement = Agreement(
@@ -75,6 +76,11 @@ class Flight:
     def weights(self) -> tuple[int, ...]:
         """w(t - t_i), by owner."""
         return tuple(term.weight for term in self.asked.terms)
+
+    def move(self, tag: Tag, upload: Upload) -> None:
+        """An upload is read there from now on; its sum has not begun."""
+        if tag in self.buffer.tags:
+            self.uploads[self.buffer.tags.index(tag)] = upload
 
     @property
     def jobs(self) -> list[Compute]:

@@ -1,7 +1,9 @@
 """What the server of an epoch must not forget, as bytes.
 
 Everything but the vectors of uploads, which the driver stores once each, and what follows from the
-rest: weights, judgements on reports, sums that are being computed.
+rest: weights, judgements on reports, sums that are being computed. Of a server that is `durable`
+less is enough (`promises`): what clients say again when they are back, and what a cut connection
+may lose as well, is left out.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.errors import DecodeError
@@ -102,6 +105,21 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.last_tag = queue.last_tag
         self.accepted = [(model, sorted(owners)) for model, owners in queue.accepted.items()]
         self.waiting = [(waiting.tag, waiting.shared) for waiting in queue.waiting]
+
+    def promises(self) -> Memory:
+        """What must not change any more: no reports, answers, refusals, nor shares on their way.
+
+        Signatures stay: whoever has answered signs no more.
+        """
+        return replace(
+            self,
+            begun={},
+            reports=[(mask, {}) for mask, _ in self.reports],
+            missed={},
+            collected=False,
+            refusals={},
+            answers={},
+        )
 
     def recall(
         self, stock: MaskStock, queue: UploadQueue, mailbox: Mailbox, recall: Recall

@@ -8,7 +8,7 @@ mask. An owner's second update from one model is never summed (S42), so it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
@@ -121,6 +121,10 @@ class UploadQueue:
         self.waiting.append(WaitingUpload(tag, self._keep(message), shared))
         return True
 
+    def move(self, tag: Tag, upload: Upload) -> None:
+        """A waiting upload is read there from now on."""
+        self.waiting = [replace(w, upload=upload) if w.tag == tag else w for w in self.waiting]
+
     def take(self, tags: Iterable[Tag]) -> set[MaskRef]:
         """These wait no longer; their masks."""
         masks = {MaskRef(tag.owner, tag.serial) for tag in tags}
@@ -137,12 +141,13 @@ class UploadQueue:
             and time - waiting.shared <= self._buffering.share_lifetime
             and (
                 self._stock.awaits_reports(waiting.mask, offline)
-                or self._stock.possible_holders(waiting.mask) >= self._needed_holders
+                or self._stock.possible_holders(waiting.mask) >= self.needed_holders
             )
         )
 
     @property
-    def _needed_holders(self) -> int:
+    def needed_holders(self) -> int:
+        """How many clients must hold good shares of all masks of a buffer."""
         parameters = self._settings.parameters
         return max(parameters.survivors, parameters.quorum)
 
@@ -170,7 +175,7 @@ class UploadQueue:
                 rules,
             )
             holders = frozenset(self._round.members).intersection(*(good[w.mask] for w in chosen))
-            if len(holders) >= self._needed_holders:
+            if len(holders) >= self.needed_holders:
                 return sorted(chosen, key=lambda waiting: waiting.owner)
             usable.remove(min(chosen, key=lambda waiting: len(good[waiting.mask])))
 

@@ -30,7 +30,9 @@ calls `publish` with the hash of the new model, and tells clients the time toget
 A server that survives a crash is stored as `snapshot()`, after every call and before the outputs of
 that call leave, beside the upload that the call brought (`BufferedUpload`, by owner and serial).
 Then nothing that was acknowledged is lost, and an announced buffer never changes: who is asked
-again is asked for the same tags. `restore` says what a driver does next.
+again is asked for the same tags. One that is `durable` asks for less: whenever it promises
+something (a roster, a mask that is complete, an upload, a buffer, an agreement, a result) a record
+of all its promises goes before the outputs. `restore` says what a driver does next.
 """
 
 from __future__ import annotations
@@ -57,12 +59,14 @@ from lightsecagg.protocol.epoch_stock import MaskStock, check_chain
 from lightsecagg.protocol.interface import (
     BufferAggregate,
     BufferFailed,
+    EpochChanged,
     Output,
+    Persist,
     Phase,
     RoundAborted,
     Send,
 )
-from lightsecagg.protocol.jobs import Job, Result
+from lightsecagg.protocol.jobs import Job, Result, Upload
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -97,10 +101,16 @@ class EpochServer:
         entropy: Entropy = system_entropy,
         spare_answers: int = 0,
         keep: Keep = in_memory,
+        time: int = 0,
+        *,
+        durable: bool = False,
     ) -> None:
         """`keep` says where an upload is kept until it is summed.
 
         * `spare_answers`: wait for U + this many answers; one detects a liar, two name it.
+        * `time`: of the model that the epoch begins with. Times go on from epoch to epoch, so that
+          who has trained through the end of one brings its update to the next.
+        * `durable`: ask for what is promised to be stored.
         """
         if not settings.traits.protected or settings.buffering is None:
             raise ParameterError("the asynchronous mode needs settings with buffering")
@@ -113,8 +123,10 @@ class EpochServer:
         self.settings = settings
         self.buffer_size = buffer_size
         self.phase = Phase.ADVERTISE
-        self.time = 0
+        self.time = time
         """t: the version of the current model, and the time of the next buffer."""
+        self.paused = False
+        """Whether buffers are formed by `flush` alone, because the epoch is to end."""
         self.late_messages: Counter[str] = Counter()
         """Messages that came again or too late and were ignored, by type."""
         self._allow_list = allow_list
@@ -125,6 +137,11 @@ class EpochServer:
         self._registration = Registration(settings, allow_list, invited)
         self._started = False
         self._offline: set[int] = set()
+        self._returning: set[int] = set()
+        """Those of them that the buffer in flight waits for."""
+        self._durable = durable
+        self._has_promised = False
+        self._taken: BufferedUpload | None = None
         self._models = Models(self._buffering)
         self._mailbox = Mailbox()
         self._roster: Roster | None = None
@@ -156,6 +173,23 @@ class EpochServer:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
         return 0 if self._roster is None else len(self._choose())
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whoever is on the roster, in its order; nobody before there is one."""
+        return self._members
+
+    @property
+    def uploaders(self) -> frozenset[int]:
+        """Whose uploads it has taken in this epoch."""
+        return frozenset() if self._roster is None else frozenset(self._queue.last_tag)
+
+    def serials(self, client: int) -> tuple[list[int], list[int]]:
+        """A client's masks that it may use, and those of its uploads that are not summed yet."""
+        if client not in self._members:
+            return [], []
+        used = [serial for owner, serial in self._needed() if owner == client]
+        return sorted(self._stock.shared.get(client, {})), used
+
     def start(self) -> list[Output]:
         """Open the epoch."""
         if self._started:
@@ -176,16 +210,26 @@ class EpochServer:
             )
         outputs = handler(self, sender, message)
         # Shares move no phase on, and they are most of the messages.
-        return outputs if isinstance(message, ShareBundle) else outputs + self._advance()
+        if not isinstance(message, ShareBundle):
+            outputs += self._advance()
+        return self._released(outputs)
+
+    def leave(self, client: int) -> list[Output]:
+        """The client is offline and may be back soon: a buffer in flight waits for it."""
+        self._offline.add(client)
+        self._returning.add(client)
+        return self._released(self._advance())
 
     def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
         self._offline.add(client)
-        return self._advance()
+        self._returning.discard(client)
+        return self._released(self._advance())
 
     def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
+        self._returning.discard(client)
         if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
             return [Send(client, Opening(self.settings.to_bytes()))]
         if self._roster is None or client not in self._members:
@@ -202,7 +246,8 @@ class EpochServer:
         if flight is not None:
             messages.append(flight.buffer)
         messages += [*others, *self._stock.unreported(client)]
-        return [Send(client, message) for message in messages]
+        missed: list[Output] = [Send(client, message) for message in messages]
+        return self._released(missed + self._advance())
 
     def publish(self, model: bytes, version: int | None = None) -> None:
         """The hash of the model of a version, by default of the current time.
@@ -238,14 +283,14 @@ class EpochServer:
             raise LocalProtocolError("start the epoch before its first deadline")
         match self.phase:
             case Phase.ADVERTISE:
-                return self._close_advertise()
+                return self._released(self._close_advertise())
             case Phase.AGREE:
-                return self._close_agree()
+                return self._released(self._close_agree())
             case Phase.RECOVER if not self._in_flight.collected:
                 return [*self._in_flight.collect()]
             case Phase.UPLOAD:
                 self._await_no_reports()
-                return self._advance()
+                return self._released(self._advance())
             case _:
                 return []
 
@@ -255,9 +300,11 @@ class EpochServer:
         if flight is None or not flight.asked_for(job):
             return []
         if isinstance(result, RecoveryError):
-            return self._fail(str(result)) + self._advance()
+            return self._released(self._fail(str(result)) + self._advance())
         more = flight.summed(job, result)
-        return self._finish(flight, result) + self._advance() if more is None else [*more]
+        if more is not None:
+            return [*more]
+        return self._released(self._finish(flight, result) + self._advance())
 
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait, at most K; await no more reports."""
@@ -271,12 +318,57 @@ class EpochServer:
                 f"{len(chosen)} of {self.waiting} waiting updates may share a buffer now; clients "
                 f"accept T + 2 = {least} or more"
             )
-        return self._drop_useless() + self._announce(chosen)
+        return self._released(self._drop_useless() + self._announce(chosen))
+
+    def skip(self) -> list[Output]:
+        """No buffer of this time will be formed: the next model is of the time after it.
+
+        For models that change without a buffer: after an update that nobody can send again.
+        """
+        if self.phase is not Phase.UPLOAD:
+            raise LocalProtocolError(f"cannot skip a buffer in phase {self.phase}")
+        self.time += 1
+        self._has_promised = True
+        return self._released(self._drop_useless())
 
     # -- surviving a crash -------------------------------------------------------------------
 
+    def _released(self, outputs: list[Output]) -> list[Output]:
+        """The outputs of a call; behind the record of what it has promised, if it is durable."""
+        promised, self._has_promised = self._has_promised, False
+        upload, self._taken = self._taken, None
+        if not (promised and self._durable):
+            return outputs
+        memory = self._memory().promises().to_bytes()
+        kept = tuple((mask.owner, mask.serial) for mask in self._needed())
+        results = [isinstance(each, BufferAggregate | BufferFailed) for each in outputs]
+        first = results.index(True) + 1 if any(results) else 0
+        return [
+            *outputs[:first],
+            Persist(EpochChanged(memory, kept, upload)),
+            *outputs[first:],
+        ]
+
+    def _needed(self) -> list[MaskRef]:
+        """The masks of uploads that wait or are being summed."""
+        if self._roster is None:
+            return []
+        flying = [] if self._flight is None else [term.ref for term in self._flight.asked.terms]
+        return flying + [waiting.mask for waiting in self._queue.waiting]
+
+    def stored(self, record: EpochChanged, upload: Upload | None) -> None:
+        """This record is durable; its upload, if it has one, is read there from now on."""
+        if record.upload is None or upload is None:
+            return
+        self._queue.move(record.upload.tag, upload)
+        if self._flight is not None:
+            self._flight.move(record.upload.tag, upload)
+
     def snapshot(self) -> bytes:
         """All that it must remember but the vectors of uploads; store it before outputs leave."""
+        return self._memory().to_bytes()
+
+    def _memory(self) -> Memory:
         roster, flight = self._roster, self._flight
         memory = Memory(
             settings=self.settings.to_bytes(),
@@ -295,7 +387,7 @@ class EpochServer:
             memory.remember(self._stock, self._queue, self._mailbox)
         if flight is not None:
             memory.remember_flight(flight)
-        return memory.to_bytes()
+        return memory
 
     @classmethod
     def restore(
@@ -305,8 +397,10 @@ class EpochServer:
         recall: Recall,
         entropy: Entropy = system_entropy,
         keep: Keep = in_memory,
+        *,
+        durable: bool = False,
     ) -> Self:
-        """The server of a snapshot.
+        """The server of a snapshot, or of the record of its promises (`EpochChanged`).
 
         * `recall`: tag -> the stored upload. Those that no tag of the snapshot names are past.
 
@@ -318,8 +412,18 @@ class EpochServer:
         memory = Memory.from_bytes(snapshot)
         settings = Settings.from_bytes(memory.settings)
         size, spare = memory.buffer_size, memory.spare_answers
-        server = cls(settings, allow_list, size, memory.invited, entropy, spare, keep)
-        server._started, server.phase, server.time = memory.started, memory.phase, memory.time
+        server = cls(
+            settings,
+            allow_list,
+            size,
+            memory.invited,
+            entropy,
+            spare,
+            keep,
+            memory.time,
+            durable=durable,
+        )
+        server._started, server.phase = memory.started, memory.phase
         server._registration.advertised.update(memory.advertised)
         server._models.known = dict(memory.models)
         server._offline = set(memory.offline)
@@ -366,6 +470,7 @@ class EpochServer:
         roster = self._registration.make_roster(self._entropy, ends)
         self._fix_roster(roster, check_secret)
         self.phase = Phase.UPLOAD
+        self._has_promised = True
         return [*self._registration.announce(roster)]
 
     def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
@@ -385,6 +490,7 @@ class EpochServer:
             return self._on_late(sender, message)
         if not shares:
             return []
+        self._has_promised = True
         outputs, outbox = self._drop_pushed_out(sender), Outbox()
         for share in shares:
             if share.recipient in self._offline:
@@ -427,7 +533,9 @@ class EpochServer:
         self._models.check(tag, self.time)
         shared, passed_over = self._stock.use(sender, tag.serial)
         self._forget(passed_over)
+        self._has_promised = True
         if self._queue.put(message, shared):
+            self._taken = message
             return []
         self._forget([MaskRef(sender, tag.serial)])
         return self._tell_dropped(tag)
@@ -472,7 +580,7 @@ class EpochServer:
                 return self._close_agree() + self._advance()
             case Phase.RECOVER if not self._in_flight.collected and self._enough_answers:
                 return [*self._in_flight.collect()]
-            case Phase.UPLOAD if self.waiting >= self.buffer_size:
+            case Phase.UPLOAD if self._may_announce and self.waiting >= self.buffer_size:
                 chosen, dropped = self._choose(), self._drop_useless()
                 full = len(chosen) >= self.buffer_size
                 return dropped + self._announce(chosen) if full else dropped
@@ -488,6 +596,7 @@ class EpochServer:
         uploads = [waiting.upload for waiting in chosen]
         self._flight = flight = self._take_off(buffer, uploads, holders)
         self.phase = flight.phase
+        self._has_promised = True
         online = [client for client in self._members if client not in self._offline]
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
@@ -523,6 +632,7 @@ class EpochServer:
         if not flight.agreement.reached:
             return self._fail(flight.agreement.shortfall)
         self.phase = flight.phase = Phase.RECOVER
+        self._has_promised = True
         certificate = flight.certificate
         return [Send(client, certificate) for client in sorted(flight.agreement.signatures)]
 
@@ -535,6 +645,7 @@ class EpochServer:
             responders=tuple(sorted(flight.good_answers)),
             suspects=tuple(sorted({*flight.suspects, *self._stock.suspects})),
             accused=tuple(sorted(self._stock.accused)),
+            staleness=tuple(flight.time - tag.version for tag in flight.buffer.tags),
         )
         return [aggregate, *self._land(flight)]
 
@@ -563,6 +674,7 @@ class EpochServer:
         self._flight = None
         self.time += 1
         self.phase = Phase.UPLOAD
+        self._has_promised = True
         return outputs
 
     # -- helpers -----------------------------------------------------------------------------
@@ -572,6 +684,14 @@ class EpochServer:
         if self._flight is None:
             raise AssertionError("no buffer is in flight")
         return self._flight
+
+    @property
+    def _may_announce(self) -> bool:
+        """A buffer that too few can sign and answer for would only burn its masks."""
+        if self._roster is None or self.paused:
+            return False
+        online = sum(client not in self._offline for client in self._members)
+        return online >= self._queue.needed_holders
 
     @property
     def _enough_answers(self) -> bool:
@@ -594,7 +714,8 @@ class EpochServer:
             expected = self._members
             delivered = flight.agreement.signatures if signed else flight.answers
         for client in expected:
-            if not (client in delivered or client in self.refusals or client in self._offline):
+            away = client in self._offline and client not in self._returning
+            if not (client in delivered or client in self.refusals or away):
                 yield client
 
 

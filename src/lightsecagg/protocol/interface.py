@@ -23,7 +23,8 @@ federation, Flower, your own sockets) does, and owes a party this:
 
 A client driver that must survive a process boundary stores `snapshot()`, which includes the ledger,
 durably *before* it releases the outputs of the same call; see `RoundClient.restore`. A server
-driver that must survive a crash stores what `Persist` names; see `RoundServer.resume`.
+driver that must survive a crash stores what `Persist` names; see `RoundServer.resume` and
+`EpochServer.restore`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ from numpy.typing import NDArray
 
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.jobs import Compute, Computing, Job, Result, Upload
-from lightsecagg.protocol.messages import MaskedUpload, Message, Roster, SharesClosed
+from lightsecagg.protocol.messages import (
+    BufferedUpload,
+    MaskedUpload,
+    Message,
+    Roster,
+    SharesClosed,
+)
 
 SERVER = 2**64 - 1
 """The server's name as sender or recipient; client ids are smaller."""
@@ -111,7 +118,23 @@ class SurvivorsChosen:
     survivors: tuple[int, ...]
 
 
-Record = LedgerChanged | SharingClosed | UploadTaken | SurvivorsChosen
+@dataclass(frozen=True, slots=True)
+class EpochChanged:
+    """At the server of an epoch: all that it has promised, in the place of the record before.
+
+    Right behind a `BufferAggregate` or `BufferFailed` it belongs to the model that comes of it:
+    both are stored, or neither.
+    """
+
+    memory: bytes = field(repr=False)
+    """`EpochServer.restore` reads it."""
+    kept: tuple[tuple[int, int], ...]
+    """Owner and serial of the uploads that are still needed; all others are past."""
+    upload: BufferedUpload | None = field(default=None, repr=False)
+    """The one of them that has just come, to be stored with it."""
+
+
+Record = LedgerChanged | SharingClosed | UploadTaken | SurvivorsChosen | EpochChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +187,8 @@ class BufferAggregate:
     this epoch. A suspicion, never proof."""
     accused: tuple[tuple[int, int], ...] = ()
     """Pairs (owner, holder) of this epoch: what was shared and what was reported do not agree."""
+    staleness: tuple[int, ...] = ()
+    """t - t_i, by owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +356,9 @@ class BufferedServerParty(Server, Protocol):
         Call it for every version before clients get its model: other uploads are refused.
         """
 
+    def leave(self, client: int) -> list[Output]:
+        """The client is offline and may be back soon: a buffer in flight waits for it."""
+
     def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
 
@@ -346,6 +374,12 @@ class BufferedServerParty(Server, Protocol):
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired; while collecting, that of the reports."""
+
+    def skip(self) -> list[Output]:
+        """No buffer of this time will be formed: the next model is of the time after it."""
+
+    def stored(self, record: EpochChanged, upload: Upload | None) -> None:
+        """This record is durable; its upload, if it has one, is read there from now on."""
 
     def snapshot(self) -> bytes:
         """All that it must remember but the vectors of uploads; see `EpochServer.restore`."""

@@ -58,8 +58,8 @@ class Policy:
     mode its peers see to it that one of them is summed, so that there is no limit."""
     max_openings: int = 16
     """In how many rounds from one and the same global model this client takes part, those
-    included that end before its upload (S44); without a model, in the whole session, and so many
-    epochs of the asynchronous mode."""
+    included that end before its upload (S44); without a model, in the whole session. Of the
+    asynchronous mode, so many epochs between two uploads."""
     minimum: int = 0
     """The fewest clients whose updates may be summed. T + 2 is always demanded; a client that
     wants to hide in a larger crowd says so here, and takes `max_attempts` = 1: two sums from one

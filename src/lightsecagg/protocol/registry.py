@@ -76,12 +76,24 @@ def epoch_server_party(
     *,
     spare_answers: int = 0,
     keep: Keep = in_memory,
+    time: int = 0,
+    durable: bool = False,
 ) -> EpochServer:
     """The server's party for one epoch, with buffers of `buffer_size` updates; see `EpochServer`.
 
-    After a crash: `EpochServer.restore`.
+    A `durable` one asks for what it promises to be stored. After a crash: `EpochServer.restore`.
     """
-    return EpochServer(settings, allow_list, buffer_size, invited, entropy, spare_answers, keep)
+    return EpochServer(
+        settings,
+        allow_list,
+        buffer_size,
+        invited,
+        entropy,
+        spare_answers,
+        keep,
+        time,
+        durable=durable,
+    )
 
 
 def restore_party(

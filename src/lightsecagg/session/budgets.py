@@ -30,15 +30,33 @@ def phase_budget(settings: Settings, phase: Phase) -> int:
     return control
 
 
+def version_budget(settings: Settings) -> int:
+    """Asynchronous: the most bytes that an honest client sends between two versions of the model.
+
+    One upload and one answer, shares of as many masks as peers keep, and reports on everybody's.
+    """
+    buffering, clients = settings.buffering, settings.parameters.clients
+    masks = 1 if buffering is None else buffering.stock
+    shares = phase_budget(settings, Phase.SHARE)
+    reports = _ATTEMPTS * masks * clients * _HEADER
+    return (
+        masks * shares
+        + reports
+        + sum(phase_budget(settings, phase) for phase in (Phase.UPLOAD, Phase.AGREE, Phase.RECOVER))
+    )
+
+
 def backlog_limit(settings: Settings, model: int) -> int:
     """The most bytes that may wait to be sent to one client.
 
     A round of them and the next round's model (of `model` bytes): more waits only for a client
-    that takes its data too slowly, and the server's memory is not its to fill.
+    that takes its data too slowly, and the server's memory is not its to fill. Asynchronous: the
+    shares of all the masks that it is to keep.
     """
     peers = settings.parameters.clients - 1
+    masks = 1 if settings.buffering is None else settings.buffering.stock
     roster = 2 * _CONTROL + 512 * settings.parameters.clients
-    return 2 * (model + roster) + peers * _sealed_share(settings)
+    return 2 * (model + roster) + masks * peers * (_sealed_share(settings) + _HEADER)
 
 
 def _sealed_share(settings: Settings) -> int:

@@ -50,12 +50,16 @@ from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
     VERSION,
+    EpochBegins,
+    Fetch,
     Goodbye,
     Hello,
+    MasksKnown,
     NewMembers,
     RoundModel,
     RoundOver,
     UploadStored,
+    Version,
     Withdraw,
     pack_control,
     pack_protocol,
@@ -93,7 +97,7 @@ _Task = tuple[bytes, float]
 
 
 @dataclass(slots=True)
-class _Round:
+class Round:
     """The round that this client is in."""
 
     number: int
@@ -148,7 +152,7 @@ class ClientSession:
         self._identity, self._policy, self._ledger = identity, policy, ledger
         self._patience, self._clip, self._edition = patience, clip, edition
         self._effects: list[Effect] = []
-        self._round: _Round | None = None
+        self._round: Round | None = None
         self._trained: tuple[_Task, Update, bytes] | None = None
         """From what, the update, and the hash of the instructions that it was trained by."""
         self._unremembered = -1
@@ -255,7 +259,13 @@ class ClientSession:
             case (number, body):
                 if self._round is not None and self._round.number == number:
                     self._on_protocol(self._round, body)
-            case Hello() | Withdraw():
+            case EpochBegins(number):
+                reason = "this client takes part in rounds; its file has no [buffering]"
+                self._warn("the server runs the asynchronous mode: %s", reason)
+                self._post(pack_control(Withdraw(number, reason)))
+            case Version() | MasksKnown():
+                self._warn("the server runs the asynchronous mode")
+            case Hello() | Withdraw() | Fetch():
                 self._warn("the server speaks like a client")
 
     def _use_members(self, members: Members) -> None:
@@ -269,11 +279,18 @@ class ClientSession:
     def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
         announcement = Announcement(message.model, message.instructions)
-        round_ = self._round = _Round(message.round, announcement, message.bound)
+        round_ = self._round = Round(message.round, announcement, message.bound)
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
         self._tell("round %d begins%s", message.round, source)
         self._emit(RoundBegan(message.round))
-        if self._unremembered > self._ledger.last_round:
+        if not self._withdraw_if_forgetful(round_):
+            known = self._known(round_)
+            self._emit(Train(message.round, announcement, message.bound, known))
+
+    def _withdraw_if_forgetful(self, round_: Round) -> bool:
+        """Sit out as long as the ledger does not know what is spent."""
+        forgetful = self._unremembered > self._ledger.last_round
+        if forgetful:
             self._warn(
                 "the server has stored an upload of this client's in round %d, but its ledger's "
                 "latest round is %d: the ledger is new, or an older copy, and does not know what "
@@ -282,10 +299,9 @@ class ClientSession:
                 self._ledger.last_round,
             )
             self._withdraw(round_, "its ledger is older than its latest upload")
-            return
-        self._emit(Train(message.round, announcement, message.bound, self._known(round_)))
+        return forgetful
 
-    def _known(self, round_: _Round) -> Update | None:
+    def _known(self, round_: Round) -> Update | None:
         """The update that it has from this model already.
 
         A repeat must bring the same one, and not every processor computes it twice; with other
@@ -308,7 +324,7 @@ class ClientSession:
         round_.update = update
         self._hand_over(round_)
 
-    def _on_protocol(self, round_: _Round, body: memoryview) -> None:
+    def _on_protocol(self, round_: Round, body: memoryview) -> None:
         unacknowledged = round_.unacknowledged
         message: Message | None = None
         try:
@@ -329,7 +345,7 @@ class ClientSession:
         self._hand_over(round_)
         self._withdraw_when_due(round_)
 
-    def _hand_over(self, round_: _Round) -> None:
+    def _hand_over(self, round_: Round) -> None:
         """Mask and upload, once there is an update and the party wants it."""
         if round_.update is None or not round_.needs_input or round_.party is None:
             return
@@ -345,13 +361,13 @@ class ClientSession:
             return
         self._release(round_, outputs)
 
-    def _sit_out(self, round_: _Round, reason: str) -> None:
+    def _sit_out(self, round_: Round, reason: str) -> None:
         message = "client %d sits round %d out: %s"
         self._emit(Log(logging.ERROR, message, (self.client, round_.number, reason), SERVER))
         round_.without_update = True
         self._withdraw_when_due(round_)
 
-    def _withdraw_when_due(self, round_: _Round) -> None:
+    def _withdraw_when_due(self, round_: Round) -> None:
         """Withdraw where the upload would leave, at the same moment and always in the same words.
 
         Had the server not closed sharing, it would not have heard of an update either. So it
@@ -362,12 +378,12 @@ class ClientSession:
         if round_.without_update and due and self._round is round_:
             self._withdraw(round_, _NO_UPDATE)
 
-    def _withdraw(self, round_: _Round, reason: str) -> None:
+    def _withdraw(self, round_: Round, reason: str) -> None:
         """Sit this round out, and tell the server, which would wait until its deadline."""
         self._post(pack_control(Withdraw(round_.number, reason[:500])))
         self._abandon(reason)
 
-    def _decode(self, round_: _Round, body: memoryview) -> Message:
+    def _decode(self, round_: Round, body: memoryview) -> Message:
         """Decode; an opening also makes the party that speaks its protocol."""
         if round_.codec is None:
             message = Codec(PrimeField(3)).decode(body)  # an opening holds no field element
@@ -380,7 +396,7 @@ class ClientSession:
             return message
         return round_.codec.decode(body)
 
-    def _check_announcement(self, settings: Settings, round_: _Round) -> None:
+    def _check_announcement(self, settings: Settings, round_: Round) -> None:
         """The opening must say what came with the model, which training has begun with (S44).
 
         Scalars that ride along an update are scaled to the announced bound. If another one were
@@ -393,7 +409,7 @@ class ClientSession:
                 f"round {opened} with bound {bound}"
             )
 
-    def _make_party(self, protocol: str, round_: _Round) -> ClientParty:
+    def _make_party(self, protocol: str, round_: Round) -> ClientParty:
         if protocol not in self._policy.protocols:
             raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
         # Where vectors are summed that descend from no model, each round is its own.
@@ -403,7 +419,7 @@ class ClientSession:
         )
         return client_party(self.client, self._identity, policy, self._ledger)
 
-    def _prepared(self, update: Update, round_: _Round) -> Update:
+    def _prepared(self, update: Update, round_: Round) -> Update:
         """Clipped, as configured; that it was stays in the log here, it tells about the data.
 
         Where no counts are summed the count is 1 for everybody: refusing those who have another
@@ -417,7 +433,7 @@ class ClientSession:
                 self._tell("its update was cut to the bound")
         return Update(vector, samples)
 
-    def _release(self, round_: _Round, outputs: list[Output]) -> None:
+    def _release(self, round_: Round, outputs: list[Output]) -> None:
         for output in outputs:
             match output:
                 case Send(_, message):
@@ -430,7 +446,7 @@ class ClientSession:
                     round_.uploaded = False
                     self._tell("round %d: %s", round_.number, reason)
 
-    def _send(self, round_: _Round, message: Message) -> None:
+    def _send(self, round_: Round, message: Message) -> None:
         if round_.codec is None:
             raise AssertionError("a party has spoken, and nobody knows its field")
         data = pack_protocol(round_.number, round_.codec.encode(message))
@@ -460,7 +476,7 @@ class ClientSession:
             self._emit(RoundLeft(self._round.number, False, reason))
             self._leave(self._round, reason)
 
-    def _leave(self, round_: _Round, reason: str) -> None:
+    def _leave(self, round_: Round, reason: str) -> None:
         """Forget the round and its secrets."""
         if round_.party is not None:
             round_.party.abort(reason)

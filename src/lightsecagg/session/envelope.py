@@ -18,7 +18,7 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol.wire import kind_of
 from lightsecagg.session.instructions import Instructions
 
-VERSION = 3
+VERSION = 4
 """Of control and protocol messages together: both sides must speak the same."""
 _ROUND = struct.Struct("<BQ")
 
@@ -80,6 +80,46 @@ class UploadStored(Control, frozen=True):
     round: int
 
 
+class EpochBegins(Control, frozen=True):
+    """S -> C: an epoch of the asynchronous mode is about to be opened."""
+
+    round: int
+    """Its number; rounds and epochs are counted together."""
+    instructions: Instructions | None = None
+    """How to train in this epoch; its settings will name their hash."""
+
+
+class Fetch(Control, frozen=True):
+    """C -> S, asynchronous: this client can train, and wants a newer model than this version."""
+
+    version: int
+    """-1 for any."""
+
+
+class Version(Control, frozen=True):
+    """S -> C, asynchronous: the global model of this version, the newest there is."""
+
+    version: int
+    model: bytes
+    """float32, little-endian; empty when vectors are aggregated without training."""
+
+    def __repr__(self) -> str:
+        return f"Version({self.version}, {len(self.model)} bytes)"
+
+
+class MasksKnown(Control, frozen=True):
+    """S -> C, asynchronous, to a client that is back: what has become of its masks.
+
+    Shares and uploads may have been lost with a connection, or with the server.
+    """
+
+    round: int
+    ready: tuple[int, ...]
+    """Serials whose shares are complete, not yet used."""
+    waiting: tuple[int, ...]
+    """Serials of uploads that wait for their buffer, or are being summed."""
+
+
 class RoundOver(Control, frozen=True):
     """S -> C: the round has ended."""
 
@@ -94,8 +134,18 @@ class Goodbye(Control, frozen=True):
     finished: bool
 
 
-FromClient = Hello | Withdraw
-AnyControl = FromClient | NewMembers | RoundModel | UploadStored | RoundOver | Goodbye
+FromClient = Hello | Withdraw | Fetch
+AnyControl = (
+    FromClient
+    | NewMembers
+    | RoundModel
+    | EpochBegins
+    | Version
+    | MasksKnown
+    | UploadStored
+    | RoundOver
+    | Goodbye
+)
 _decoder = msgspec.msgpack.Decoder(AnyControl)
 
 

@@ -13,7 +13,8 @@ and owes it this:
 * On `Store`, make the record durable and hand in `Stored`, and go on with the list only then. If it
   cannot be stored, hand in `StoreFailed`, and nothing that follows in the list may leave, ever.
 * On `Compute`, `Train` and `Apply`, do the work where it holds up nobody and hand in `Computed`,
-  `Trained` or `TrainingFailed`, `Applied` or `Spoilt`; other events may come first.
+  `Trained` or `TrainingFailed`, `Applied` or `Spoilt`; other events may come first. `ApplyBuffer`
+  and `Renew` are answered before the rest of the list is carried out, as `Store` is.
 * `Post` never waits: what a peer does not take is the driver's to bound, and the peer's to lose.
 * A stream of a peer is announced with `Connected` and ends with `Disconnected`; after `Cut` too.
 * `Finished` is the last effect that matters; an error in it is for the caller.
@@ -29,7 +30,13 @@ from typing import Protocol
 
 from lightsecagg.errors import LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Aggregate, Record, Update
+from lightsecagg.protocol.interface import (
+    Aggregate,
+    BufferAggregate,
+    EpochChanged,
+    Record,
+    Update,
+)
 from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.instructions import Instructions
@@ -301,6 +308,35 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyBuffer:
+    """At the server, asynchronous: make a model of a buffer's sum and store it with `change`.
+
+    Answered like `Apply`; what follows in the list may leave only then.
+    """
+
+    settings: Settings
+    aggregate: BufferAggregate = field(repr=False)
+    record: RoundRecord
+    """Samples, figures and the like are filled in."""
+    change: EpochChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """At the server, asynchronous: no buffer has led to this version.
+
+    Change the model so little that it matters to nobody, lest clients that have spent their
+    update from it have nothing to give (S42); store it with `change` and hand in `Applied`.
+    """
+
+    epoch: int
+    version: int
+    """That of the new model."""
+    change: EpochChanged
+    """With an empty memory, if the epoch is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBegan:
     """A round was announced, or goes on after a crash of the server."""
 
@@ -400,6 +436,8 @@ Effect = (
     | Prepared
     | TakeMembers
     | Apply
+    | ApplyBuffer
+    | Renew
     | RoundBegan
     | RoundLeft
     | RoundEnded

@@ -17,6 +17,7 @@ from lightsecagg.foreign import explain
 from lightsecagg.session.envelope import (
     VERSION,
     AnyControl,
+    Fetch,
     Goodbye,
     Hello,
     NewMembers,
@@ -44,8 +45,8 @@ class Spoke:
     """A client that has greeted sent a message."""
 
     client: int
-    content: Withdraw | tuple[int, memoryview] = field(repr=False)
-    """A withdrawal, or a round number and an encoded protocol message."""
+    content: Withdraw | Fetch | tuple[int, memoryview] = field(repr=False)
+    """A control message, or a round number and an encoded protocol message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Peers:
                 return self._on_hello(client, peer, content)
             if not peer.greeted:
                 raise RemoteProtocolError(f"client {client} spoke before its hello")
-            if not isinstance(content, Withdraw | tuple):
+            if not isinstance(content, Withdraw | Fetch | tuple):
                 raise RemoteProtocolError(
                     f"client {client} sent {type(content).__name__}, which only servers send"
                 )

@@ -76,6 +76,12 @@ class RoundRecord:
     """1 / c_l: the rounding error of one weighted entry is below it."""
     noise: int = 0
     """Steps by which an entry of a dithered sum may be off, beside the rounding."""
+    epoch: int = 0
+    """Asynchronous: the roster that a buffer belongs to; `round` then counts buffers, from 1."""
+    staleness: list[int] = field(default_factory=list)
+    """Asynchronous: t - t_i of each that is included."""
+    weights: list[int] = field(default_factory=list)
+    """Asynchronous: by how much each that is included counts."""
 
     @property
     def seconds(self) -> float:

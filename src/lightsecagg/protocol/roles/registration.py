@@ -42,10 +42,13 @@ def accept_opening(message: Opening, policy: Policy, ledger: Ledger) -> Settings
     """The client's half, first step: the settings, if this client takes part."""
     settings = Settings.from_bytes(message.settings)
     policy.check(settings)
-    if policy.model is None:
+    # An epoch names no model, and its uploads are of many: what counts is how many epochs are
+    # opened and ended again without an upload.
+    if policy.model is None or settings.buffering is not None:
         ledger.count_unconfirmed(policy.max_openings)
     ledger.open_round(settings.round, settings.model, policy.max_attempts)
-    ledger.count_opening(settings.model, policy.max_openings)
+    if settings.buffering is None:
+        ledger.count_opening(settings.model, policy.max_openings)
     return settings
 
 

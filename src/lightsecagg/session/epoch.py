@@ -1,0 +1,596 @@
+"""One epoch of a server session on its way: the party, its buffers, who is here, its promises.
+
+a client asks for a model           it gets the newest, or the next one if it has trained from that
+a client uploads                    stored, counted, acknowledged, in this order
+K updates wait                      the party forms a buffer; so does the deadline `flush_after`,
+                                    and everybody here being done with the model, with T + 2 or more
+a buffer is recovered               its sum becomes the model of the next version
+a buffer fails, or none can be      the model of the next version is as good as the same, under
+formed by those who are here        another hash: who has spent its update can train again (S42)
+greeting with this epoch's number   the client gets what it missed
+greeting with another number        it was restarted: it is out of this epoch
+disconnection                       what it misses is kept; a buffer in flight waits `grace` seconds
+a message that is refused           the client is cut and out of this epoch
+
+An epoch ends where a buffer does, when somebody waits outside, its masks run out or its members
+change; at once, when too few of its clients have a memory of it. What waits is flushed first, if
+that is possible.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lightsecagg.foreign import explain, shown
+from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.interface import (
+    BufferAggregate,
+    BufferFailed,
+    EpochChanged,
+    Output,
+    Persist,
+    Phase,
+    RoundAborted,
+    Send,
+)
+from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
+from lightsecagg.protocol.messages import BufferedUpload, Message
+from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.budgets import version_budget
+from lightsecagg.session.envelope import (
+    Fetch,
+    MasksKnown,
+    RoundOver,
+    UploadStored,
+    Version,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+)
+from lightsecagg.session.interface import (
+    NEVER,
+    Allow,
+    Announcement,
+    Applied,
+    ApplyBuffer,
+    Effect,
+    Log,
+    PhaseBegan,
+    Progress,
+    Renew,
+    RoundEnded,
+    Store,
+)
+from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
+from lightsecagg.session.record import PhaseRecord, RoundRecord
+from lightsecagg.session.round import COMEBACK, Plan
+
+_OLD = CHAIN_LENGTH // 4
+"""Buffers after which an epoch ends: long before the masks of any client run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """When buffers are formed, and epochs ended (seconds, buffers)."""
+
+    flush_after: float = 60.0
+    """From the last buffer to one with fewer than K updates."""
+    reports: float = 10.0
+    """For how long an upload waits for reports on its mask."""
+    renew: int = 5
+    """Buffers of an epoch after which those who wait outside are let in, by the next."""
+
+
+def version_hash(model: bytes, version: int) -> bytes:
+    """What clients sign that they have trained from; without a model every version is its own."""
+    return hash_model(model or version.to_bytes(8, "big"))
+
+
+class EpochInProgress:
+    """Drives one party for its session; see the module."""
+
+    def __init__(
+        self,
+        party: EpochServer,
+        settings: Settings,
+        invited: Iterable[int],
+        plan: Plan,
+        flushing: Flushing,
+        announcement: Announcement,
+        peers: Peers,
+        emit: Callable[[Effect], None],
+        now: float,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self.number, self.settings, self.members = settings.round, settings, list(invited)
+        self.buffers = 0
+        """Recovered since this process drives the epoch."""
+        self.aborted: str | None = None
+        """Why the epoch is over before it began, or cannot go on."""
+        self._failed = False
+        self.stopping = self.finished = self.changing = False
+        """Whether the operator wants it to stop, no other buffer is wanted, or another allow-list
+        waits."""
+        self.announcement = announcement
+        self._party, self._plan, self._flushing = party, plan, flushing
+        self._peers, self._emit, self._resumed = peers, emit, resumed
+        self._codec = Codec(settings.field)
+        self._able = set(self.members)
+        """Who has a memory of this epoch, as far as is known."""
+        self._wants: dict[int, int] = {}
+        """Who can train, and which version it wants a newer model than."""
+        self._result: BufferAggregate | BufferFailed | None = None
+        """Of the call whose outputs are being released."""
+        self._change: EpochChanged | None = None
+        self._renewing = False
+        """Whether a new model without a buffer is being made."""
+        self._record: RoundRecord | None = None
+        self._drained = False
+        self._jobs: list[Job] = []
+        self._refusals: Counter[str] = Counter()
+        self._phase: Phase | None = None
+        self._phases: dict[str, PhaseRecord] = {}
+        self._dropped: dict[str, list[int]] = {}
+        self._withdrawn: dict[str, list[int]] = {}
+        self._traffic = (peers.bytes_in, peers.bytes_out)
+        self._now = self._began = self._phase_began = now
+        self._deadline = self._next_look = NEVER
+        self._reports_due = NEVER
+        self._quiet_since: float | None = None
+        """Since when nobody who is here can bring another update."""
+        self._short_since: float | None = None
+        self._told = -1
+        """How many waiting updates were last reported."""
+
+    # -- what the session asks -----------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the current model."""
+        return self._party.time
+
+    @property
+    def stored(self) -> frozenset[int]:
+        """Whose uploads are durable."""
+        return self._party.uploaders
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session is to leave this epoch, or to end with it."""
+        if self._party.phase is Phase.DONE or self._failed:
+            return True
+        if self._renewing:
+            return False
+        if self._party.phase in (Phase.AGREE, Phase.RECOVER):
+            return self.finished
+        if self.finished or self.aborted is not None or self.stopping:
+            return True
+        return self._party.paused and (self._drained or not self._can_flush)
+
+    @property
+    def deadline(self) -> float:
+        """When it wants its next tick."""
+        return self._next_look
+
+    def begin(self, outputs: list[Output], now: float) -> None:
+        """With what the party's `start` returned, or its resumption."""
+        self._guard(lambda: self._release(outputs), now)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def on_peer(self, event: Greeted | Spoke | Misbehaved, now: float) -> None:
+        """A client has said something."""
+        self._guard(lambda: self._on_peer(event), now)
+
+    def on_disconnection(self, client: int, now: float) -> None:
+        """A client's stream has ended: what it misses from now on is kept for it."""
+        self._wants.pop(client, None)
+        if client in self._able:
+            self._guard(lambda: self._release(self._party.leave(client)), now)
+
+    def on_stored(self, record: object, upload: Upload | None, now: float) -> None:
+        """A record is durable."""
+        if isinstance(record, EpochChanged):
+            self._party.stored(record, upload)
+
+    def on_store_failed(self, record: object, reason: str, now: float) -> None:
+        """A promise cannot be kept: nothing that depends on it has left."""
+        self._guard(lambda: self.fail(reason), now)
+
+    def on_computed(self, job: Job, result: Result, now: float) -> None:
+        """A job of the party is done, or one of an epoch before."""
+        self._guard(lambda: self._release(self._party.computed(job, result)), now)
+
+    def on_compute_failed(self, job: Job, reason: str, now: float) -> None:
+        """A job cannot be done: a file is gone, say. The server must not go on without it."""
+        if any(job is mine for mine in self._jobs):
+            self._guard(lambda: self.fail(reason), now)
+
+    def on_applied(self, event: Applied, now: float) -> None:
+        """The model of the next version is stored."""
+        self._guard(lambda: self._begin_version(event.announcement), now)
+
+    def on_spoilt(self, reason: str, now: float) -> None:
+        """The sum cannot be used: the next version is as good as the one before."""
+        record, change = self._record, self._change
+        if record is None or change is None:
+            raise AssertionError("a sum is spoilt, and nobody has asked for one")
+        record.aborted, record.spoilt = f"the sum is spoilt: it cannot be used: {reason}", True
+        self._renew(change)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now >= self._next_look:
+            self._guard(lambda: None, now)
+
+    def pause(self) -> None:
+        """Form no more buffers: the epoch is to end."""
+        self._party.paused = True
+
+    def fail(self, reason: str) -> None:
+        """Give the epoch up."""
+        self._log(logging.ERROR, "%s", reason)
+        self._failed, self.aborted = True, reason
+
+    def _guard(self, step: Callable[[], None], now: float) -> None:
+        """What nobody foresaw ends the epoch, not the server."""
+        self._now = now
+        try:
+            step()
+            self._track_phase(now)
+            self._look(now)
+        except Exception as error:
+            self.fail(explain(error))
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def _on_peer(self, event: Greeted | Spoke | Misbehaved) -> None:
+        match event:
+            case Greeted(client, number):
+                self._on_greeting(client, number)
+            case Misbehaved(client, reason):
+                self._lose(client, reason)
+            case Spoke(client, Withdraw(number, reason)):
+                if number == self.number and client in self._able:
+                    self._withdrawn.setdefault(shown(reason), []).append(client)
+                    self._lose(client, f"it withdraws: {shown(repr(reason))}")
+            case Spoke(client, Fetch(version)):
+                if client in self._able:
+                    self._wants[client] = version
+                    self._serve_model(client)
+            case Spoke(client, (number, body)):
+                if number != self.number:
+                    self._party.late_messages["other epoch"] += 1
+                else:
+                    self._receive(client, body)
+
+    def _on_greeting(self, client: int, number: int) -> None:
+        if number not in (-1, self.number):
+            self._peers.tell(client, RoundOver(number, "that epoch is over"))
+        if number != self.number:
+            self._lose(client, "restarted, its secrets of this epoch are gone")
+        elif client not in self._able:
+            # It still waits for an epoch that goes on without it.
+            self._peers.tell(client, RoundOver(number, "the epoch goes on without this client"))
+        else:
+            ready, waiting = self._party.serials(client)
+            if client in self._party.members:
+                known = MasksKnown(self.number, tuple(ready), tuple(waiting))
+                self._peers.tell(client, known)
+            self._emit(Allow(client, version_budget(self.settings)))
+            self._release(self._party.rejoin(client))
+
+    def _receive(self, client: int, body: memoryview) -> None:
+        if client not in self._able:
+            self._party.late_messages["after a dropout"] += 1
+            return
+        try:
+            message = self._codec.decode(body)
+            outputs = self._party.receive(client, message)
+        except Exception as error:  # at most its sender is harmed by a message (S41)
+            self._peers.cut(client, error)
+            self._lose(client, explain(error))
+            return
+        self._release(outputs)
+        if isinstance(message, BufferedUpload):
+            self._peers.tell(client, UploadStored(self.number))
+
+    def _lose(self, client: int, why: str) -> None:
+        """It is out of this epoch; what it has delivered stays."""
+        self._wants.pop(client, None)
+        if client not in self._able:
+            return
+        self._able.discard(client)
+        self._dropped.setdefault(str(self._party.phase), []).append(client)
+        self._log(logging.INFO, "client %d is out of it: %s", client, why)
+        self._release(self._party.drop(client))
+
+    # -- models --------------------------------------------------------------------------------
+
+    def _serve_model(self, client: int, cache: list[bytes] | None = None) -> None:
+        """The newest model, if it wants it."""
+        version = self._party.time
+        wanted = self._wants.get(client)
+        if wanted is None or wanted >= version or self._renewing or not self._party.members:
+            return
+        del self._wants[client]
+        encoded = [] if cache is None else cache
+        if not encoded:
+            encoded.append(pack_control(Version(version, self.announcement.model)))
+        self._peers.post(client, encoded[0])
+
+    def _begin_version(self, announcement: Announcement) -> None:
+        """A model is stored: tell of the buffer that led to it, and let clients train from it."""
+        self.announcement, self._renewing = announcement, False
+        self._party.publish(version_hash(announcement.model, self._party.time))
+        record, self._record, self._change = self._record, None, None
+        if record is not None:
+            self.buffers += record.aborted is None
+            self._conclude(record)
+        if self._party.paused:
+            self._drained = True
+        self._began = self._now
+        self._quiet_since = None
+        budget, cache = version_budget(self.settings), list[bytes]()
+        for client in self._party.members:
+            self._emit(Allow(client, budget))
+            self._serve_model(client, cache)
+        self._end_if_due()
+
+    def _conclude(self, record: RoundRecord) -> None:
+        self._close_phase(self._now)
+        self._phase = None
+        self._refusals.update(self._peers.refusals)
+        self._peers.refusals.clear()
+        record.phases, self._phases = self._phases, {}
+        record.dropped, self._dropped = self._dropped, {}
+        record.withdrawn, self._withdrawn = self._withdrawn, {}
+        record.refusals, self._refusals = dict(self._refusals), Counter()
+        record.late = dict(self._party.late_messages)
+        self._party.late_messages.clear()
+        self._emit(RoundEnded(record))
+
+    def _end_if_due(self) -> None:
+        """At a buffer's end: whether the epoch should make room for the next."""
+        outside = set(self._peers.ready()) - self._able
+        crowded = outside and self.buffers >= self._flushing.renew
+        if crowded or self.changing or self.buffers >= _OLD:
+            self.pause()
+
+    def _renew(self, change: EpochChanged) -> None:
+        self._renewing = True
+        self._emit(Renew(self.number, self._party.time, change))
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def _release(self, outputs: list[Output]) -> None:
+        """Do what the party asks for; its records come before what depends on them."""
+        encoded: dict[int, bytes] = {}
+        for output in outputs:
+            match output:
+                case Send(client, message):
+                    self._peers.post(client, self._encode(message, encoded))
+                case Persist(record):
+                    self._persist(record)
+                case Compute(job):
+                    self._jobs = [*self._jobs[-1:], job]
+                    self._emit(output)
+                case BufferAggregate() | BufferFailed():
+                    self._result = output
+                case RoundAborted(reason):
+                    self.aborted = reason
+
+    def _persist(self, record: object) -> None:
+        if not isinstance(record, EpochChanged):
+            raise AssertionError("the party of an epoch has nothing else to store")
+        result, self._result = self._result, None
+        if result is None:
+            self._emit(Store(self.number, record))
+            return
+        self._record, self._change = self._record_of(result), record
+        if isinstance(result, BufferFailed):
+            self._renew(record)
+        else:
+            self._renewing = True
+            self._emit(ApplyBuffer(self.settings, result, self._record, record))
+
+    def _record_of(self, result: BufferAggregate | BufferFailed) -> RoundRecord:
+        record = RoundRecord(
+            result.time + 1, str(self.settings.protocol), list(self._party.members)
+        )
+        record.epoch, record.resumed = self.number, self._resumed
+        record.quantisation_step = 1.0 / self.settings.quantizer.scale
+        record.noise = self.settings.quantizer.residue
+        record.suspects, record.accused = list(result.suspects), list(result.accused)
+        if isinstance(result, BufferFailed):
+            record.aborted = result.reason
+            return record
+        record.included, record.responders = list(result.owners), list(result.responders)
+        record.staleness, record.weights = list(result.staleness), list(result.weights)
+        return record
+
+    def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:
+        """The same message to many clients is encoded once."""
+        key = id(message)
+        if key not in cache:
+            cache[key] = pack_protocol(self.number, self._codec.encode(message))
+        return cache[key]
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _track_phase(self, now: float) -> None:
+        phase = self._party.phase
+        if phase is self._phase:
+            return
+        self._close_phase(now)
+        self._phase, self._phase_began = phase, now
+        self._reports_due = NEVER
+        if phase is Phase.DONE:
+            return
+        entry = self._phases[str(phase)] = PhaseRecord(0.0)
+        self._emit(PhaseBegan(entry))
+        collecting = phase is Phase.UPLOAD
+        seconds = NEVER if collecting else float(getattr(self._plan, str(phase)))
+        self._deadline = now + seconds
+        if collecting and self._party.members:
+            self._able &= set(self._party.members)
+
+    def _close_phase(self, now: float) -> None:
+        entry = self._phases.get(str(self._phase))
+        if entry is None:
+            return
+        traffic, self._traffic = self._traffic, (self._peers.bytes_in, self._peers.bytes_out)
+        entry.seconds += now - self._phase_began
+        entry.bytes_in += self._traffic[0] - traffic[0]
+        entry.bytes_out += self._traffic[1] - traffic[1]
+
+    def _look(self, now: float) -> None:
+        """At the clock, and at who is here."""
+        if self._renewing or self._party.phase is Phase.DONE:
+            self._next_look = NEVER
+            return
+        if self._party.phase is Phase.UPLOAD:
+            self._look_at_uploads(now)
+            self._report_progress()
+        else:
+            self._look_at_answers(now)
+
+    def _report_progress(self) -> None:
+        if self._party.waiting != self._told:
+            self._told = self._party.waiting
+            self._emit(Progress("upload", self._told, self._party.buffer_size))
+
+    def _look_at_answers(self, now: float) -> None:
+        """Registration, or a buffer in flight: the deadline, and the patience with the absent."""
+        pending = self._party.pending
+        if now >= self._deadline and pending:  # else only a job is awaited
+            self._log(logging.INFO, "the deadline of phase %s fired", self._phase)
+            self._deadline = NEVER
+            self._release(self._party.proceed())
+            self._track_phase(now)
+            self._look(now)
+            return
+        away = {c: self._end_of_patience(c) for c in pending if not self._peers.is_ready(c)}
+        for client in sorted(client for client, end in away.items() if now >= end):
+            del away[client]
+            self._release(self._party.drop(client))
+        if self._party.phase is not self._phase:
+            self._track_phase(now)
+            self._look(now)
+            return
+        self._next_look = min(self._deadline, *away.values(), NEVER)
+
+    def _end_of_patience(self, client: int) -> float:
+        grace, extra = self._plan.grace, COMEBACK if self._resumed else 0.0
+        gone_since = self._peers.gone_since(client)
+        if gone_since is not None:
+            return gone_since + grace
+        return NEVER if self._peers.is_known(client) else self._phase_began + max(grace, extra)
+
+    def _look_at_uploads(self, now: float) -> None:
+        party, here = self._party, self._here
+        needed = self.settings.minimum
+        if len(self._able) < needed:
+            self._end_early(f"{len(self._able)} of its clients have a memory of it")
+            return
+        if len(here) < needed:
+            self._wait_for_enough(len(here), now)
+            return
+        self._short_since = None
+        if party.waiting >= party.buffer_size and self._reports_due == NEVER:
+            self._reports_due = now + self._flushing.reports
+        if now >= self._reports_due:
+            self._reports_due = NEVER
+            self._release(party.proceed())
+            if self._left_uploads(now):
+                return
+        if self._is_due(now):
+            self._flush_or_renew(now)
+            if self._left_uploads(now):
+                return
+        self._next_look = min(self._flush_at, self._reports_due)
+
+    def _left_uploads(self, now: float) -> bool:
+        """Whether what was done here has begun another phase, or a version."""
+        if self._party.phase is Phase.UPLOAD and not self._renewing:
+            return False
+        self._track_phase(now)
+        self._look(now)
+        return True
+
+    @property
+    def _here(self) -> list[int]:
+        return [client for client in self._able if self._peers.is_ready(client)]
+
+    @property
+    def _can_flush(self) -> bool:
+        return len(self._here) >= self.settings.minimum and self._party.can_proceed
+
+    @property
+    def _flush_at(self) -> float:
+        due = self._began + self._flushing.flush_after
+        if self._quiet_since is not None:
+            due = min(due, self._quiet_since + self._plan.grace)
+        return self._now if self._party.paused and not self._drained else due
+
+    def _is_due(self, now: float) -> bool:
+        """Whether a buffer should be formed of what there is."""
+        version = self._party.time
+        quiet = all(self._wants.get(client, -1) >= version for client in self._here)
+        if not quiet:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
+        return now >= self._flush_at
+
+    def _flush_or_renew(self, now: float) -> None:
+        """T + 2 or more share a buffer now; if none can come any more, the model changes."""
+        self._release(self._party.proceed())  # no upload waits for reports any longer
+        if self._party.phase is not Phase.UPLOAD:
+            return
+        if self._party.can_proceed:
+            self._log(logging.INFO, "a buffer is formed of what waits")
+            self._release(self._party.flush())
+        elif self._quiet_since is not None and now >= self._quiet_since + self._plan.grace:
+            self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
+            self._skip()
+        else:
+            self._began = now
+
+    def _skip(self) -> None:
+        for output in self._party.skip():
+            if isinstance(output, Persist) and isinstance(output.record, EpochChanged):
+                self._renew(output.record)
+            else:
+                self._release([output])
+
+    def _wait_for_enough(self, here: int, now: float) -> None:
+        """Too few are connected for any buffer; others may be, who wait outside."""
+        if self._short_since is None:
+            self._short_since = now
+            text = "%d clients are here, %d are needed"
+            self._log(logging.INFO, text, here, self.settings.minimum)
+        ready = len(self._peers.ready())
+        patience = max(self._plan.grace, COMEBACK if self._resumed else 0.0)
+        if ready < self.settings.minimum:
+            patience = max(patience, self._plan.wait_for_clients)
+        end = self._short_since + patience
+        if now >= end:
+            self._end_early(f"{here} of its clients are here")
+        else:
+            self._next_look = end
+
+    def _end_early(self, why: str) -> None:
+        """Nothing can be recovered any more."""
+        self._next_look = NEVER
+        if self.aborted is None:
+            self.aborted = f"only {why}, {self.settings.minimum} are needed"
+
+    def _log(self, level: int, message: str, *arguments: object) -> None:
+        self._emit(Log(level, f"epoch %d: {message}", (self.number, *arguments)))

@@ -1,0 +1,293 @@
+"""A client's end of a federation in the asynchronous mode: it trains, uploads and answers.
+
+Theory of operation. A client is in at most one epoch, the latest that the server has opened with
+it; how it greets, follows, withdraws and leaves is the synchronous session's business (`client`).
+Within an epoch three things go on, none of which waits for the others:
+
+    training   it asks for a newer model than it last trained from, and trains
+    uploads    what is trained is masked and uploaded, one acknowledgement after the other
+    masks      half as many as peers keep are shared ahead, so that an upload waits for none
+
+and it answers for buffers whenever it is asked. Its secrets live in memory: a restarted client
+can upload and answer for nothing that it has before, and joins the next epoch. Storing them
+instead would mean to write all the shares that it keeps, megabytes, before every message. What
+it has spent, and for whom it has answered, is in its ledger.
+
+Versions of the model go on from epoch to epoch, and so does training: an update that is ready
+after its epoch has ended is uploaded in the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import DecodeError, LightSecAggError, RemoteProtocolError
+from lightsecagg.foreign import shown, where
+from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Update
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import BufferedUpload, Message, UploadDropped
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.registry import epoch_client_party
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.client import ClientSession, Round
+from lightsecagg.session.envelope import (
+    EpochBegins,
+    Fetch,
+    MasksKnown,
+    RoundModel,
+    UploadStored,
+    Version,
+    Withdraw,
+    pack_control,
+    pack_protocol,
+    unpack,
+)
+from lightsecagg.session.epoch import version_hash
+from lightsecagg.session.interface import (
+    Announcement,
+    Connected,
+    Event,
+    Log,
+    Prepared,
+    RoundBegan,
+    RoundLeft,
+    Train,
+    Trained,
+    TrainingFailed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """An update, or the training that is to lead to one."""
+
+    version: int
+    model: bytes
+    """Hash of the model, computed here."""
+    instructions: bytes
+    """Hash of how it was told to train."""
+    update: Update | None = field(default=None, repr=False)
+
+
+class EpochClientSession(ClientSession):
+    """Takes part in epochs until the server says goodbye; see the theory of operation."""
+
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger,
+        *,
+        patience: float,
+        clip: bool = False,
+        edition: int = 0,
+    ) -> None:
+        super().__init__(
+            client, identity, policy, ledger, patience=patience, clip=clip, edition=edition
+        )
+        if policy.buffering is None:
+            raise AssertionError("the asynchronous mode needs a policy with buffering")
+        self._ahead = max(1, policy.buffering.stock // 2)
+        """Masks that it keeps shared before they are needed."""
+        self._work: _Trained | None = None
+        self._newest = -1
+        """The version that it last trained from."""
+        self._fetching = False
+        self._clear = False
+        """Whether server and client agree on which masks there are."""
+        self._unacknowledged = -1
+        """The serial of the upload that is not acknowledged."""
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case Connected():
+                self._clear = self._fetching = False
+                super()._take(event, now)
+            case Trained(version, update):
+                self._on_update(version, update)
+            case TrainingFailed(version, reason):
+                if self._work is not None and self._work.version == version:
+                    self._miss(version, reason)
+                    self._go_on()
+            case _:
+                super()._take(event, now)
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            content = unpack(data)
+        except DecodeError as error:
+            self._warn("%s", error)
+            return
+        match content:
+            case EpochBegins():
+                self._begin_epoch(content)
+            case Version():
+                self._on_version(content)
+            case MasksKnown(number):
+                if self._round is not None and self._round.number == number:
+                    self._compare_masks(self._round, content)
+            case RoundModel(number):
+                reason = "this client takes part in epochs; its file has [buffering]"
+                self._warn("the server runs rounds: %s", reason)
+                self._post(pack_control(Withdraw(number, reason)))
+            case UploadStored(number) if self._round is not None and self._round.number == number:
+                self._acknowledged(self._round)
+                self._go_on()
+            case _:
+                super()._on_message(data)
+
+    # -- an epoch ------------------------------------------------------------------------------
+
+    def _begin_epoch(self, message: EpochBegins) -> None:
+        self._abandon("another epoch has begun")
+        epoch = self._round = Round(message.round, Announcement(b"", message.instructions), 0.0)
+        self._clear = False
+        self._unacknowledged = -1
+        self._tell("epoch %d begins", message.round)
+        self._emit(RoundBegan(message.round))
+        self._withdraw_if_forgetful(epoch)
+
+    def _check_announcement(self, settings: Settings, round_: Round) -> None:
+        if settings.round != round_.number:
+            raise RemoteProtocolError(
+                f"the server announced epoch {round_.number} and opens {settings.round}"
+            )
+        round_.bound = settings.quantizer.bound
+
+    def _make_party(self, protocol: str, round_: Round) -> EpochClient:  # type: ignore[override]
+        if protocol not in self._policy.protocols:
+            raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
+        policy = replace(self._policy, protocols=(protocol,), instructions=round_.instructions)
+        return epoch_client_party(self.client, self._identity, policy, self._ledger)
+
+    def _release(self, round_: Round, outputs: list[Output]) -> None:
+        super()._release(round_, outputs)
+        for output in outputs:
+            match output:
+                case NeedInput():
+                    self._clear = True
+                case RoundAborted(reason) if self._round is round_:
+                    self._abandon(reason)
+
+    def _send(self, round_: Round, message: Message) -> None:
+        if not isinstance(message, BufferedUpload) or round_.codec is None:
+            super()._send(round_, message)
+            return
+        data = pack_protocol(round_.number, round_.codec.encode(message))
+        round_.unacknowledged, round_.uploaded = data, True
+        self._unacknowledged = message.tag.serial
+        version = message.tag.version
+        self._tell("uploads its masked update of version %d, %d bytes", version, len(data))
+        self._post(data)
+
+    def _acknowledged(self, epoch: Round) -> None:
+        if epoch.unacknowledged is not None:
+            self.rounds += 1
+        epoch.unacknowledged, self._unacknowledged = None, -1
+
+    def _compare_masks(self, epoch: Round, known: MasksKnown) -> None:
+        """After a reconnection: masks and uploads may have been lost on their way."""
+        party = _party(epoch)
+        if party is None:
+            return
+        ready, waiting = party.serials
+        if lost := [serial for serial in ready if serial not in known.ready]:
+            self._tell("shares of %d masks were lost on their way", len(lost))
+            party.discard(lost)
+        if self._unacknowledged in known.waiting:
+            self._acknowledged(epoch)
+        for serial in waiting:
+            if serial not in known.waiting and serial != self._unacknowledged:
+                party.receive(SERVER, UploadDropped(serial))
+        if epoch.unacknowledged is not None:
+            self._post(epoch.unacknowledged)
+        self._clear = True
+        self._go_on()
+
+    def _end(self, number: int, aborted: str | None) -> None:
+        epoch = self._round
+        if epoch is None or epoch.number != number:
+            return
+        self._tell("epoch %d has ended%s", number, f": {shown(aborted)}" if aborted else "")
+        self._leave(epoch, "the epoch is over")
+        self._emit(RoundLeft(number, epoch.uploaded, aborted and shown(aborted)))
+
+    # -- what goes on within it ----------------------------------------------------------------
+
+    def _hand_over(self, round_: Round) -> None:
+        self._go_on()
+
+    def _withdraw_when_due(self, round_: Round) -> None:
+        """Who has no update has none of this version: the next one brings another."""
+
+    def _go_on(self) -> None:
+        """Upload, share masks, ask for a model: whatever can be done now."""
+        epoch = self._round
+        party = None if epoch is None else _party(epoch)
+        if epoch is None or party is None or not self._clear or self._silent_since is None:
+            return
+        if self._work is not None and self._work.instructions != epoch.instructions:
+            self._miss(self._work.version, "the server asks for other settings in this epoch")
+        self._upload(epoch, party)
+        missing = min(party.room, self._ahead - party.stock)
+        if missing > 0:
+            self._release(epoch, party.restock(missing))
+        if self._work is None and not self._fetching:
+            self._fetching = True
+            self._post(pack_control(Fetch(self._newest)))
+
+    def _upload(self, epoch: Round, party: EpochClient) -> None:
+        """Mask and upload what is trained, if a mask is ready and nothing is unacknowledged."""
+        work = self._work
+        if work is None or work.update is None or epoch.unacknowledged is not None:
+            return
+        if not party.stock:
+            return
+        self._work = None
+        try:
+            update = self._prepared(work.update, epoch)
+            self._emit(Prepared(work.version, update))
+            outputs = party.set_input(update, work.version, work.model)
+        except Exception as error:
+            # Our own messages are free of secrets; those of foreign code may quote the data (S22).
+            known = isinstance(error, LightSecAggError)
+            self._miss(
+                work.version, str(error) if known else f"its update fails with {where(error)}"
+            )
+            return
+        self._release(epoch, outputs)
+
+    def _miss(self, version: int, reason: str) -> None:
+        """There will be no update from this version; the server hears nothing of it."""
+        message = "client %d has no update of version %d: %s"
+        self._emit(Log(logging.ERROR, message, (self.client, version, reason), SERVER))
+        self._work = None
+
+    def _on_version(self, message: Version) -> None:
+        epoch = self._round
+        busy = self._work is not None or message.version <= self._newest
+        if epoch is None or not self._clear or busy:
+            return
+        self._fetching, self._newest = False, message.version
+        model = version_hash(message.model, message.version)
+        self._work = _Trained(message.version, model, epoch.instructions)
+        self._tell("trains from version %d", message.version)
+        announcement = Announcement(message.model, epoch.announcement.instructions)
+        self._emit(Train(message.version, announcement, epoch.bound))
+
+    def _on_update(self, version: int, update: Update) -> None:
+        work = self._work
+        if work is not None and work.version == version:
+            self._work = replace(work, update=update)
+            self._go_on()
+
+
+def _party(epoch: Round) -> EpochClient | None:
+    party: object = epoch.party
+    return party if isinstance(party, EpochClient) else None

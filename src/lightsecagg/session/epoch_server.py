@@ -1,0 +1,279 @@
+"""The server's end of a federation in the asynchronous mode: all epochs, from the first to goodbye.
+
+Theory of operation. Who waits, leaves and ends is the synchronous session's business (`server`),
+whose rounds are epochs here: an epoch has one roster and many buffers (`epoch`), each of which
+leads to another version of the model. Versions go on from epoch to epoch.
+
+What must survive a crash is stored before it is acknowledged or announced, and the record of the
+epoch in one step with the model that a buffer led to: a sum is applied once. A server that was
+told to stop leaves the epoch as it is, and goes on with it when it is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lightsecagg.errors import JournalError, LightSecAggError
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.jobs import Upload
+from lightsecagg.protocol.messages import Tag
+from lightsecagg.protocol.registry import epoch_server_party
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.budgets import backlog_limit
+from lightsecagg.session.envelope import EpochBegins, RoundOver, UploadStored
+from lightsecagg.session.epoch import EpochInProgress, Flushing, version_hash
+from lightsecagg.session.interface import (
+    Announcement,
+    Applied,
+    Backlog,
+    Effect,
+    Event,
+    Members,
+    MembersChanged,
+    Renew,
+    RoundAbandoned,
+    RoundBegan,
+    RoundOpened,
+    Spoilt,
+    Stop,
+    Store,
+)
+from lightsecagg.session.record import RoundRecord, listed
+from lightsecagg.session.round import Plan
+from lightsecagg.session.server import Choose, Past, ServerSession, State
+
+_OVER = EpochChanged(b"", ())
+"""What is left of an epoch that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedEpoch:
+    """An epoch that a crash cut short, or that a server left when it was told to stop."""
+
+    settings: Settings
+    memory: bytes
+    """The latest `EpochChanged`; empty if it has promised nothing."""
+    recall: Callable[[Tag], Upload]
+    """Where its uploads are stored."""
+    allow_list: AllowList | None
+    """The one that it began with; None if that is lost, and the epoch with it."""
+
+
+class EpochServerSession(ServerSession):
+    """Runs the epochs of one federation; see the theory of operation and `interface`."""
+
+    _round: EpochInProgress | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: Plan,
+        allow_list: AllowList,
+        announcement: Announcement,
+        choose: Choose,
+        past: Past | None = None,
+        members: Members | None = None,
+        *,
+        flushing: Flushing | None = None,
+        version: int = 0,
+        unfinished: UnfinishedEpoch | None = None,
+    ) -> None:
+        """`settings` but for the number of an epoch; `plan.number` counts buffers.
+
+        * `version`: of the model that is announced.
+        """
+        super().__init__(settings, plan, allow_list, announcement, choose, past, members)
+        if settings.buffering is None:
+            raise AssertionError("the asynchronous mode has settings with buffering")
+        self._buffer_size = settings.buffering.max_updates
+        self._flushing = flushing or Flushing()
+        self._version, self._left = version, unfinished
+
+    # -- the driver's side ---------------------------------------------------------------------
+
+    @property
+    def score(self) -> str:
+        """How far the federation is, in words."""
+        return f"{self.completed} of {self._plan.number} buffers done"
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """See `Session.handle`."""
+        epoch = self._round
+        match event:
+            case Applied() if self.state is State.RUNNING and epoch is not None:
+                before = epoch.buffers
+                epoch.on_applied(event, now)
+                self._note_version(event, epoch, epoch.buffers - before)
+                return self._taken(restless=True)
+            case Spoilt(reason) if self.state is State.RUNNING and epoch is not None:
+                epoch.on_spoilt(reason, now)
+                return self._taken()
+            case MembersChanged() if epoch is not None:
+                epoch.changing = True
+            case Stop() if epoch is not None:
+                epoch.stopping = True
+        return super().handle(event, now)
+
+    def _note_version(self, event: Applied, epoch: EpochInProgress, recovered: int) -> None:
+        self._announcement, self._version = event.announcement, epoch.version
+        self.completed += recovered
+        self._attempts = 0 if recovered else self._attempts
+        if event.enough is not None:
+            self._enough = event.enough
+        epoch.finished = self._enough is not None or self.completed >= self._plan.number
+
+    # -- after a crash -------------------------------------------------------------------------
+
+    def _resume_next(self, now: float) -> None:
+        """The epoch that was left, then new ones."""
+        left, self._left = self._left, None
+        if left is None:
+            self._next_attempt(now)
+            return
+        number = left.settings.round
+        if not left.memory:
+            self._log(logging.INFO, "epoch %d had promised nothing; it is dropped", number)
+            self._emit(Store(number, RoundAbandoned("dropped after a crash")))
+        elif left.allow_list is None:
+            self._log(logging.WARNING, "epoch %d began with a lost allow-list", number)
+            self._abandon_left(number, "its allow-list is lost")
+            return
+        else:
+            self._resume_epoch(left, left.allow_list, now)
+            return
+        self._next_attempt(now)
+
+    def _abandon_left(self, number: int, reason: str) -> None:
+        """Give up an epoch that has uploads: their owners need another model (S42)."""
+        self._emit(Store(number, RoundAbandoned(reason)))
+        self.state = State.APPLYING
+        self._emit(Renew(number, self._version + 1, _OVER))
+
+    def _resume_epoch(self, left: UnfinishedEpoch, allow_list: AllowList, now: float) -> None:
+        number = left.settings.round
+        try:
+            party = EpochServer.restore(left.memory, allow_list, left.recall, durable=True)
+        except JournalError:
+            raise
+        except LightSecAggError as error:
+            raise JournalError(f"epoch {number} of the journal is damaged: {error}") from error
+        if party.time != self._version:
+            raise JournalError(
+                f"epoch {number} is at version {party.time}, the stored model at {self._version}: "
+                "they are of different times"
+            )
+        party.publish(version_hash(self._announcement.model, self._version))
+        self._log(
+            logging.INFO,
+            "resuming epoch %d: %d uploads wait, phase %s",
+            number,
+            party.waiting,
+            party.phase,
+        )
+        outputs = party.resume()
+        for client in party.members:
+            outputs += party.leave(client)
+        self._start_epoch(party, left.settings, party.members, now, resumed=True)
+        if self._round is not None:
+            self._round.begin(outputs, now)
+
+    # -- one epoch -----------------------------------------------------------------------------
+
+    def _bound_to(self) -> list[int]:
+        return []
+
+    def _open_round(self, invited: list[int], now: float) -> None:
+        number, instructions = self._next_round, self._announcement.instructions
+        self._next_round += 1
+        settings = replace(
+            self._settings,
+            round=number,
+            instructions=b"" if instructions is None else instructions.digest,
+        )
+        self._emit(Store(number, RoundOpened(settings)))
+        text = "epoch %d begins with %d clients: %s (%s)"
+        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
+        party = epoch_server_party(
+            settings,
+            self._allow_list,
+            self._buffer_size,
+            invited,
+            time=self._version,
+            durable=True,
+        )
+        party.publish(version_hash(self._announcement.model, self._version))
+        self._start_epoch(party, settings, invited, now)
+        self._emit(RoundBegan(number, tuple(invited)))
+        for client in invited:
+            if client in self._uploaders:
+                self._peers.tell(client, UploadStored(self._uploaders[client]))
+            self._peers.tell(client, EpochBegins(number, instructions))
+        if self._round is not None:
+            self._round.begin(party.start(), now)
+
+    def _start_epoch(
+        self,
+        party: EpochServer,
+        settings: Settings,
+        invited: list[int] | tuple[int, ...],
+        now: float,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self._emit(Backlog(backlog_limit(settings, len(self._announcement.model))))
+        self._round = EpochInProgress(
+            party,
+            settings,
+            invited,
+            self._plan,
+            self._flushing,
+            self._announcement,
+            self._peers,
+            self._emit,
+            now,
+            resumed=resumed,
+        )
+        self.state, self._wait = State.RUNNING, None
+
+    def _conclude(self, epoch: EpochInProgress, now: float) -> None:  # type: ignore[override]
+        """The epoch is over, or the federation is to end with it."""
+        self._uploaders |= dict.fromkeys(epoch.stored, epoch.number)
+        if epoch.stopping and not epoch.finished and epoch.aborted is None:
+            self._round = None
+            self._end_stopped()
+            return
+        reason = epoch.aborted or ("" if epoch.finished else "others are to join")
+        level = logging.INFO if epoch.aborted is None else logging.WARNING
+        self._log(level, "epoch %d has ended%s", epoch.number, reason and f": {reason}")
+        self._emit(Store(epoch.number, RoundAbandoned(reason or "the federation has finished")))
+        for client in epoch.members:
+            self._peers.tell(client, RoundOver(epoch.number, epoch.aborted))
+        if epoch.aborted is not None and epoch.stored and not epoch.finished:
+            # Uploads are lost: their owners need another model to train from (S42).
+            self.state = State.APPLYING
+            self._emit(Renew(epoch.number, self._version + 1, _OVER))
+            return
+        self._after_epoch(epoch, now)
+
+    def _after_epoch(self, epoch: EpochInProgress, now: float) -> None:
+        self.rounds += 1
+        self._round = None
+        if epoch.aborted is not None and not epoch.buffers:
+            record = RoundRecord(epoch.number, str(epoch.settings.protocol), epoch.members)
+            record.aborted = epoch.aborted
+            self._count_attempt(record, now)
+        else:
+            self._next_attempt(now)
+
+    def _on_applied(self, event: Applied, now: float) -> None:
+        """The model of a version between two epochs."""
+        self._announcement = event.announcement
+        self._version += 1
+        if self._round is None:
+            self._next_attempt(now)
+        else:
+            self._after_epoch(self._round, now)

@@ -1,0 +1,224 @@
+"""The asynchronous mode without a socket, a loop or a clock: see `session_lab`.
+
+Every update belongs to one client and one version, so what a buffer must hold is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from session_lab import DIMENSION, SESSION, Laboratory
+
+from lightsecagg.field.prime import DEFAULT_FIELD
+from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.interface import EpochChanged, LedgerChanged, Update
+from lightsecagg.protocol.jobs import Upload, UploadInMemory
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import Tag
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.epoch import Flushing
+from lightsecagg.session.epoch_client import EpochClientSession
+from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
+from lightsecagg.session.interface import (
+    Announcement,
+    AnyRecord,
+    Applied,
+    ApplyBuffer,
+    Effect,
+    Renew,
+    RoundAbandoned,
+    RoundOpened,
+    Spoilt,
+    Stored,
+)
+from lightsecagg.session.server import Past
+
+BUFFERING = Buffering(StalenessTable((1,) * 6, 1), max_updates=4)
+
+
+class EpochDisk:
+    """What a server's driver has made durable; outlives the server."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, Settings] = {}
+        self.over: dict[int, str] = {}
+        self.memory = b""
+        self.uploads: dict[tuple[int, int, int], UploadInMemory] = {}
+        self.version = self.completed = 0
+        self.model = np.zeros(DIMENSION, dtype=np.float32)
+
+    def store(self, number: int, record: AnyRecord) -> Upload | None:
+        match record:
+            case RoundOpened(settings):
+                self.opened[number] = settings
+            case RoundAbandoned(reason):
+                self.over[number], self.memory, self.uploads = reason, b"", {}
+            case EpochChanged():
+                return self.change(number, record)
+            case _:
+                raise AssertionError(record)
+        return None
+
+    def change(self, number: int, record: EpochChanged) -> Upload | None:
+        self.memory = record.memory
+        stored = None
+        if record.upload is not None:
+            tag = record.upload.tag
+            stored = UploadInMemory(record.upload.vector.copy())
+            self.uploads[number, tag.owner, tag.serial] = stored
+        kept = {(number, owner, serial) for owner, serial in record.kept}
+        assert kept <= set(self.uploads), "an upload that is needed was never stored"
+        self.uploads = {key: upload for key, upload in self.uploads.items() if key in kept}
+        return stored
+
+    @property
+    def announcement(self) -> Announcement:
+        return Announcement(self.model.tobytes())
+
+    def unfinished(self, lab: EpochLaboratory) -> UnfinishedEpoch | None:
+        left = [number for number in self.opened if number not in self.over]
+        if not left:
+            return None
+        (number,) = left
+
+        def recall(tag: Tag) -> Upload:
+            return self.uploads[number, tag.owner, tag.serial]
+
+        return UnfinishedEpoch(self.opened[number], self.memory, recall, lab.allow_list)
+
+
+class EpochLaboratory(Laboratory):
+    """One server, its clients, and what is between them."""
+
+    disk: EpochDisk  # type: ignore[assignment]
+    server: EpochServerSession
+    clients: dict[int, EpochClientSession]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        buffering: Buffering = BUFFERING,
+        flushing: Flushing | None = None,
+        threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER,
+        **options: Any,
+    ) -> None:
+        self.buffering, self.threat_model = buffering, threat_model
+        self.flushing = flushing or Flushing(flush_after=60.0, reports=10.0, renew=2)
+        self.made = False
+        self.sums: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        """Version before, owners and staleness of every buffer that was applied."""
+        self.renewals: list[int] = []
+        self.spoils = False
+        self.die_after: type | None = None
+        """Records after which the server is killed."""
+        self.stopped_at: list[object] = []
+        super().__init__(**options)
+
+    def start(self) -> None:
+        if not self.made:
+            self.made = True
+            self.disk = EpochDisk()
+            parameters = replace(self.settings.parameters, threat_model=self.threat_model)
+            quantizer = Quantizer(DEFAULT_FIELD, 1.0, self.buffering.max_updates)
+            self.settings = replace(
+                self.settings,
+                parameters=parameters,
+                quantizer=quantizer,
+                buffering=self.buffering,
+            )
+        left = self.disk.unfinished(self)
+        self.server = EpochServerSession(
+            self.settings,
+            self.plan,
+            self.allow_list,
+            self.disk.announcement,
+            lambda ready, number, first: sorted(ready)[: self.settings.parameters.clients],
+            Past(1 + max(self.disk.opened, default=0), self.disk.completed),
+            flushing=self.flushing,
+            version=self.disk.version,
+            unfinished=left,
+        )
+        self.finished = None
+        self.do(2**64 - 1, self.server.start(self.now))
+
+    def policy(self, **changes: Any) -> Policy:
+        return replace(
+            Policy(
+                self.allow_list,
+                SESSION,
+                1,
+                self.threat_model,
+                bound=1.0,
+                buffering=self.buffering,
+            ),
+            **changes,
+        )
+
+    def client(self, client: int) -> EpochClientSession:
+        ledger = Ledger.from_bytes(self.ledgers[client].to_bytes())
+        self.ledgers[client] = ledger
+        return EpochClientSession(
+            client, self.identities[client], self.policy(), ledger, patience=600.0
+        )
+
+    def do(self, party: int, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ApplyBuffer():
+                    self.apply_buffer(effect)
+                case Renew():
+                    self.renew(effect)
+                case _:
+                    super().do(party, [effect])
+
+    def _store(self, party: int, number: int, record: AnyRecord) -> bool:
+        if isinstance(record, LedgerChanged):
+            return super()._store(party, number, record)
+        self.tell(Stored(record, self.disk.store(number, record)))
+        return True
+
+    def apply_buffer(self, effect: ApplyBuffer) -> None:
+        aggregate = effect.aggregate
+        if self.spoils:
+            self.spoils = False
+            self.tell(Spoilt("beyond the bound"))
+            return
+        mean = effect.settings.buffer_average(aggregate.total, aggregate.weights)
+        versions = [aggregate.time - tau for tau in aggregate.staleness]
+        vectors = [
+            self.update(owner, version).vector
+            for owner, version in zip(aggregate.owners, versions, strict=True)
+        ]
+        expected = np.average(vectors, axis=0, weights=aggregate.weights)
+        np.testing.assert_allclose(mean, expected, atol=1 / effect.settings.quantizer.scale)
+        self.sums.append((aggregate.time, aggregate.owners, aggregate.staleness))
+        self.disk.completed += 1
+        self.new_model(aggregate.time + 1, self.disk.model + mean.astype(np.float32))
+        self.disk.change(effect.settings.round, effect.change)
+        self.tell(Applied(self.disk.announcement))
+
+    def renew(self, effect: Renew) -> None:
+        self.renewals.append(effect.version)
+        model = self.disk.model.copy()
+        model[0] = np.nextafter(model[0], np.float32(np.inf))
+        self.new_model(effect.version, model)
+        self.disk.change(effect.epoch, effect.change)
+        self.tell(Applied(self.disk.announcement))
+
+    def new_model(self, version: int, model: np.ndarray[Any, Any]) -> None:
+        assert version == self.disk.version + 1, "no version is skipped or made twice"
+        self.disk.version, self.disk.model = version, model
+
+    def crash(self) -> None:
+        """kill -9: only the disk is left; every stream ends."""
+        super().crash()
+
+    def update(self, client: int, number: int) -> Update:
+        """Of this client from the model of this version."""
+        return super().update(client, number)
