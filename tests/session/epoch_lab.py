@@ -17,13 +17,14 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.interface import EpochChanged, LedgerChanged, Update
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.interface import EpochChanged, LedgerChanged
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import Tag
+from lightsecagg.protocol.messages import SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.epoch import Flushing
+from lightsecagg.session.epoch import EpochInProgress, Flushing, version_hash
 from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import (
@@ -43,6 +44,10 @@ from lightsecagg.session.server import Past
 BUFFERING = Buffering(StalenessTable((1,) * 6, 1), max_updates=4)
 
 
+class Killed(Exception):  # noqa: N818 - not an error
+    """kill -9 of the server, between two of its instructions."""
+
+
 class EpochDisk:
     """What a server's driver has made durable; outlives the server."""
 
@@ -53,6 +58,7 @@ class EpochDisk:
         self.uploads: dict[tuple[int, int, int], UploadInMemory] = {}
         self.version = self.completed = 0
         self.model = np.zeros(DIMENSION, dtype=np.float32)
+        self.hashes = {0: version_hash(self.model.tobytes(), 0)}
 
     def store(self, number: int, record: AnyRecord) -> Upload | None:
         match record:
@@ -115,9 +121,8 @@ class EpochLaboratory(Laboratory):
         """Version before, owners and staleness of every buffer that was applied."""
         self.renewals: list[int] = []
         self.spoils = False
-        self.die_after: type | None = None
-        """Records after which the server is killed."""
-        self.stopped_at: list[object] = []
+        self.kill_at: int | None = None
+        """After so many more durable changes the server is killed."""
         super().__init__(**options)
 
     def start(self) -> None:
@@ -142,6 +147,7 @@ class EpochLaboratory(Laboratory):
             Past(1 + max(self.disk.opened, default=0), self.disk.completed),
             flushing=self.flushing,
             version=self.disk.version,
+            models=self.disk.hashes,
             unfinished=left,
         )
         self.finished = None
@@ -180,8 +186,26 @@ class EpochLaboratory(Laboratory):
     def _store(self, party: int, number: int, record: AnyRecord) -> bool:
         if isinstance(record, LedgerChanged):
             return super()._store(party, number, record)
-        self.tell(Stored(record, self.disk.store(number, record)))
+        stored = self.disk.store(number, record)
+        self.note_change()
+        self.tell(Stored(record, stored))
         return True
+
+    def note_change(self) -> None:
+        """Something is durable now; the server may not live to tell."""
+        if self.kill_at is not None:
+            self.kill_at -= 1
+            if self.kill_at == 0:
+                raise Killed
+
+    def step(self) -> bool:
+        try:
+            return super().step()
+        except Killed:
+            self.crash()
+            self.start()
+            self.connect()
+            return True
 
     def apply_buffer(self, effect: ApplyBuffer) -> None:
         aggregate = effect.aggregate
@@ -201,6 +225,7 @@ class EpochLaboratory(Laboratory):
         self.disk.completed += 1
         self.new_model(aggregate.time + 1, self.disk.model + mean.astype(np.float32))
         self.disk.change(effect.settings.round, effect.change)
+        self.note_change()
         self.tell(Applied(self.disk.announcement))
 
     def renew(self, effect: Renew) -> None:
@@ -214,11 +239,30 @@ class EpochLaboratory(Laboratory):
     def new_model(self, version: int, model: np.ndarray[Any, Any]) -> None:
         assert version == self.disk.version + 1, "no version is skipped or made twice"
         self.disk.version, self.disk.model = version, model
+        self.disk.hashes[version] = version_hash(model.tobytes(), version)
 
-    def crash(self) -> None:
-        """kill -9: only the disk is left; every stream ends."""
-        super().crash()
+    # -- what there is at the server -----------------------------------------------------------
 
-    def update(self, client: int, number: int) -> Update:
-        """Of this client from the model of this version."""
-        return super().update(client, number)
+    @property
+    def epoch(self) -> EpochInProgress:
+        assert self.server._round is not None
+        return self.server._round
+
+    @property
+    def party(self) -> EpochServer:
+        return self.epoch._party
+
+    @property
+    def promised(self) -> tuple[set[tuple[int, int]], SumRequest | None]:
+        """The uploads that are not past, and the buffer in flight."""
+        flight = self.party._flight
+        needed = {(mask.owner, mask.serial) for mask in self.party._needed()}
+        return needed, None if flight is None else flight.buffer
+
+    def assert_summed_once(self) -> None:
+        pairs = [
+            (owner, time - tau)
+            for time, owners, staleness in self.sums
+            for owner, tau in zip(owners, staleness, strict=True)
+        ]
+        assert len(set(pairs)) == len(pairs), "an owner's update of one version was summed twice"

@@ -28,6 +28,13 @@ class Field(StrEnum):
         return DEFAULT_MODULUS if self is Field.DEFAULT else PAPER_MODULUS
 
 
+class Mode(StrEnum):
+    """How updates meet."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
 ALL = "all"
 """What `--protocol` takes for every protocol there is."""
 

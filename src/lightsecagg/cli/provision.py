@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import AsJson, print_json
+from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import ShareMode
 
 app = typer.Typer(add_completion=False)
@@ -39,6 +41,16 @@ def provision(
             show_default="seeded; clients also take paper",
         ),
     ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="sync: rounds; async: buffers of whatever updates come.")
+    ] = Mode.SYNC,
+    buffer: Annotated[
+        int | None, typer.Option(help="K: updates per buffer, async. [default: N/2]")
+    ] = None,
+    staleness: Annotated[
+        Staleness | None,
+        typer.Option(help="How old updates are discounted, async. [default: constant]"),
+    ] = None,
     server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
@@ -60,6 +72,9 @@ def provision(
         weighted=weighted,
         bound=bound,
         share_mode=share_mode,
+        mode=mode.value,
+        buffer=buffer,
+        staleness=staleness,
         server_name=server_name,
         port=port,
         days=days,

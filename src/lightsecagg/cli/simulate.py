@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from lightsecagg.cli import options
+from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.recording import allowed_error
@@ -26,13 +26,6 @@ from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
 app = typer.Typer(add_completion=False)
-
-
-class Mode(StrEnum):
-    """How updates meet."""
-
-    SYNC = "sync"
-    ASYNC = "async"
 
 
 class _ByMode(TyperCommand):

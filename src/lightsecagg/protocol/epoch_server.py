@@ -553,6 +553,7 @@ class EpochServer:
     def _drop(self, tags: Iterable[Tag]) -> list[Output]:
         """These uploads wait no longer; their owners are told."""
         dropped = list(tags)
+        self._has_promised = self._has_promised or bool(dropped)
         self._forget(self._queue.take(dropped))
         return [output for tag in dropped for output in self._tell_dropped(tag)]
 

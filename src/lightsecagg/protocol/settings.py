@@ -330,10 +330,16 @@ class Settings:
         The denominator is the sum of the very integers that weighted the updates, at least 1
         each, so c_g cancels and nothing divides by zero. Refuses what `average` refuses.
         """
+        return self.buffer_mean(total, weights)[0]
+
+    def buffer_mean(
+        self, total: Elements, weights: Iterable[int]
+    ) -> tuple[NDArray[np.float64], int]:
+        """The average of a buffer and its denominator: sum w, or sum w s with sample counts."""
         weight = sum(weights)
         if self.quantizer.weighted:
-            return self.quantizer.weighted_mean(total, weight)[0]
-        return self.quantizer.plain_sum(total, weight, divisor=weight)
+            return self.quantizer.weighted_mean(total, weight)
+        return self.quantizer.plain_sum(total, weight, divisor=weight), weight
 
 
 def _decoding(short_keys: tuple[int, int, int] | None) -> Decoding | None:

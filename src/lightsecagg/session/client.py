@@ -51,6 +51,7 @@ from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
     VERSION,
     EpochBegins,
+    EpochCloses,
     Fetch,
     Goodbye,
     Hello,
@@ -263,7 +264,7 @@ class ClientSession:
                 reason = "this client takes part in rounds; its file has no [buffering]"
                 self._warn("the server runs the asynchronous mode: %s", reason)
                 self._post(pack_control(Withdraw(number, reason)))
-            case Version() | MasksKnown():
+            case EpochCloses() | Version() | MasksKnown():
                 self._warn("the server runs the asynchronous mode")
             case Hello() | Withdraw() | Fetch():
                 self._warn("the server speaks like a client")

@@ -89,6 +89,12 @@ class EpochBegins(Control, frozen=True):
     """How to train in this epoch; its settings will name their hash."""
 
 
+class EpochCloses(Control, frozen=True):
+    """S -> C: the epoch takes no more uploads; updates that are ready wait for the next one."""
+
+    round: int
+
+
 class Fetch(Control, frozen=True):
     """C -> S, asynchronous: this client can train, and wants a newer model than this version."""
 
@@ -140,6 +146,7 @@ AnyControl = (
     | NewMembers
     | RoundModel
     | EpochBegins
+    | EpochCloses
     | Version
     | MasksKnown
     | UploadStored

@@ -43,6 +43,7 @@ from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.budgets import version_budget
 from lightsecagg.session.envelope import (
+    EpochCloses,
     Fetch,
     MasksKnown,
     RoundOver,
@@ -58,7 +59,9 @@ from lightsecagg.session.interface import (
     Announcement,
     Applied,
     ApplyBuffer,
+    ClientLeft,
     Effect,
+    Leave,
     Log,
     PhaseBegan,
     Progress,
@@ -229,9 +232,16 @@ class EpochInProgress:
         if now >= self._next_look:
             self._guard(lambda: None, now)
 
+    def stop(self) -> None:
+        """The operator wants it to stop: after the buffer that is in flight, if there is one."""
+        self.stopping = self._party.paused = True
+
     def pause(self) -> None:
-        """Form no more buffers: the epoch is to end."""
-        self._party.paused = True
+        """Form no more buffers, but for one of what waits: the epoch is to end."""
+        if not self._party.paused:
+            self._party.paused = True
+            for client in self._able:
+                self._peers.tell(client, EpochCloses(self.number))
 
     def fail(self, reason: str) -> None:
         """Give the epoch up."""
@@ -255,11 +265,11 @@ class EpochInProgress:
             case Greeted(client, number):
                 self._on_greeting(client, number)
             case Misbehaved(client, reason):
-                self._lose(client, reason)
+                self._lose(client, reason, Leave.REFUSED)
             case Spoke(client, Withdraw(number, reason)):
                 if number == self.number and client in self._able:
                     self._withdrawn.setdefault(shown(reason), []).append(client)
-                    self._lose(client, f"it withdraws: {shown(repr(reason))}")
+                    self._lose(client, f"it withdraws: {shown(repr(reason))}", Leave.WITHDRAWN)
             case Spoke(client, Fetch(version)):
                 if client in self._able:
                     self._wants[client] = version
@@ -283,6 +293,8 @@ class EpochInProgress:
             if client in self._party.members:
                 known = MasksKnown(self.number, tuple(ready), tuple(waiting))
                 self._peers.tell(client, known)
+            if self._party.paused:
+                self._peers.tell(client, EpochCloses(self.number))
             self._emit(Allow(client, version_budget(self.settings)))
             self._release(self._party.rejoin(client))
 
@@ -295,13 +307,13 @@ class EpochInProgress:
             outputs = self._party.receive(client, message)
         except Exception as error:  # at most its sender is harmed by a message (S41)
             self._peers.cut(client, error)
-            self._lose(client, explain(error))
+            self._lose(client, explain(error), Leave.REFUSED)
             return
         self._release(outputs)
         if isinstance(message, BufferedUpload):
             self._peers.tell(client, UploadStored(self.number))
 
-    def _lose(self, client: int, why: str) -> None:
+    def _lose(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
         """It is out of this epoch; what it has delivered stays."""
         self._wants.pop(client, None)
         if client not in self._able:
@@ -309,6 +321,7 @@ class EpochInProgress:
         self._able.discard(client)
         self._dropped.setdefault(str(self._party.phase), []).append(client)
         self._log(logging.INFO, "client %d is out of it: %s", client, why)
+        self._emit(ClientLeft(client, str(self._party.phase), how, shown(why)))
         self._release(self._party.drop(client))
 
     # -- models --------------------------------------------------------------------------------
@@ -354,7 +367,17 @@ class EpochInProgress:
         record.refusals, self._refusals = dict(self._refusals), Counter()
         record.late = dict(self._party.late_messages)
         self._party.late_messages.clear()
+        self._say_how_it_ended(record)
         self._emit(RoundEnded(record))
+
+    def _say_how_it_ended(self, record: RoundRecord) -> None:
+        if record.aborted is not None:
+            self._log(logging.WARNING, "buffer %d is lost: %s", record.round, record.aborted)
+            return
+        figures = "".join(f"; {text}" for text in record.told_figures())
+        text = "buffer %d is recovered: %d updates, up to %d versions old%s"
+        oldest = max(record.staleness, default=0)
+        self._log(logging.INFO, text, record.round, len(record.included), oldest, figures)
 
     def _end_if_due(self) -> None:
         """At a buffer's end: whether the epoch should make room for the next."""
@@ -412,7 +435,9 @@ class EpochInProgress:
             record.aborted = result.reason
             return record
         record.included, record.responders = list(result.owners), list(result.responders)
-        record.staleness, record.weights = list(result.staleness), list(result.weights)
+        record.versions = [result.time - tau for tau in result.staleness]
+        record.weights = list(result.weights)
+        record.staleness = dict(sorted(Counter(result.staleness).items()))
         return record
 
     def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:

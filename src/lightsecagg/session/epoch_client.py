@@ -35,6 +35,7 @@ from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.client import ClientSession, Round
 from lightsecagg.session.envelope import (
     EpochBegins,
+    EpochCloses,
     Fetch,
     MasksKnown,
     RoundModel,
@@ -99,6 +100,8 @@ class EpochClientSession(ClientSession):
         self._fetching = False
         self._clear = False
         """Whether server and client agree on which masks there are."""
+        self._closes = False
+        """Whether the epoch takes no more uploads."""
         self._unacknowledged = -1
         """The serial of the upload that is not acknowledged."""
 
@@ -118,7 +121,7 @@ class EpochClientSession(ClientSession):
             case _:
                 super()._take(event, now)
 
-    def _on_message(self, data: bytes) -> None:
+    def _on_message(self, data: bytes | memoryview) -> None:
         try:
             content = unpack(data)
         except DecodeError as error:
@@ -127,6 +130,8 @@ class EpochClientSession(ClientSession):
         match content:
             case EpochBegins():
                 self._begin_epoch(content)
+            case EpochCloses(number):
+                self._closes = self._round is not None and self._round.number == number
             case Version():
                 self._on_version(content)
             case MasksKnown(number):
@@ -147,7 +152,7 @@ class EpochClientSession(ClientSession):
     def _begin_epoch(self, message: EpochBegins) -> None:
         self._abandon("another epoch has begun")
         epoch = self._round = Round(message.round, Announcement(b"", message.instructions), 0.0)
-        self._clear = False
+        self._clear = self._fetching = self._closes = False
         self._unacknowledged = -1
         self._tell("epoch %d begins", message.round)
         self._emit(RoundBegan(message.round))
@@ -247,7 +252,7 @@ class EpochClientSession(ClientSession):
         work = self._work
         if work is None or work.update is None or epoch.unacknowledged is not None:
             return
-        if not party.stock:
+        if self._closes or not party.stock:
             return
         self._work = None
         try:

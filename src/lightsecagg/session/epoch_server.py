@@ -12,7 +12,7 @@ told to stop leaves the epoch as it is, and goes on with it when it is started a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lightsecagg.errors import JournalError, LightSecAggError
@@ -30,6 +30,7 @@ from lightsecagg.session.interface import (
     Announcement,
     Applied,
     Backlog,
+    Disconnected,
     Effect,
     Event,
     Members,
@@ -46,6 +47,8 @@ from lightsecagg.session.record import RoundRecord, listed
 from lightsecagg.session.round import Plan
 from lightsecagg.session.server import Choose, Past, ServerSession, State
 
+_FAREWELL = 5.0
+"""Seconds in which clients hear the goodbye, and leave."""
 _OVER = EpochChanged(b"", ())
 """What is left of an epoch that is over."""
 
@@ -80,18 +83,24 @@ class EpochServerSession(ServerSession):
         *,
         flushing: Flushing | None = None,
         version: int = 0,
+        models: Mapping[int, bytes] | None = None,
         unfinished: UnfinishedEpoch | None = None,
     ) -> None:
         """`settings` but for the number of an epoch; `plan.number` counts buffers.
 
-        * `version`: of the model that is announced.
+        * `version`: of the model that is announced;
+        * `models`: hashes of the versions before it (`version_hash`): who has trained from one of
+          them through the end of an epoch brings its update to the next.
         """
         super().__init__(settings, plan, allow_list, announcement, choose, past, members)
         if settings.buffering is None:
             raise AssertionError("the asynchronous mode has settings with buffering")
         self._buffer_size = settings.buffering.max_updates
+        self._max_staleness = settings.buffering.table.max_staleness
         self._flushing = flushing or Flushing()
         self._version, self._left = version, unfinished
+        self._models = dict(models or {})
+        self._note_model()
 
     # -- the driver's side ---------------------------------------------------------------------
 
@@ -115,16 +124,35 @@ class EpochServerSession(ServerSession):
             case MembersChanged() if epoch is not None:
                 epoch.changing = True
             case Stop() if epoch is not None:
-                epoch.stopping = True
+                epoch.stop()
+            case Disconnected(client) if self.state is State.LEAVING:
+                self._absent.discard(client)
         return super().handle(event, now)
+
+    def _leave(self, reason: str, now: float, error: LightSecAggError | None) -> None:
+        """Stay until those who were told have left: they are busy, and would miss the goodbye."""
+        super()._leave(reason, now, error)
+        self._absent |= set(self._peers.ready())
+        self._leave_at = max(self._leave_at, now + _FAREWELL)
+
+    def _note_model(self) -> None:
+        """Updates from the current model, and from those before it, are welcome."""
+        self._models[self._version] = version_hash(self._announcement.model, self._version)
+        oldest = self._version - self._max_staleness
+        self._models = {v: model for v, model in self._models.items() if v >= oldest}
 
     def _note_version(self, event: Applied, epoch: EpochInProgress, recovered: int) -> None:
         self._announcement, self._version = event.announcement, epoch.version
+        self._note_model()
         self.completed += recovered
         self._attempts = 0 if recovered else self._attempts
         if event.enough is not None:
             self._enough = event.enough
-        epoch.finished = self._enough is not None or self.completed >= self._plan.number
+        epoch.finished = self._is_finished
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._enough is not None or self.completed >= self._plan.number
 
     # -- after a crash -------------------------------------------------------------------------
 
@@ -166,7 +194,7 @@ class EpochServerSession(ServerSession):
                 f"epoch {number} is at version {party.time}, the stored model at {self._version}: "
                 "they are of different times"
             )
-        party.publish(version_hash(self._announcement.model, self._version))
+        party.publish(self._models[self._version])
         self._log(
             logging.INFO,
             "resuming epoch %d: %d uploads wait, phase %s",
@@ -177,9 +205,9 @@ class EpochServerSession(ServerSession):
         outputs = party.resume()
         for client in party.members:
             outputs += party.leave(client)
-        self._start_epoch(party, left.settings, party.members, now, resumed=True)
-        if self._round is not None:
-            self._round.begin(outputs, now)
+        epoch = self._start_epoch(party, left.settings, party.members, now, resumed=True)
+        epoch.finished = self._is_finished
+        epoch.begin(outputs, now)
 
     # -- one epoch -----------------------------------------------------------------------------
 
@@ -205,15 +233,15 @@ class EpochServerSession(ServerSession):
             time=self._version,
             durable=True,
         )
-        party.publish(version_hash(self._announcement.model, self._version))
-        self._start_epoch(party, settings, invited, now)
+        for version, model in self._models.items():
+            party.publish(model, version)
+        epoch = self._start_epoch(party, settings, invited, now)
         self._emit(RoundBegan(number, tuple(invited)))
         for client in invited:
             if client in self._uploaders:
                 self._peers.tell(client, UploadStored(self._uploaders[client]))
             self._peers.tell(client, EpochBegins(number, instructions))
-        if self._round is not None:
-            self._round.begin(party.start(), now)
+        epoch.begin(party.start(), now)
 
     def _start_epoch(
         self,
@@ -223,9 +251,9 @@ class EpochServerSession(ServerSession):
         now: float,
         *,
         resumed: bool = False,
-    ) -> None:
+    ) -> EpochInProgress:
         self._emit(Backlog(backlog_limit(settings, len(self._announcement.model))))
-        self._round = EpochInProgress(
+        epoch = self._round = EpochInProgress(
             party,
             settings,
             invited,
@@ -238,6 +266,7 @@ class EpochServerSession(ServerSession):
             resumed=resumed,
         )
         self.state, self._wait = State.RUNNING, None
+        return epoch
 
     def _conclude(self, epoch: EpochInProgress, now: float) -> None:  # type: ignore[override]
         """The epoch is over, or the federation is to end with it."""
@@ -273,6 +302,7 @@ class EpochServerSession(ServerSession):
         """The model of a version between two epochs."""
         self._announcement = event.announcement
         self._version += 1
+        self._note_model()
         if self._round is None:
             self._next_attempt(now)
         else:

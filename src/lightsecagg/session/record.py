@@ -78,8 +78,8 @@ class RoundRecord:
     """Steps by which an entry of a dithered sum may be off, beside the rounding."""
     epoch: int = 0
     """Asynchronous: the roster that a buffer belongs to; `round` then counts buffers, from 1."""
-    staleness: list[int] = field(default_factory=list)
-    """Asynchronous: t - t_i of each that is included."""
+    versions: list[int] = field(default_factory=list)
+    """Asynchronous: t_i, of the model that each that is included was trained from."""
     weights: list[int] = field(default_factory=list)
     """Asynchronous: by how much each that is included counts."""
 

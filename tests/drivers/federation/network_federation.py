@@ -64,7 +64,9 @@ class NetworkFederation:
         *,
         weighted: bool = False,
         share_mode: ShareMode | None = None,
+        buffer: int | None = None,
     ) -> None:
+        """With a `buffer` of so many updates it is asynchronous."""
         self.weighted = weighted
         self.made: Provisioned = provision(
             folder / "federation",
@@ -72,6 +74,8 @@ class NetworkFederation:
             privacy=privacy,
             dropouts=dropouts,
             share_mode=share_mode,
+            mode="sync" if buffer is None else "async",
+            buffer=buffer,
             port=free_port(),
         )
         self.output = folder / "result.npz"

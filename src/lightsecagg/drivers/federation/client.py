@@ -41,11 +41,13 @@ from lightsecagg.errors import (
 )
 from lightsecagg.foreign import where
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SERVER, LedgerChanged, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import describe, name_of
+from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.interface import (
     NEVER,
     Connected,
@@ -82,6 +84,8 @@ _PHASES = {
     "Roster": "share",
     "ShareBundle": "share",
     "MaskedUpload": "upload",
+    "BufferedUpload": "upload",
+    "MaskReport": "share",
     "Consent": "agree",
     "AggregatedShare": "recover",
     "UnmaskingShares": "recover",
@@ -93,6 +97,7 @@ class FederationClient:
     """Takes part in a federation until the server says goodbye."""
 
     session_type = ClientSession
+    epoch_session_type = EpochClientSession
 
     def __init__(
         self,
@@ -105,8 +110,11 @@ class FederationClient:
         ledger: Ledger,
         executor: Executor | None = None,
         callbacks: Iterable[ClientCallback] = (),
+        buffering: Buffering | None = None,
     ) -> None:
         """`ledger` is this client's memory of the session, see `client_ledger`.
+
+        With `buffering` it takes part in the asynchronous mode, with these settings exactly (S09).
 
         `members` are fixed, or those of a list that the server may replace by a newer one.
         `executor` runs training in `process` mode; one is made and owned if left out.
@@ -137,6 +145,7 @@ class FederationClient:
             bound=table.bound,
             scale=table.scale,
             max_share_bytes=table.max_share_bytes,
+            buffering=buffering,
         )
         if table.id not in allow_list:
             raise ConfigurationError(f"[client] id {table.id} is not on the allow-list")
@@ -144,7 +153,9 @@ class FederationClient:
             raise ConfigurationError(
                 f"[client] identity is not the key that the allow-list names for client {table.id}"
             )
-        self._session = self.session_type(
+        self._unit = "round" if buffering is None else "version"
+        kind = self.session_type if buffering is None else self.epoch_session_type
+        self._session = kind(
             table.id,
             identity,
             policy,
@@ -393,7 +404,7 @@ class FederationClient:
             await self._tell(TrainingRefused(number, str(error)))
             return
         if isinstance(job, TrainingClient) and job.set_by_server:
-            self._say("round %d: the server sets %s", number, job.set_by_server)
+            self._say("%s %d: the server sets %s", self._unit, number, job.set_by_server)
         if effect.update is not None:
             await self._tell(Trained(number, effect.update))
             return
@@ -424,7 +435,7 @@ class FederationClient:
             what = str(error) if known else f"training failed with {where(error)}"
             return TrainingFailed(number, what)
         seconds = time.monotonic() - began
-        self._say("round %d: its update is ready after %.1f s", number, seconds)
+        self._say("%s %d: its update is ready after %.1f s", self._unit, number, seconds)
         self._callbacks.tell("trained", number, seconds)
         self._spans.append({"phase": "training", "start": start, "end": time.time()})
         return Trained(number, update)

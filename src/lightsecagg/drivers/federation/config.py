@@ -29,6 +29,7 @@ from pydantic import (
 
 from lightsecagg.drivers.federation.selection import Sampling
 from lightsecagg.errors import ConfigurationError, DecodeError
+from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.foreign import decode
 from lightsecagg.params import (
     DEFAULT_MODULUS,
@@ -37,6 +38,7 @@ from lightsecagg.params import (
     ShareMode,
     ThreatModel,
 )
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 
@@ -96,10 +98,12 @@ class TlsTable(Table):
 class AggregationTable(Table):
     """[aggregation] the protocol and its parameters; the server's choice, within client policy."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """Rounds, or buffers of whatever updates come, by the table [buffering]."""
     protocol: RegisteredProtocol = ProtocolName.LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     clients: int = Field(ge=2)
-    """N: how many clients are invited to a round, at most."""
+    """N: how many clients are invited to a round or epoch, at most."""
     privacy: int = Field(ge=0)
     """T: how many clients may collude with the server."""
     dropouts: int = Field(ge=0)
@@ -148,6 +152,57 @@ class RoundsTable(Table):
     """Who is invited when more than N are ready: by lot, or (`fair`) the least recently invited."""
     seed: int = 0
     """Of the lots."""
+
+
+class BufferingTable(Table):
+    """[buffering] asynchronous mode: which sums are formed. A client demands exactly its own (S09).
+
+    A client's file with this table takes part in the asynchronous mode, and in no other.
+    """
+
+    size: int = Field(ge=2)
+    """K: how many updates make a buffer; T + 2 at least."""
+    staleness: Staleness = Staleness.CONSTANT
+    """s(tau), by which an update counts that is tau versions old: constant, poly or hinge."""
+    alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Exponent of poly, slope of hinge."""
+    knee: int = Field(default=3, ge=0)
+    """Where hinge begins to fall."""
+    tau_max: int = Field(default=10, ge=0)
+    """Updates that are older are not summed."""
+    c_g: int = Field(default=64, ge=1)
+    """Steps in which s is rounded to integer weights."""
+    max_ratio: float = Field(default=64.0, ge=1, allow_inf_nan=False)
+    """The largest ratio of two weights in one buffer."""
+    strict: bool | None = None
+    """T + 2 owners per weight; left out, in malicious-server mode."""
+    stock: int = Field(default=4, ge=2)
+    """Masks of one client that its peers keep, used or waiting; half of them are shared ahead."""
+    share_lifetime: int = Field(default=64, ge=1)
+    """Buffers after which shares expire."""
+
+    def make(self) -> Buffering:
+        """As the protocol has it."""
+        function = self.staleness.function(self.alpha, self.knee)
+        return Buffering(
+            table=StalenessTable.from_function(function, self.c_g, self.tau_max),
+            max_updates=self.size,
+            max_ratio=self.max_ratio,
+            strict=self.strict,
+            stock=self.stock,
+            share_lifetime=self.share_lifetime,
+        )
+
+
+class ServerBufferingTable(BufferingTable):
+    """[buffering] server: the same, and when buffers are formed (seconds) and epochs ended."""
+
+    flush_after: float = Field(default=60.0, gt=0)
+    """Since the last buffer, until one of fewer than K updates is formed; T + 2 at least."""
+    reports: float = Field(default=10.0, gt=0)
+    """How long an upload waits for reports on its mask."""
+    renew: int = Field(default=5, ge=1)
+    """Buffers of an epoch after which clients that wait outside are let in, by another epoch."""
 
 
 class AcceptTable(Table):
@@ -345,6 +400,23 @@ class ServerConfig(Table):
     early_stopping: StoppingTable | None = None
     tracking: TrackingTable = TrackingTable()
     checkpoints: CheckpointsTable = CheckpointsTable()
+    buffering: ServerBufferingTable | None = None
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        asynchronous = self.aggregation.mode == "async"
+        if asynchronous != (self.buffering is not None):
+            raise ValueError(
+                'aggregation.mode = "async" and the table [buffering] (size = K at least) go '
+                "together; give both, or neither"
+            )
+        changing = self.training is not None and self.training.schedule != ScheduleTable()
+        if asynchronous and changing:
+            raise ValueError(
+                "[training.schedule] is for rounds: in the asynchronous mode all clients of an "
+                "epoch train alike; set [training.local]"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_min_clients(self) -> Self:
@@ -365,6 +437,7 @@ class ClientConfig(Table):
     tls: TlsTable = TlsTable()
     training: TrainingTable | None = None
     vectors: VectorsTable | None = None
+    buffering: BufferingTable | None = None
 
 
 Config = TypeVar("Config", ServerConfig, ClientConfig)

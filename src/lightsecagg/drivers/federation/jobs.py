@@ -54,6 +54,9 @@ class ServerJob(Protocol):
     def apply(self, aggregate: Reals, samples: int, completed: int) -> None:
         """Take the average (or sum) of a round."""
 
+    def renew(self) -> None:
+        """Another model that is as good as the same, asynchronous: no update led to it."""
+
     def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
         """What clients measured, on average; `rounding` bounds the error of an entry."""
 
@@ -148,6 +151,9 @@ class VectorServer:
                 raise ConfigurationError(
                     f"[vectors] output {self._output} cannot be written: {error}"
                 ) from error
+
+    def renew(self) -> None:
+        """Nothing to train from: every version is its own."""
 
     def evaluate(self) -> dict[str, float]:
         """The norm of the latest result."""
@@ -250,6 +256,12 @@ class TrainingServer:
             aggregate.astype(np.float32), self._extras, bound=self._bound
         )
         self._vector = self._optimizer.step(self._vector, average)
+
+    def renew(self) -> None:
+        """Move one entry by its last bit: another hash, and other seeds of training (S42)."""
+        vector = self._vector.copy()
+        vector[0] = np.nextafter(vector[0], np.float32(np.inf))
+        self._vector = vector
 
     def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
         """The last coordinates, in the task's own units."""

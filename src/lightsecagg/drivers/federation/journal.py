@@ -30,6 +30,7 @@ from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, Li
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import (
+    EpochChanged,
     LedgerChanged,
     SharingClosed,
     SurvivorsChosen,
@@ -57,11 +58,16 @@ CREATE TABLE IF NOT EXISTS uploads (
     number INTEGER NOT NULL, client INTEGER NOT NULL, content BLOB NOT NULL,
     PRIMARY KEY (number, client)
 );
+CREATE TABLE IF NOT EXISTS buffered (
+    number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
+    content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
+);
 """
 _TABLES = {
     "meta": ("key", "value"),
     "rounds": ("number", "settings", "roster", "closed", "survivors", "outcome"),
     "uploads": ("number", "client", "content"),
+    "buffered": ("number", "owner", "serial", "content"),
 }
 _VERSION = b"3"
 _BLOCK = 2**18
@@ -130,10 +136,11 @@ class Journal:
         An upload's round is stored before the upload, and a model's file is at most one ahead.
         """
         with self._db.reporting("read"):
-            stored = set(self._db.execute("SELECT number, client FROM uploads"))
+            stored = [*self._db.execute("SELECT number, client FROM uploads")]
+            stored += self._db.execute("SELECT number, owner, serial FROM buffered")
             rounds = {number for (number,) in self._db.execute("SELECT number FROM rounds")}
             newest = 1 + int(self._meta("completed") or 0)
-            kept = {self._upload_path(number, client) for number, client in stored}
+            kept = {self._upload_path(*key) for key in stored}
             left = [path for path in self._uploads.iterdir() if path not in kept]
             strange = [path for path in left if _number(path) not in rounds]
             strange += [path for path in self._models.glob("*.npz") if _number(path) > newest]
@@ -174,6 +181,8 @@ class Journal:
                 self.abandon(number, reason)
             case LedgerChanged():
                 raise AssertionError("a server has no ledger")
+            case EpochChanged():
+                raise AssertionError("rounds have no epochs; see `EpochJournal`")
         return None
 
     def open_round(self, settings: Settings) -> None:
@@ -196,8 +205,8 @@ class Journal:
 
     def store_upload(self, number: int, client: int, upload: MaskedUpload) -> None:
         """A masked upload; on disk when this returns."""
-        data = _bytes_of(upload.vector)
-        row = _Upload(upload.held, upload.reports.tobytes(), upload.vector.size, _checksums(data))
+        data = bytes_of(upload.vector)
+        row = _Upload(upload.held, upload.reports.tobytes(), upload.vector.size, checksums_of(data))
         content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
         with self._db.reporting("write"):
             write_synced(self._upload_path(number, client), data)
@@ -359,8 +368,9 @@ class Journal:
             raise JournalError(f"no upload of client {client} in round {number} is stored")
         return _unpack(_uploads, f"{number}/upload/{client}", row[0])
 
-    def _upload_path(self, number: int, client: int) -> Path:
-        return self._uploads / f"{number}-{client}.u32"
+    def _upload_path(self, *key: int) -> Path:
+        """Round and client; in the asynchronous mode epoch, owner and serial."""
+        return self._uploads / f"{'-'.join(map(str, key))}.u32"
 
     # -- models ------------------------------------------------------------------------------
 
@@ -421,13 +431,13 @@ class StoredUpload:
                 data = file.read(4 * size + (offset + size == self.length))
         except OSError as error:
             raise JournalError(f"{self.name} is gone: {error}") from error
-        if _checksums(data) != self.checksums[first:last]:
+        if checksums_of(data) != self.checksums[first:last]:
             raise JournalError(f"{self.name} is damaged")
         return np.frombuffer(data, dtype=np.uint32)[start - offset : stop - offset]
 
     def equals(self, vector: Elements) -> bool:
         """Whether this is what was stored; the disk is not asked."""
-        return _checksums(_bytes_of(vector)) == self.checksums
+        return checksums_of(bytes_of(vector)) == self.checksums
 
 
 def _number(path: Path) -> int:
@@ -450,12 +460,12 @@ class _Uploads:
             yield client, upload, self.journal.upload(self.number, client)
 
 
-def _bytes_of(vector: Elements) -> memoryview:
+def bytes_of(vector: Elements) -> memoryview:
     """Not copied."""
     return vector.view(np.uint8).data
 
 
-def _checksums(data: bytes | memoryview) -> tuple[bytes, ...]:
+def checksums_of(data: bytes | memoryview) -> tuple[bytes, ...]:
     """The hash of each block."""
     view = memoryview(data)
     starts = range(0, len(data), 4 * _BLOCK)

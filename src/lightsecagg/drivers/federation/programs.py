@@ -29,6 +29,8 @@ from lightsecagg.drivers.federation.config import (
     TlsTable,
 )
 from lightsecagg.drivers.federation.dashboard.live import make_dashboard
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
+from lightsecagg.drivers.federation.epoch_server import EpochFederationServer
 from lightsecagg.drivers.federation.jobs import (
     ClientJob,
     ServerJob,
@@ -73,7 +75,8 @@ def build_server(
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     stopping = _early_stopping(config.early_stopping, job)
     _check_figure(config.checkpoints.figure, "checkpoints", job)
-    settings_for = partial(make_settings, config.aggregation, job, session)
+    buffering = None if config.buffering is None else config.buffering.make()
+    settings_for = partial(make_settings, config.aggregation, job, session, buffering=buffering)
     settings = settings_for(members.current.allow_list)
     _mind_the_members(config.aggregation.clients, settings)
     _mind_the_rounding(settings)
@@ -98,7 +101,10 @@ def build_server(
         raise
     if dashboard is not None:
         callbacks.append(dashboard)
-    return FederationServer(
+    made: Callable[..., FederationServer] = FederationServer
+    if config.buffering is not None:
+        made = partial(EpochFederationServer, buffering=config.buffering)
+    return made(
         settings,
         config.rounds,
         members.current.allow_list,
@@ -117,7 +123,8 @@ def build_server(
 
 
 def _journal(config: ServerConfig, members: MembersInUse) -> Journal:
-    journal = Journal(config.server.state, config.federation.session)
+    kind = Journal if config.buffering is None else EpochJournal
+    journal = kind(config.server.state, config.federation.session)
     try:
         members.recall(journal)
     except LightSecAggError:
@@ -143,6 +150,8 @@ def build_client(
     if job is None and config.training is not None:
         # Torch takes its time to load, long on a busy machine: before the server waits for us.
         importlib.import_module("lightsecagg.training.worker")
+    if config.buffering is not None:
+        extra["buffering"] = config.buffering.make()
     identity = load_identity(config.client.identity)
     ledger = ClientLedger(config.client.ledger, session, config.client.id)
     try:

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.identity import IDENTITY_KEY_LENGTH, IdentityKey
@@ -32,10 +32,12 @@ from lightsecagg.drivers.transport.tls import fingerprint_of_pem, is_loopback
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.staleness import Staleness
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode, ThreatModel, check_integer
 from lightsecagg.training.datasets import DATASETS
 
+Mode = Literal["sync", "async"]
 DEFAULT_PORT: Final = 7700
 DEFAULT_TASK: Final = "digits"
 DEFAULT_BOUND: Final = 1.0
@@ -52,6 +54,11 @@ HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
         "wait_for_clients": (120.0, "seconds"),
         "upload": (900.0, "seconds for training and upload"),
         "retries": (2, "after an aborted round"),
+    },
+    "buffering": {
+        "flush_after": (60.0, "seconds to a buffer of fewer than size updates"),
+        "reports": (10.0, "seconds in which clients report on a mask"),
+        "renew": (5, "buffers until clients that wait outside are let in"),
     },
     "training.task": {
         "partition": ("iid", 'or "local": all of data_dir is this client\'s own'),
@@ -100,6 +107,9 @@ def provision(
     weighted: bool = False,
     bound: float = DEFAULT_BOUND,
     share_mode: ShareMode | None = None,
+    mode: Mode = "sync",
+    buffer: int | None = None,
+    staleness: Staleness | None = None,
     server_name: str = "localhost",
     port: int = DEFAULT_PORT,
     days: int = 365,
@@ -111,10 +121,14 @@ def provision(
     They train `task`, or sum vectors of `vectors` entries (`weighted`: average them by sample
     counts). No entry of an update or vector is beyond `bound`: clients clip it, and refuse a
     round with another bound. With a `share_mode`, clients demand it.
+
+    In the asynchronous `mode` all clients demand the same [buffering]: buffers of `buffer` updates,
+    by default of half the clients, discounted by `staleness`.
     """
     _check_arguments(directory, server_name, port, days)
     job = _job(clients, task, vectors, weighted)
     parameters = _parameters(clients, privacy, dropouts)
+    buffering = _buffering(mode, parameters, buffer, staleness)
     Quantizer(PrimeField(parameters.modulus), bound, clients)  # refuses a bound that cannot work
     session = draw(entropy, HASH_LENGTH)
     signer = IdentityKey.generate(entropy)
@@ -132,13 +146,15 @@ def provision(
         "dropouts": parameters.dropouts,
         "threat_model": parameters.threat_model,
     }
-    mode: Table = {} if share_mode is None else {"share_mode": share_mode}
+    sharing: Table = {} if share_mode is None else {"share_mode": share_mode}
+    asynchronous: Table = {"mode": mode} if buffering else {}
     listen, reach = _addresses(server_name, port)
     server: dict[str, Table] = {
         "federation": federation,
-        "aggregation": {**round_, "bound": bound, **mode},
+        "aggregation": {**asynchronous, **round_, "bound": bound, **sharing},
         "server": {"address": listen},
         "tls": _tls_table("server"),
+        **buffering,
         **job.server,
     }
     client: dict[str, Table] = {
@@ -149,10 +165,11 @@ def provision(
             "threat_model": parameters.threat_model,
             "bound": bound,
             "clip": True,
-            **mode,
+            **sharing,
         },
         "server": {"address": reach},
         "tls": _tls_table("client"),
+        **buffering,
         **job.client,
     }
     register = Register(
@@ -176,7 +193,7 @@ def provision(
         keys = {"ca.key": authority.own_files().key, "allow-list.key": _line(signer)}
         write_folder(root / "authority", {**shared, **keys, REGISTER: register.to_bytes()})
         issued = authority.issue_server(server_name)
-        toml = _toml(server, ("aggregation", "rounds", *job.hints))
+        toml = _toml(server, ("aggregation", "rounds", *buffering, *job.hints))
         files = {"server.pem": issued.certificate, "server.key": issued.key, "server.toml": toml}
         write_folder(root / "server", {**shared, **files})
         (root / "clients").mkdir(mode=0o700)
@@ -192,6 +209,24 @@ def provision(
         server=directory / "server" / "server.toml",
         clients={i: client_folder(directory, i) / f"client-{i}.toml" for i in identities},
     )
+
+
+def _buffering(
+    mode: Mode, parameters: Parameters, buffer: int | None, staleness: Staleness | None
+) -> dict[str, Table]:
+    """The table of that name, in the asynchronous mode; the same for everybody (S09)."""
+    if mode == "sync":
+        if buffer is not None or staleness is not None:
+            raise ParameterError("buffer and staleness are for the asynchronous mode")
+        return {}
+    least = parameters.privacy + 2
+    size = max(least, parameters.clients // 2) if buffer is None else buffer
+    if not least <= size <= parameters.clients:
+        raise ParameterError(
+            f"buffer K = {size} must be T + 2 = {least} to N = {parameters.clients}"
+        )
+    made = staleness or Staleness.CONSTANT
+    return {"buffering": {"size": size, "staleness": made, "tau_max": 10, "c_g": 64, "stock": 4}}
 
 
 def client_folder(directory: Path, client: int) -> Path:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightsecagg.drivers.federation.callbacks import Callbacks, Overview, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
@@ -44,6 +45,7 @@ from lightsecagg.errors import (
 from lightsecagg.foreign import explain, where
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SharingClosed, SurvivorsChosen, UploadTaken
 from lightsecagg.protocol.jobs import Compute
 from lightsecagg.protocol.quantizers import make_quantizer
@@ -56,6 +58,7 @@ from lightsecagg.session.interface import (
     Announcement,
     Applied,
     Apply,
+    ApplyBuffer,
     Backlog,
     ClientLeft,
     Computed,
@@ -73,6 +76,7 @@ from lightsecagg.session.interface import (
     Post,
     Progress,
     Received,
+    Renew,
     RoundBegan,
     RoundEnded,
     Spoilt,
@@ -98,7 +102,11 @@ class _Tick:
 
 
 def make_settings(
-    table: AggregationTable, job: ServerJob, session: bytes, allow_list: AllowList
+    table: AggregationTable,
+    job: ServerJob,
+    session: bytes,
+    allow_list: AllowList,
+    buffering: Buffering | None = None,
 ) -> Settings:
     """What a configuration asks for, but for the number and the model of a round.
 
@@ -126,6 +134,7 @@ def make_settings(
         table.bound,
         max_samples=table.max_samples if job.weighted else 1,
         weighted=job.weighted,
+        buffering=buffering,
         decoding=table.decoding,
     )
     return Settings(
@@ -137,6 +146,7 @@ def make_settings(
         round=0,
         allow_list=allow_list.digest,
         neighbours=neighbours,
+        buffering=buffering,
         threshold=threshold,
     )
 
@@ -302,7 +312,7 @@ class FederationServer:
             enough=None if self._early is None else self._early.reason(completed),
         )
         plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
-        members = None if self._members is None else _as_travels(self._members.current)
+        members = None if self._members is None else as_travels(self._members.current)
         return self.session_type(
             self._settings, plan, self._allow_list, announcement, self._choose, past, members
         )
@@ -355,7 +365,7 @@ class FederationServer:
         self._allow_list, self._settings = found.allow_list, settings
         self._communicator.admit(frozenset(found.allow_list.clients), found.revoked)
         self._members.settle()
-        await self._tell(MembersChanged(_as_travels(found), settings))
+        await self._tell(MembersChanged(as_travels(found), settings))
 
     def _announcement(self, completed: int) -> Announcement:
         return Announcement(self._job.model(), self._job.instructions(completed))
@@ -432,6 +442,8 @@ class FederationServer:
                     self._computer.put(job)
                 case Apply():
                     await self._tell(await self._apply(effect))
+                case ApplyBuffer() | Renew():
+                    await self._tell(await self._advance(effect))
                 case PhaseBegan(phase):
                     phase.start = time.time()
                 case Progress(phase_name, done, expected, awaited):
@@ -490,16 +502,34 @@ class FederationServer:
     async def _apply(self, effect: Apply) -> Applied | Spoilt:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
         settings, aggregate, record = effect.settings, effect.aggregate, effect.record
+        completed, included = self._session.completed + 1, len(aggregate.included)
+        average = partial(settings.average, aggregate.total, included)
+        after = await self._step(record, average, included, completed)
+        if isinstance(after, Spoilt):
+            return after
+        store = partial(self._journal.complete, record.round, completed, after)
+        await asyncio.to_thread(store)
+        await self._note(record, completed)
+        self._judge(record, completed)
+        return Applied(self._announcement(completed), record.stopped)
+
+    async def _advance(self, effect: ApplyBuffer | Renew) -> Applied | Spoilt:
+        raise AssertionError("rounds have no buffers; see `epoch_server`")
+
+    async def _step(
+        self,
+        record: RoundRecord,
+        average: Callable[[], tuple[NDArray[np.float64], int]],
+        summands: int,
+        completed: int,
+    ) -> bytes | memoryview | Spoilt:
+        """The state after a sum of so many vectors; or, unchanged, why it cannot be used."""
         before = await asyncio.to_thread(self._job.save)
-        completed = self._session.completed + 1
         try:
-            average, samples = await asyncio.to_thread(
-                settings.average, aggregate.total, len(aggregate.included)
-            )
-            await asyncio.to_thread(self._job.apply, average, samples, completed)
-            steps = len(aggregate.included) + record.noise
-            rounding = steps * record.quantisation_step / samples
-            record.metrics = self._job.metrics(average, rounding)
+            mean, samples = await asyncio.to_thread(average)
+            await asyncio.to_thread(self._job.apply, mean, samples, completed)
+            rounding = (summands + record.noise) * record.quantisation_step / samples
+            record.metrics = self._job.metrics(mean, rounding)
             after = await asyncio.to_thread(self._job.save)
         except (ConfigurationError, JournalError):
             raise  # nobody lied: whoever mends it and starts again resumes this round
@@ -511,13 +541,13 @@ class FederationServer:
             return Spoilt(explain(error))
         record.samples = samples
         if self._trace is not None:
-            np.savez(self._trace / f"average-{record.round}.npz", average=average)
-        store = partial(self._journal.complete, record.round, completed, after)
-        await asyncio.to_thread(store)
+            np.savez(self._trace / f"average-{record.round}.npz", average=mean)
+        return after
+
+    async def _note(self, record: RoundRecord, version: int) -> None:
+        """A model is stored: how good it is, and whether it is to be kept."""
         await self._evaluate(record)
-        await asyncio.to_thread(self._checkpoints.note, completed, record.to_json())
-        self._judge(record, completed)
-        return Applied(self._announcement(completed), record.stopped)
+        await asyncio.to_thread(self._checkpoints.note, version, record.to_json())
 
     async def _evaluate(self, record: RoundRecord) -> None:
         """The figures of a model that is stored already; whatever fails here, the round is done."""
@@ -537,5 +567,6 @@ class FederationServer:
         record.stopped = self._early.reason(completed)
 
 
-def _as_travels(found: Membership) -> Members:
+def as_travels(found: Membership) -> Members:
+    """An allow-list as a session passes it on."""
     return Members(found.number, found.allow_list, found.content)

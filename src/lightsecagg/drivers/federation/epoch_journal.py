@@ -1,0 +1,207 @@
+"""What a server of the asynchronous mode must not forget.
+
+Durable before they are acknowledged or announced:
+
+* whatever the party of the epoch has promised, as one record (`EpochChanged`): its roster, the
+  masks that are ready, the tags of the uploads, the buffer in flight, the agreement;
+* each masked upload, in a file of its own, with the record that counts it;
+* the model of a version, with the record in which its buffer is past: a sum is applied once.
+
+The folder is that of `journal`: an epoch has the row of a round, a version the file of a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from lightsecagg.drivers.federation.durable import seal, unseal, write_synced
+from lightsecagg.drivers.federation.journal import (
+    Journal,
+    StoredUpload,
+    bytes_of,
+    checksums_of,
+)
+from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
+from lightsecagg.foreign import decode
+from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.jobs import Upload
+from lightsecagg.protocol.messages import BufferedUpload, Tag
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.interface import AnyRecord
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    """A row of `buffered`."""
+
+    length: int
+    """Elements of the vector, which is in a file."""
+    checksums: tuple[bytes, ...]
+    """Of the blocks of that file."""
+
+
+_rows = msgspec.msgpack.Decoder(_Row)
+_hashes = msgspec.msgpack.Decoder(dict[int, bytes])
+
+
+class EpochJournal(Journal):
+    """The durable memory of one server; one process at a time."""
+
+    def store(self, number: int, record: AnyRecord) -> StoredUpload | None:
+        """Make a record of a session durable; of an upload, where it is."""
+        if not isinstance(record, EpochChanged):
+            return super().store(number, record)
+        return self.change(number, record)
+
+    def change(self, number: int, record: EpochChanged) -> StoredUpload | None:
+        """All that the epoch has promised, and the upload that has just come."""
+        upload = record.upload
+        stored = None if upload is None else self._write_upload(number, upload)
+        with self._db.change():
+            self._put(number, record, stored)
+        self._delete_past_uploads(number, record)
+        return stored
+
+    def advance(
+        self,
+        number: int,
+        version: int,
+        buffers: int,
+        model: bytes | memoryview,
+        record: EpochChanged,
+        hashes: Mapping[int, bytes],
+    ) -> None:
+        """This is the model of the version after `buffers` buffers, and what is left to do.
+
+        * `hashes`: version -> hash of its model, of those that updates may still come from.
+
+        Were they two steps, a crash between them would apply a sum twice, or never.
+        """
+        with self._db.reporting("write"):
+            write_synced(self._models / f"{version}.npz", model)
+        with self._db.change():
+            self._set_meta("completed", str(version).encode())
+            self._set_meta("model", hashlib.sha256(model).digest())
+            self._set_meta("buffers", str(buffers).encode())
+            self._set_meta("hashes", msgspec.msgpack.encode(dict(hashes)))
+            self._put(number, record, None)
+        self._delete_past_uploads(number, record)
+
+    def buffers(self) -> int:
+        """How many buffers were recovered."""
+        return int(self._meta("buffers") or 0)
+
+    def hashes(self) -> dict[int, bytes]:
+        """Version -> hash of its model, of the latest versions."""
+        content = self._meta("hashes")
+        if content is None:
+            return {}
+        try:
+            return decode(_hashes.decode, content, "entry meta/hashes")
+        except DecodeError as error:
+            raise JournalError(str(error)) from error
+
+    def memory(self, number: int) -> bytes:
+        """What an epoch has promised; empty if nothing."""
+        content = self._meta(f"epoch {number}")
+        return content or b""
+
+    def settings(self, number: int) -> Settings:
+        """Those of an epoch, or round."""
+        with self._db.reporting("read"):
+            (sealed,) = self._db.execute(
+                "SELECT settings FROM rounds WHERE number = ?", (number,)
+            ).fetchone()
+        try:
+            return Settings.from_bytes(unseal(f"{number}/settings", sealed))
+        except LightSecAggError as error:
+            raise JournalError(f"epoch {number} of the journal is damaged: {error}") from error
+
+    def recall(self, number: int) -> Callable[[Tag], Upload]:
+        """Where the uploads of an epoch are."""
+
+        def stored(tag: Tag) -> Upload:
+            with self._db.reporting("read"):
+                row = self._db.execute(
+                    "SELECT content FROM buffered WHERE number = ? AND owner = ? AND serial = ?",
+                    (number, tag.owner, tag.serial),
+                ).fetchone()
+            if row is None:
+                raise JournalError(
+                    f"no upload {tag.serial} of client {tag.owner} in epoch {number} is stored"
+                )
+            place = _place(number, tag)
+            try:
+                found = decode(_rows.decode, unseal(place, row[0]), f"entry {place}")
+            except DecodeError as error:
+                raise JournalError(str(error)) from error
+            upload = self._stored(number, tag, found)
+            upload.read(0, upload.length)  # verified before anything is made of it
+            return upload
+
+        return stored
+
+    def abandon(self, number: int, reason: str) -> None:
+        """The epoch is over."""
+        with self._db.change():
+            self._end(number, reason)
+            self._forget(number)
+        with self._db.reporting("write"):
+            self._delete_uploads(number)
+
+    def _put(self, number: int, record: EpochChanged, stored: StoredUpload | None) -> None:
+        if record.memory:
+            self._set_meta(f"epoch {number}", record.memory)
+        else:
+            self._forget(number)
+        if record.upload is not None and stored is not None:
+            tag = record.upload.tag
+            row = msgspec.msgpack.encode(_Row(stored.length, stored.checksums))
+            self._db.execute(
+                "INSERT INTO buffered VALUES (?, ?, ?, ?)",
+                (number, tag.owner, tag.serial, seal(_place(number, tag), row)),
+            )
+            uploaders = self.uploaders() | {tag.owner: number}
+            self._set_meta("uploaders", msgspec.msgpack.encode(uploaders))
+        for owner, serial in self._past(number, record):
+            self._db.execute(
+                "DELETE FROM buffered WHERE number = ? AND owner = ? AND serial = ?",
+                (number, owner, serial),
+            )
+
+    def _past(self, number: int, record: EpochChanged) -> set[tuple[int, int]]:
+        """The stored uploads that nobody needs any more."""
+        rows = self._db.execute("SELECT owner, serial FROM buffered WHERE number = ?", (number,))
+        return {(owner, serial) for owner, serial in rows} - set(record.kept)
+
+    def _forget(self, number: int) -> None:
+        self._db.execute("DELETE FROM meta WHERE key = ?", (f"epoch {number}",))
+        self._db.execute("DELETE FROM buffered WHERE number = ?", (number,))
+
+    def _write_upload(self, number: int, upload: BufferedUpload) -> StoredUpload:
+        data = bytes_of(upload.vector)
+        stored = self._stored(number, upload.tag, _Row(upload.vector.size, checksums_of(data)))
+        with self._db.reporting("write"):
+            write_synced(stored.path, data)
+        return stored
+
+    def _stored(self, number: int, tag: Tag, row: _Row) -> StoredUpload:
+        return StoredUpload(
+            f"the stored upload {tag.serial} of client {tag.owner} in epoch {number}",
+            self._upload_path(number, tag.owner, tag.serial),
+            row.length,
+            row.checksums,
+        )
+
+    def _delete_past_uploads(self, number: int, record: EpochChanged) -> None:
+        kept = {self._upload_path(number, owner, serial) for owner, serial in record.kept}
+        with self._db.reporting("write"):
+            for path in self._uploads.iterdir():
+                if path.name.startswith(f"{number}-") and path not in kept:
+                    path.unlink(missing_ok=True)
+
+
+def _place(number: int, tag: Tag) -> str:
+    return f"{number}/upload/{tag.owner}/{tag.serial}"

@@ -1,0 +1,140 @@
+"""The Server Manager in the asynchronous mode: drives an `EpochServerSession`.
+
+Peers, jobs, callbacks, reports and the loop are the synchronous manager's; what differs is what is
+kept (`epoch_journal`), and what becomes of a sum: every buffer, and every buffer that was lost,
+leads to another version of the model, stored together with the record of the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from lightsecagg.drivers.federation.config import ServerBufferingTable
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
+from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.federation.server import FederationServer, as_travels
+from lightsecagg.errors import JournalError
+from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.session.epoch import Flushing, version_hash
+from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
+from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt
+from lightsecagg.session.round import Plan
+from lightsecagg.session.server import Past
+
+_OVER = EpochChanged(b"", ())
+"""What is left of an epoch that is over."""
+
+
+class EpochFederationServer(FederationServer):
+    """Runs the epochs of one federation."""
+
+    _journal: EpochJournal
+
+    def __init__(self, *arguments: Any, buffering: ServerBufferingTable, **options: Any) -> None:
+        """As `FederationServer`; `buffering` says when buffers are formed."""
+        super().__init__(*arguments, **options)
+        names = [each.name for each in fields(Flushing)]
+        self._flushing = Flushing(**{name: getattr(buffering, name) for name in names})
+        self._version = 0
+        self._hashes: dict[int, bytes] = {}
+
+    def _begin(self, abandon: bool) -> EpochServerSession:
+        """The session of what the journal knows."""
+        self._version = self._restore_model()
+        self._hashes = self._journal.hashes()
+        self._note_hash()
+        if abandon:
+            self._abandon()
+        self._look_back()
+        buffers = self._journal.buffers()
+        past = Past(
+            next_round=self._journal.next_round(),
+            completed=buffers,
+            uploaders=self._journal.uploaders(),
+            enough=None if self._early is None else self._early.reason(buffers),
+        )
+        plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
+        members = None if self._members is None else as_travels(self._members.current)
+        return EpochServerSession(
+            self._settings,
+            plan,
+            self._allow_list,
+            self._announcement(buffers),
+            self._choose,
+            past,
+            members,
+            flushing=self._flushing,
+            version=self._version,
+            models=self._hashes,
+            unfinished=self._left(),
+        )
+
+    def _abandon(self) -> None:
+        """Give up what a crash left; its updates are lost, so the model changes by a bit (S42)."""
+        for number in self._journal.unfinished():
+            log.warning("epoch %d is abandoned as demanded", number)
+            self._journal.abandon(number, "abandoned by the operator")
+            self._job.renew()
+            self._put_version(number, self._version + 1, self._journal.buffers(), _OVER)
+
+    def _note_hash(self) -> None:
+        """Updates from the current model are welcome for as long as they are not too stale."""
+        self._hashes[self._version] = version_hash(self._job.model(), self._version)
+        buffering = self._settings.buffering
+        oldest = self._version - (0 if buffering is None else buffering.table.max_staleness)
+        self._hashes = {v: model for v, model in self._hashes.items() if v >= oldest}
+
+    def _put_version(self, epoch: int, version: int, buffers: int, change: EpochChanged) -> None:
+        """The job's model is of this version: store it with what the epoch still has to do."""
+        self._version = version
+        self._note_hash()
+        model = self._job.save()
+        self._journal.advance(epoch, version, buffers, model, change, self._hashes)
+
+    def _left(self) -> UnfinishedEpoch | None:
+        unfinished = self._journal.unfinished()
+        if not unfinished:
+            return None
+        if len(unfinished) > 1:
+            raise JournalError(f"epochs {unfinished} are all unfinished; at most one can be")
+        (number,) = unfinished
+        settings = self._journal.settings(number)
+        return UnfinishedEpoch(
+            settings,
+            self._journal.memory(number),
+            self._journal.recall(number),
+            self._allow_list_of(settings),
+        )
+
+    def _announcement(self, completed: int) -> Announcement:
+        # All clients of an epoch train alike, so there is no schedule.
+        return Announcement(self._job.model(), self._job.instructions(0))
+
+    def _recall(self) -> None:
+        """Nothing: a buffer whose record a crash has lost leaves no trace but its model."""
+
+    # -- what becomes of a sum -----------------------------------------------------------------
+
+    async def _advance(self, effect: ApplyBuffer | Renew) -> Applied | Spoilt:
+        """The model of the next version, stored with what the epoch still has to do."""
+        completed = self._session.completed
+        if isinstance(effect, Renew):
+            await asyncio.to_thread(self._job.renew)
+            put = partial(self._put_version, effect.epoch, effect.version, completed)
+            await asyncio.to_thread(put, effect.change)
+            return Applied(self._announcement(completed))
+        aggregate, record = effect.aggregate, effect.record
+        version, completed = aggregate.time + 1, completed + 1
+        average = partial(effect.settings.buffer_mean, aggregate.total, aggregate.weights)
+        after = await self._step(record, average, sum(aggregate.weights), version)
+        if isinstance(after, Spoilt):
+            return after
+        put = partial(self._put_version, effect.settings.round, version, completed)
+        await asyncio.to_thread(put, effect.change)
+        await self._note(record, version)
+        self._judge(record, completed)
+        await self._look_for_members()
+        return Applied(self._announcement(completed), record.stopped)

@@ -1,0 +1,135 @@
+"""The asynchronous mode over sockets and TLS: stragglers, restarts, and what clients demand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from network_federation import Contribution, NetworkFederation, contribution
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.client_ledger import ClientLedger
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.protocol.interface import Update
+from lightsecagg.session.record import RoundRecord
+
+
+class Slow(Contribution):
+    """Is not done before the test says so."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__(client)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return super().compute(model, round_number, bound)
+
+
+def check_every_mean(folder: Path, records: list[RoundRecord]) -> None:
+    """Each recovered mean against that of the plain vectors."""
+    for record in records:
+        if record.aborted is not None:
+            continue
+        with np.load(folder / f"average-{record.round}.npz") as stored:
+            mean = stored["average"]
+        vectors = [
+            contribution(*each) for each in zip(record.included, record.versions, strict=True)
+        ]
+        expected = np.average(vectors, axis=0, weights=record.weights)
+        np.testing.assert_allclose(mean, expected, atol=record.quantisation_step)
+    pairs = [each for r in records for each in zip(r.included, r.versions, strict=True)]
+    assert len(set(pairs)) == len(pairs), "no update is summed twice"
+
+
+def traced(folder: Path) -> list[str]:
+    return [f'server.trace="{folder / "trace"}"', "buffering.renew=2", "buffering.reports=30.0"]
+
+
+def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path) -> None:
+    """A restarted client joins the next epoch; the slow one's update counts when it comes."""
+    federation = NetworkFederation(tmp_path, clients=6, buffer=3)
+    patient = ["buffering.tau_max=60"]
+    slow = Slow(5)
+
+    async def until(condition: Any) -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=1000, settings=[*traced(tmp_path), *patient])
+        mortal = federation.client(4, table=patient)
+        others = [federation.client(i, table=patient) for i in range(4)]
+        others.append(federation.client(5, table=patient, job=slow))
+        running = asyncio.create_task(server.run())
+        first = asyncio.create_task(mortal.run())
+        tasks = [running, first, *(asyncio.create_task(client.run()) for client in others)]
+        try:
+            await until(lambda: len(server.records) >= 4)
+            slow.may_end.set()
+            await until(lambda: any(5 in record.included for record in server.records))
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert isinstance(mortal._ledger, ClientLedger)
+            mortal._ledger.close()
+            tasks.append(asyncio.create_task(federation.client(4, table=patient).run()))
+            await until(lambda: any(r.epoch > 1 and 4 in r.included for r in server.records))
+            server.stop()
+            return await running
+        finally:
+            slow.may_end.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    records = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert all(record.aborted is None for record in records)
+    check_every_mean(tmp_path / "trace", records)
+    late = next(record for record in records if 5 in record.included)
+    assert late.versions[late.included.index(5)] == 0
+    assert late.round > 4, "its update was more than two versions old, and welcome"
+
+
+def test_S09_a_client_s_file_pins_its_buffering(tmp_path: Path) -> None:
+    """The others go on without the one whose file demands another K."""
+    federation = NetworkFederation(tmp_path, clients=4, dropouts=1, buffer=3)
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=1, settings=traced(tmp_path))
+        clients = [federation.client(i) for i in range(3)]
+        odd = federation.client(3, table=["buffering.size=4"])
+        tasks = [asyncio.create_task(client.run()) for client in (*clients, odd)]
+        try:
+            records = await server.run()
+            await asyncio.gather(*tasks)
+            return records
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    (record,) = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert record.included == [0, 1, 2]
+    assert list(record.withdrawn.values()) == [[3]]
+    assert "other asynchronous settings" in next(iter(record.withdrawn))
+
+
+def test_mode_and_buffering_go_together(tmp_path: Path) -> None:
+    made = NetworkFederation(tmp_path, clients=4, buffer=3).made
+    config = load_config(ServerConfig, made.server)
+    assert config.aggregation.mode == "async"
+    client = load_config(ClientConfig, made.clients[0])
+    assert config.buffering is not None
+    assert client.buffering is not None
+    assert config.buffering.make() == client.buffering.make()
+    with pytest.raises(ConfigurationError, match="go together"):
+        load_config(ServerConfig, made.server, ['aggregation.mode="sync"'])
+    with pytest.raises(ConfigurationError, match=r"\[training.schedule\] is for rounds"):
+        load_config(ServerConfig, made.server, ["training.schedule.decay.factor=0.5"])
+    assert FederationClient.session_type is not FederationClient.epoch_session_type

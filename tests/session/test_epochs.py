@@ -1,0 +1,457 @@
+"""The asynchronous sessions, in memory: buffers, stragglers, restarts, crashes and attacks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from epoch_lab import BUFFERING, EpochLaboratory
+
+from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.protocol.interface import SERVER, Phase
+from lightsecagg.protocol.messages import Opening, SumRequest
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import (
+    EpochBegins,
+    Fetch,
+    MasksKnown,
+    RoundModel,
+    Version,
+    Withdraw,
+    name_of,
+    pack_control,
+    pack_protocol,
+    unpack,
+)
+from lightsecagg.session.epoch import Flushing
+from lightsecagg.session.interface import Post, Received, Stop, Trained, TrainingFailed
+from lightsecagg.session.server import State
+
+
+def posted(effects: Any) -> list[Any]:
+    """The control messages, and the names of the others, that effects send."""
+    sent = []
+    for effect in effects:
+        if isinstance(effect, Post):
+            content = unpack(effect.data)
+            sent.append(name_of(effect.data) if isinstance(content, tuple) else content)
+    return sent
+
+
+def finish_training(lab: EpochLaboratory, *clients: int) -> None:
+    """Of these clients alone."""
+    for client, train in [each for each in lab.trainings if each[0] in clients]:
+        lab.trainings.remove((client, train))
+        event = Trained(train.round, lab.update(client, train.round))
+        lab.do(client, lab.clients[client].handle(event, lab.now))
+        lab.settle()
+
+
+def opened(**options: Any) -> EpochLaboratory:
+    """Everybody is registered, has masks and trains from version 0."""
+    lab = EpochLaboratory(**{"number": 50, "retries": 5} | options)
+    lab.hold_training = True
+    lab.connect()
+    lab.wait(2)
+    assert sorted(client for client, _ in lab.trainings) == list(range(len(lab.identities)))
+    return lab
+
+
+def test_buffers_of_k_updates_are_exact_and_clients_train_on() -> None:
+    lab = EpochLaboratory(number=4)
+    lab.connect()
+    lab.wait(10)
+    assert lab.finished is not None
+    assert lab.finished.error is None
+    assert [time for time, _, _ in lab.sums] == [0, 1, 2, 3]
+    assert all(len(owners) == 4 for _, owners, _ in lab.sums)
+    assert {goodbye.error for goodbye in lab.goodbyes.values()} == {None}
+    assert lab.cuts == []
+    record = lab.records[-1]
+    assert (record.round, record.epoch, len(record.included)) == (4, 1, 4)
+    assert sum(record.staleness.values()) == 4
+    assert set(record.phases) >= {"agree", "recover"}
+    lab.assert_summed_once()
+
+
+def test_nobody_waits_for_a_straggler_whose_update_counts_when_it_comes() -> None:
+    lab = opened()
+    slow = 5
+    for _ in range(4):
+        finish_training(lab, 0, 1, 2, 3)
+    assert lab.party.time == 4
+    finish_training(lab, slow)
+    finish_training(lab, 0, 1, 2)
+    time, owners, staleness = lab.sums[-1]
+    assert (time, owners) == (4, (0, 1, 2, slow))
+    assert staleness[-1] == 4
+
+
+def test_too_few_updates_are_summed_when_the_deadline_fires() -> None:
+    lab = opened(flushing=Flushing(flush_after=60.0, renew=5))
+    finish_training(lab, 0, 1)
+    lab.wait(70)
+    assert lab.sums == [], "T + 2 = 3 at least"
+    finish_training(lab, 2)
+    lab.wait(70)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2)]
+
+
+def test_nobody_waits_for_the_deadline_if_nobody_else_can_come() -> None:
+    lab = opened(dropouts=2)
+    lab.disconnect(4, 5)
+    finish_training(lab, 0, 1, 2)
+    client, train = next(each for each in lab.trainings if each[0] == 3)
+    lab.trainings.remove((client, train))
+    lab.do(3, lab.clients[3].handle(TrainingFailed(train.round, "no data"), lab.now))
+    lab.wait(lab.plan.grace + 1)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2)]
+
+
+def test_S42_a_model_that_nobody_can_train_from_any_more_is_renewed() -> None:
+    """All updates were lost: a client hands in no second one from the same model."""
+    lab = opened()
+    before = lab.disk.model.copy()
+    for client, train in list(lab.trainings):
+        lab.do(client, lab.clients[client].handle(TrainingFailed(train.round, "lost"), lab.now))
+    lab.trainings.clear()
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [1]
+    assert (lab.disk.model != before).sum() == 1
+    assert abs(lab.disk.model - before).max() < 1e-30
+    assert {train.round for _, train in lab.trainings} == {1}
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.sums[-1][0] == 1
+
+
+def test_R32_a_restarted_client_joins_the_next_epoch_and_the_others_go_on() -> None:
+    lab = opened(flushing=Flushing(renew=2))
+    lab.restart(5)
+    lab.trainings = [each for each in lab.trainings if each[0] != 5]
+    lab.settle()
+    assert 5 not in {client for client, _ in lab.trainings}
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.epoch.number == 1, "not before `renew` buffers are recovered"
+    finish_training(lab, 4)
+    lab.settle()
+    assert lab.party.waiting == 1
+    finish_training(lab, 0, 1, 2)
+    lab.wait(2)
+    assert lab.epoch.number == 2
+    assert sorted(lab.party.members) == list(range(6))
+    assert lab.party.time == 2, "versions go on from epoch to epoch"
+    straggler = next(train for client, train in lab.trainings if client == 3)
+    assert straggler.round == 1, "it has trained through the end of its epoch"
+    finish_training(lab, 3, 4, 5, 0)
+    time, owners, staleness = lab.sums[-1]
+    assert (time, owners, staleness) == (2, (0, 3, 4, 5), (0, 1, 1, 0))
+    lab.assert_summed_once()
+
+
+def test_an_epoch_without_enough_memories_ends_at_once_and_its_owners_train_anew() -> None:
+    lab = opened(dropouts=1)  # five of six are needed
+    finish_training(lab, 0, 1, 2)
+    lab.trainings = [each for each in lab.trainings if each[0] not in (4, 5)]
+    lab.restart(4)
+    lab.restart(5)
+    lab.wait(2)
+    assert lab.epoch.number == 2
+    assert lab.renewals == [1]
+    assert lab.party.time == 1
+    finish_training(lab, 0, 1, 2, 4)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 4)]
+
+
+def test_what_is_lost_with_a_connection_is_sent_again_or_forgotten() -> None:
+    lab = opened()
+    client, train = next(each for each in lab.trainings if each[0] == 0)
+    lab.trainings.remove((client, train))
+    event = Trained(train.round, lab.update(0, train.round))
+    lab.do(0, lab.clients[0].handle(event, lab.now))
+    assert [name_of(data) for _, data in lab.up] == [
+        "BufferedUpload",
+        "ShareBundle",
+        "Fetch",
+    ]
+    lab.disconnect(0)  # all three are on their way
+    ready, waiting = lab.clients[0]._round.party.serials  # type: ignore[union-attr]
+    assert waiting == (0,)
+    lab.connect(0)
+    lab.settle()
+    assert lab.party.waiting == 1
+    here, used = lab.party.serials(0)
+    assert used == [0]
+    ready, waiting = lab.clients[0]._round.party.serials  # type: ignore[union-attr]
+    assert (list(ready), waiting) == (here, (0,)), "masks that never came are not used"
+    finish_training(lab, 1, 2, 3)
+    assert lab.sums[-1][1] == (0, 1, 2, 3)
+
+
+def test_R52_a_buffer_in_flight_waits_for_clients_that_lose_their_connection() -> None:
+    lab = opened(dropouts=1)
+    lab.hold_jobs = True
+    finish_training(lab, 0, 1, 2)
+    client, train = next(each for each in lab.trainings if each[0] == 3)
+    lab.trainings.remove((client, train))
+    lab.do(3, lab.clients[3].handle(Trained(0, lab.update(3, 0)), lab.now))
+    lab.settle(lambda: lab.party.phase is Phase.AGREE)
+    lab.disconnect(4, 5)
+    lab.settle()
+    assert lab.party.phase is Phase.AGREE or lab.party.phase is Phase.RECOVER
+    lab.connect(4, 5)
+    lab.hold_jobs = False
+    lab.settle()
+    assert lab.sums[-1][1] == (0, 1, 2, 3)
+
+
+def test_a_spoilt_sum_costs_its_buffer_and_nothing_else() -> None:
+    lab = opened()
+    lab.spoils = True
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.sums == []
+    assert lab.records[-1].spoilt
+    assert lab.renewals == [1]
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.sums[-1][:2] == (1, (0, 1, 2, 3))
+
+
+def test_R40_a_server_that_is_told_to_stop_begins_no_other_buffer() -> None:
+    """However many updates wait: the one in flight is recovered, and that is all."""
+    lab = opened()
+    lab.hold_jobs = True
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.party._flight is not None
+    finish_training(lab, 4, 5)
+    lab.tell(Stop())
+    lab.hold_jobs = False
+    lab.hold_training = False
+    lab.settle()
+    assert lab.server.state is State.ENDED
+    assert [time for time, _, _ in lab.sums] == [0]
+
+
+def test_R40_a_server_that_is_told_to_stop_goes_on_with_the_same_epoch() -> None:
+    lab = opened()
+    finish_training(lab, 0, 1)
+    lab.tell(Stop())
+    lab.settle()
+    assert lab.server.state is State.ENDED
+    lab.crash()
+    lab.start()
+    lab.connect()
+    lab.settle()
+    assert lab.epoch.number == 1
+    assert lab.party.waiting == 2
+    finish_training(lab, 2, 3)
+    assert lab.sums[-1][1] == (0, 1, 2, 3)
+
+
+# -- kill -9 ---------------------------------------------------------------------------------------
+
+
+def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_nothing() -> None:
+    """One run per point; in the last nothing is killed."""
+    points = 0
+    while True:
+        points += 1
+        lab = EpochLaboratory(clients=5, dropouts=1, number=1, retries=9)
+        lab.kill_at = points
+        lab.connect()
+        before: tuple[set[tuple[int, int]], Any] | None = None
+        for _ in range(3000):
+            if lab.finished is not None:
+                break
+            running = lab.server._round is not None and lab.party._roster is not None
+            before = lab.promised if running else None
+            crashed = lab.kill_at == 1
+            if not lab.step():
+                lab.now += 1.0
+                lab.do(SERVER, lab.server.tick(lab.now))
+            if crashed and lab.kill_at == 0 and before is not None and lab.server._round:
+                summed = [time for time, _, _ in lab.sums]
+                needed, flight = lab.promised
+                known = before[1]
+                same = known is None or flight == known or known.time in summed
+                assert same, "an announced buffer changed"
+                assert before[0] <= needed or summed, "an upload that was acknowledged is lost"
+        assert lab.finished is not None, f"it hangs after point {points}"
+        assert lab.finished.error is None
+        assert len(lab.sums) == 1
+        assert lab.cuts == []
+        if lab.kill_at > 0:
+            break
+    assert points > 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_R31_R32_random_kills_of_server_and_clients(seed: int) -> None:
+    """Whatever happens: every sum is exact, of no update two, and the federation finishes."""
+    rng = random.Random(seed)
+    lab = EpochLaboratory(number=6, retries=9, wait_for_clients=60.0)
+    lab.hold_training = True
+    lab.connect()
+    for _ in range(700):
+        happening, client = rng.random(), rng.choice(list(lab.identities))
+        if lab.finished is not None:
+            break
+        if happening < 0.01:
+            running = lab.server.state is State.RUNNING and lab.party._roster is not None
+            before = lab.promised if running else (set(), None)
+            lab.crash()
+            lab.start()
+            assert not running or lab.promised == before
+        elif happening < 0.02 and client in lab.online:
+            lab.trainings = [each for each in lab.trainings if each[0] != client]
+            lab.restart(client)
+        elif happening < 0.03 and client in lab.online:
+            lab.disconnect(client)
+        elif happening < 0.15 and client not in lab.online:
+            lab.connect(client)
+        elif happening < 0.2:
+            lab.now += rng.choice([0.1, 1.0, 3.0])
+            lab.do(SERVER, lab.server.tick(lab.now))
+        elif happening < 0.35 and lab.trainings:
+            worker, train = lab.trainings.pop(rng.randrange(len(lab.trainings)))
+            event = Trained(train.round, lab.update(worker, train.round))
+            lab.do(worker, lab.clients[worker].handle(event, lab.now))
+        else:
+            lab.step()
+    lab.hold_training = False
+    for _ in range(200):
+        away = [client for client in lab.identities if client not in lab.online]
+        if lab.finished is not None:
+            break
+        if away:
+            lab.connect(*away)
+        lab.wait(3)
+    assert lab.finished is not None
+    assert lab.finished.error is None
+    assert len(lab.sums) == 6
+    assert lab.cuts == []
+    lab.assert_summed_once()
+
+
+# -- attacks ---------------------------------------------------------------------------------------
+
+
+def test_S42_a_client_that_uploads_twice_from_one_version_counts_once() -> None:
+    """Its second update is dropped; a server that did not, its peers would refuse."""
+    lab = opened()
+    cheat = lab.clients[0]
+    finish_training(lab, 0)
+    cheat._newest = -1
+    lab.trainings.clear()
+    lab.do(0, cheat.handle(Received(SERVER, pack_control(Version(0, lab.disk.model.tobytes()))), 0))
+    ((_, train),) = lab.trainings
+    lab.trainings.clear()
+    lab.do(0, cheat.handle(Trained(train.round, lab.update(0, 99)), lab.now))
+    lab.settle()
+    assert lab.party.waiting == 1
+    assert [tag.tag.serial for tag in lab.party._queue.waiting] == [0]
+    # The attack works on a server that forgets who has uploaded from which model.
+    lab.party._queue.accepted.clear()
+    cheat._newest = -1
+    lab.do(0, cheat.handle(Received(SERVER, pack_control(Version(0, lab.disk.model.tobytes()))), 0))
+    lab.trainings.clear()
+    lab.do(0, cheat.handle(Trained(0, lab.update(0, 98)), lab.now))
+    lab.settle()
+    assert len(lab.party._queue.waiting) == 1, "the ledger allows two uploads per model, no more"
+    assert any("no update of version 0" in line for line in lab.client_log)
+
+
+def test_S09_a_server_that_announces_two_buffers_for_one_time_gets_no_second_answer() -> None:
+    lab = opened()
+    lab.hold_jobs = True
+    finish_training(lab, 0, 1, 2, 3)
+    flight = lab.party._flight
+    assert flight is not None
+    codec, victim = Codec(lab.settings.field), lab.clients[5]
+    other = SumRequest(flight.time, flight.buffer.tags[1:])
+    again = pack_protocol(lab.epoch.number, codec.encode(flight.buffer))
+    second = pack_protocol(lab.epoch.number, codec.encode(other))
+    # A naive client answers whatever it is asked: the difference of the two sums is an update.
+    assert posted(victim.handle(Received(SERVER, again), lab.now)) == ["AggregatedShare"]
+    (reply,) = posted(victim.handle(Received(SERVER, second), lab.now))
+    assert isinstance(reply, Withdraw)
+    assert "has consented to another" in reply.reason
+    assert victim.round == -1
+
+
+def test_S06_R32_what_a_restarted_client_is_replayed_gets_no_upload_and_no_answer() -> None:
+    """Its masks are gone with its process, its ledger remembers the epoch."""
+    lab = opened()
+    heard: list[bytes] = []
+    original = lab.clients[5].handle
+
+    def listen(event: Any, now: float) -> Any:
+        if isinstance(event, Received):
+            heard.append(event.data)
+        return original(event, now)
+
+    lab.clients[5].handle = listen  # type: ignore[method-assign]
+    finish_training(lab, 0, 1, 2, 3)
+    assert "SumRequest" in set(map(name_of, heard))
+    opening = pack_protocol(
+        1, Codec(lab.settings.field).encode(Opening(lab.epoch.settings.to_bytes()))
+    )
+    replay = [pack_control(EpochBegins(1)), opening, *heard]
+    fresh = lab.client(5)
+    sent = [reply for data in replay for reply in posted(fresh.handle(Received(SERVER, data), 0))]
+    assert [type(reply).__name__ for reply in sent] == ["Withdraw"]
+    assert "has already seen round 1" in sent[0].reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(BUFFERING, max_updates=5),
+        replace(BUFFERING, table=StalenessTable((2, 1, 1, 1, 1, 1), 2)),
+        replace(BUFFERING, stock=6),
+        replace(BUFFERING, strict=False),
+        replace(BUFFERING, max_ratio=2.0),
+    ],
+    ids=["K", "weights", "stock", "strict", "ratio"],
+)
+def test_S09_a_client_takes_part_with_its_own_buffering_and_no_other(other: Any) -> None:
+    lab = EpochLaboratory(number=1, retries=0)
+    lab.connect(0, 1, 2, 3, 4)
+    lab.buffering = other
+    odd = lab.client(5)
+    lab.clients[5] = odd
+    lab.buffering = BUFFERING
+    lab.connect(5)
+    lab.wait(2)
+    assert lab.records[0].withdrawn, "it says why"
+    ((reason, clients),) = lab.records[0].withdrawn.items()
+    assert clients == [5]
+    assert "other asynchronous settings" in reason
+    assert lab.sums, "the others go on"
+
+
+def test_rounds_and_epochs_do_not_mix() -> None:
+    lab = opened()
+    client = lab.clients[0]
+    model = pack_control(RoundModel(7, b"", 1.0))
+    (reply,) = posted(client.handle(Received(SERVER, model), lab.now))
+    assert isinstance(reply, Withdraw)
+    assert client.round == 1, "and its epoch goes on"
+
+
+def test_S41_control_messages_out_of_place_change_nothing() -> None:
+    lab = opened()
+    client = lab.clients[0]
+    for message in (
+        MasksKnown(99, (), ()),
+        Version(-5, b""),
+        Version(3, b"x"),
+        Fetch(3),
+        EpochBegins(99),
+    ):
+        client.handle(Received(SERVER, pack_control(message)), lab.now)
+    assert client.round == 99
+    (effects,) = [lab.server.handle(Received(1, pack_control(Fetch(-7))), lab.now)]
+    assert [type(each).__name__ for each in posted(effects)] == ["Version"]
+    lab.tell(Received(2, pack_control(Version(3, b""))))
+    assert lab.cuts[-1][0] == 2
