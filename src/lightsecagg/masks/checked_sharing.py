@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -122,16 +123,13 @@ def report_on_shares(
 
     * `shares` have L + 2 elements each; they are taken one by one, and need not exist all at once.
     """
-    reports = [np.empty((0, coefficients.shape[1]), dtype=np.uint32)]
-    batch: list[Elements] = []
-    for share in shares:
-        batch.append(share)
-        if len(batch) == _BATCH:
-            reports.append(field.matmul(np.stack(batch), coefficients))
-            batch = []
-    if batch:
-        reports.append(field.matmul(np.stack(batch), coefficients))
-    return np.concatenate(reports)
+    # The loops are fast where the right-hand factor has many columns: multiply the transposes.
+    combinations = np.ascontiguousarray(coefficients.T)
+    reports = [np.empty((len(combinations), 0), dtype=np.uint32)]
+    remaining = iter(shares)
+    while batch := list(islice(remaining, _BATCH)):
+        reports.append(field.matmul(combinations, np.ascontiguousarray(np.stack(batch).T)))
+    return np.ascontiguousarray(np.concatenate(reports, axis=1).T)
 
 
 def find_accused(code: MdsCode, reports: Mapping[int, Mapping[int, Elements]]) -> frozenset[Pair]:
