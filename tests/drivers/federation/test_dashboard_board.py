@@ -92,7 +92,7 @@ def test_the_state_of_every_client_follows_the_phases() -> None:
 def test_who_left_and_why_is_told_and_stays_when_the_round_is_over() -> None:
     watched = Watched()
     watched.round()
-    watched.board.round_ended(ended())
+    watched.board.round_ended(ended(responders=[0]))
     rows = {row["id"]: row for row in watched.told()["live"]["clients"]}
     assert {client: row["state"] for client, row in rows.items()} == {
         0: "included",
@@ -111,9 +111,26 @@ def test_who_left_and_why_is_told_and_stays_when_the_round_is_over() -> None:
         "steps": {},
     }
     assert rows[4]["why"] == "nothing came before phase upload was over"
-    assert rows[0]["steps"] == {"advertise": 1001.0, "share": 1003.0, "upload": 1004.0}
+    assert rows[0]["steps"] == {
+        "advertise": 1001.0,
+        "share": 1003.0,
+        "upload": 1004.0,
+        "recover": 1005.0,
+    }
     detail = json.loads(watched.board.detail(1) or b"")
     assert detail["clients"] == list(rows.values()), "a reload shows the same"
+
+
+def test_whoever_is_awaited_and_away_when_a_round_is_aborted_has_left_it() -> None:
+    watched = Watched()
+    board = watched.board
+    for client in (0, 1):
+        board.connected(client)
+    board.round_begins(1, range(3))
+    board.progress("upload", frozenset(range(3)))
+    board.progress("upload", frozenset({1, 2}))
+    board.round_ended(ended(1, included=[], aborted="too few"))
+    assert watched.states() == {0: "uploaded", 1: "training", 2: "dropped"}
 
 
 def test_a_page_is_told_what_is_new_to_it_and_nothing_else() -> None:

@@ -136,9 +136,10 @@ def test_a_federation_is_watched_while_it_runs(browser: Browser, running: Runnin
     browser.until(f"JSON.stringify({STATES}) === '{json.dumps(expected, separators=(',', ':'))}'")
     seen = told(browser)
     assert seen["title"] == "Round 2"
-    assert "Upload: 1 of 5 have delivered" in seen["words"] or "0 of 5" in seen["words"]
+    assert seen["words"].startswith("Upload: 0 of 5 have delivered")
     assert "4training" in seen["legend"]
     assert "1dropped" in seen["legend"]
+    assert "1not connected" in seen["legend"]
     red = browser.run(
         "return getComputedStyle(document.querySelector('[data-client=\"4\"]')).color"
     )

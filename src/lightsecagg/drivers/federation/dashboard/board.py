@@ -121,7 +121,7 @@ class Board(ServerCallback):
                 self._keep(entry, client_rows)
             else:
                 live.number = record.round
-                live.end(entry)
+                live.end(entry, self._here)
                 self._touch("live")
                 self._keep(entry, lambda _: live.rows())
             if live is not None and self._asynchronous:
@@ -283,7 +283,7 @@ class LiveRound:
             before = self.phases[-1]
             before["end"] = now
             for client in self._awaited:
-                if client in awaited or phase == "done":
+                if client in awaited:
                     self._deliver(client, before["name"], now)
                 else:
                     deadline = f"nothing came before phase {before['name']} was over"
@@ -315,7 +315,7 @@ class LiveRound:
         row |= {"state": "uploaded", "why": "", "staleness": staleness}
         row["steps"]["upload"] = now
 
-    def end(self, record: dict[str, Any]) -> None:
+    def end(self, record: dict[str, Any], here: Collection[int]) -> None:
         """With what the record says: who is in the sum, and who was not named as gone but is."""
         included = set(record["included"])
         ends = [phase["end"] for phase in record["phases"].values()]
@@ -325,6 +325,12 @@ class LiveRound:
                 phase |= {"start": known["start"], "end": known["end"], "awaited": 0}
         if self.phases and self.phases[-1]["end"] is None:
             self.phases[-1]["end"] = max(ends, default=self._last())
+        for client in self._awaited.intersection(record["responders"]):
+            self._deliver(client, self.phases[-1]["name"], self._last())
+        if record["aborted"] is not None:
+            for client in self._awaited.difference(here):
+                away = "it was away when the round was aborted"
+                self.leave(client, self.phases[-1]["name"], "dropped", away, self._last())
         for client, row in self.clients.items():
             if client in included:
                 row["included"] = True
@@ -337,7 +343,9 @@ class LiveRound:
         self.ended = summarise(record)
 
     def _last(self) -> float:
-        return float(self.phases[-1]["start"]) if self.phases else self.start
+        """As far as it has come."""
+        phase = self.phases[-1] if self.phases else {"start": self.start, "end": None}
+        return float(phase["end"] or phase["start"])
 
     def rows(self) -> list[dict[str, Any]]:
         return [self.clients[client] for client in sorted(self.clients)]

@@ -121,7 +121,7 @@ function drawNow(round, rounds) {
   say(byId("now-title"), round ? `Round ${round.round}` : "No round yet");
   let words = federation.message ? capital(federation.message) : "";
   const waits = federation.mode === "async" && federation.buffer ? ` for ${federation.buffer} updates, ${inBuffer(round)} are here` : null;
-  if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}: ${current.expected - current.awaited} of ${current.expected} have delivered · ${seconds(now() - round.start)}`;
+  if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}: ${delivered(round, current)} of ${current.expected} have delivered · ${seconds(now() - round.start)}`;
   else if (summary && summary.aborted === null) words = `Done: ${summary.included} of ${summary.invited} in the sum, in ${seconds(summary.seconds)}`;
   else if (summary) words = `Aborted after ${seconds(summary.seconds)}`;
   if (selected === null && federation.state === "ended" && federation.message) words += ` · ${federation.message}`;
@@ -142,6 +142,7 @@ function drawNow(round, rounds) {
   byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, more)))));
 }
 
+const delivered = (round, phase) => round.clients.filter((client) => client.steps[phase.name] !== undefined).length;
 const inBuffer = (round) => Object.values(round?.staleness ?? {}).reduce((sum, each) => sum + each, 0);
 
 function drawPhases(round, current) {
@@ -152,8 +153,8 @@ function drawPhases(round, current) {
     const phase = passed.get(name);
     const running = current !== null && current?.name === name;
     const buffer = known.federation.mode === "async" && name === "upload" ? known.federation.buffer : 0;
-    const done = buffer ? inBuffer(round) / buffer : (phase?.expected - phase?.awaited) / (phase?.expected || 1);
-    const share = !phase ? 0 : running ? Math.min(done, 1) : 1;
+    const done = buffer ? inBuffer(round) / buffer : phase ? delivered(round, phase) / (phase.expected || 1) : 0;
+    const share = running ? Math.min(done, 1) : phase ? 1 : 0;
     const filled = el("i", { class: colour(name) });
     filled.style.width = `${Math.round(100 * share)}%`;
     const took = !phase ? "" : seconds((phase.end ?? now()) - phase.start);
@@ -195,22 +196,32 @@ function drawClients(round) {
     const shown = clients.find((client) => client.id === Number(byId("client-words").dataset.client));
     say(byId("client-words"), shown ? capital(describe(shown, here)) : summaryOf(clients));
   }
-  byId("legend").replaceChildren(...LEGEND.filter((state) => clients.some((client) => normal(client.state) === state))
+  const away = here ? clients.filter((client) => !here.has(client.id)).length : 0;
+  const dashed = away ? [el("li", {}, el("i", { class: "away" }), el("b", {}, String(away)), "not connected")] : [];
+  byId("legend").replaceChildren(...dashed, ...LEGEND.filter((state) => clients.some((client) => normal(client.state) === state))
     .map((state) => el("li", {}, el("span", {}, STATES[state][0]), el("b", {}, String(clients.filter((client) => normal(client.state) === state).length)), STATES[state][1])));
 }
 
 const normal = (state) => (state === "answered" ? "included" : state);
 
 function summaryOf(clients) {
-  const gone = clients.filter((client) => GONE.has(client.state));
-  return gone.length ? `Left: ${gone.slice(0, 4).map((client) => describe(client, null)).join("; ")}${gone.length > 4 ? "; …" : ""}` : plural(clients.length, "client");
+  const alike = new Map();
+  for (const client of clients.filter((each) => GONE.has(each.state))) {
+    const why = fate(client);
+    alike.set(why, [...(alike.get(why) ?? []), client.id]);
+  }
+  const groups = [...alike].map(([why, ids]) => `${ids.slice(0, 12).join(", ")}${ids.length > 12 ? ", …" : ""}: ${why}`);
+  return groups.length ? groups.slice(0, 6).join("; ") + (groups.length > 6 ? "; …" : "") : plural(clients.length, "client");
+}
+
+function fate(client) {
+  const phase = GONE.has(client.state) && client.phase ? ` in ${client.phase}` : "";
+  return [`${STATES[client.state][1]}${phase}`, client.why].filter(Boolean).join(", ");
 }
 
 function describe(client, here) {
-  const [, words] = STATES[client.state];
-  const phase = GONE.has(client.state) && client.phase ? ` in ${client.phase}` : "";
-  const more = [client.why, client.staleness !== undefined ? `${plural(client.staleness, "version")} behind` : "", client.included && GONE.has(client.state) ? "its upload is in the sum" : "", here && !here.has(client.id) ? "not connected" : ""];
-  return [`client ${client.id} ${words}${phase}`, ...more.filter(Boolean)].join(", ");
+  const more = [client.staleness !== undefined ? `${plural(client.staleness, "version")} behind` : "", client.included && GONE.has(client.state) ? "its upload is in the sum" : "", here && !here.has(client.id) ? "not connected" : ""];
+  return [`client ${client.id} ${fate(client)}`, ...more.filter(Boolean)].join(", ");
 }
 
 function moveInGrid(event) {
