@@ -465,6 +465,9 @@ class EpochInProgress:
         self._deadline = now + seconds
         if collecting and self._party.members:
             self._able &= set(self._party.members)
+        if not collecting:
+            pending = self._party.pending
+            self._emit(Progress(str(phase), 0, len(pending), pending))
 
     def _close_phase(self, now: float) -> None:
         entry = self._phases.get(str(self._phase))

@@ -458,6 +458,38 @@ def test_a_round_under_way_is_seen_in_the_folder_of_a_server_that_runs(tmp_path:
     assert uploaded == [0, 0, 1, 2, 3, 4, 5, 5]
 
 
+def test_buffers_of_the_asynchronous_mode_are_shown_with_their_staleness(tmp_path: Path) -> None:
+    federation = NetworkFederation(tmp_path, clients=5, buffer=3)
+    board = Board()
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=4)
+        server._callbacks = Callbacks([board])
+        tasks = [asyncio.create_task(federation.client(i).run()) for i in range(5)]
+        records = await asyncio.wait_for(server.run(), 120)
+        await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        return records
+
+    records = asyncio.run(scenario())
+    told = json.loads(board.changes(0)[1])
+    federated = told["federation"]
+    assert (federated["mode"], federated["buffer"], federated["state"]) == ("async", 3, "ended")
+    shown = {each["round"]: each["staleness"] for each in told["history"]}
+    assert shown == {r.round: {str(t): n for t, n in r.staleness.items()} for r in records}
+    assert sum(sum(each.values()) for each in shown.values()) >= 3 * len(records)
+    for record in records:
+        detail = json.loads(board.detail(record.round) or b"")
+        states = {row["id"]: row["state"] for row in detail["clients"]}
+        assert {states[client] for client in record.included} == {"included"}
+        assert set(states.values()) <= {"included", "training", "uploaded"}
+        assert "recover" in detail["phases"]
+    folder = FolderBoard(federation.made.server.parent / "state")
+    folder.look()
+    recorded = json.loads(folder.changes(0)[1])
+    assert recorded["federation"]["mode"] == "async"
+    assert {each["round"]: each["staleness"] for each in recorded["history"]} == shown
+
+
 def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no state folder"):
         FolderBoard(tmp_path)

@@ -8,10 +8,11 @@ leads to another version of the model, stored together with the record of the ep
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from lightsecagg.drivers.federation.callbacks import Overview
 from lightsecagg.drivers.federation.config import ServerBufferingTable
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.observer import log
@@ -20,7 +21,7 @@ from lightsecagg.errors import JournalError
 from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.session.epoch import Flushing, version_hash
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
-from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt
+from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
 from lightsecagg.session.round import Plan
 from lightsecagg.session.server import Past
 
@@ -108,6 +109,19 @@ class EpochFederationServer(FederationServer):
             self._journal.recall(number),
             self._allow_list_of(settings),
         )
+
+    def _overview(self) -> Overview:
+        buffering = self._settings.buffering
+        size = 0 if buffering is None else buffering.max_updates
+        return replace(super()._overview(), mode="async", buffer=size)
+
+    async def _store(self, effect: Store) -> bool:
+        stored = await super()._store(effect)
+        record = effect.record
+        if stored and isinstance(record, EpochChanged) and record.upload is not None:
+            tag = record.upload.tag
+            self._callbacks.tell("update_buffered", tag.owner, self._version - tag.version)
+        return stored
 
     def _announcement(self, completed: int) -> Announcement:
         # All clients of an epoch train alike, so there is no schedule.

@@ -95,7 +95,9 @@ class Board(ServerCallback):
             if phase == CONNECT:
                 self._say("waiting", "for clients")
             elif self._live is not None:
-                self._live.progress(phase, awaited, self._clock())
+                # In an epoch clients train and upload while others are asked for a sum.
+                asked = () if self._asynchronous else awaited
+                self._live.progress(phase, asked, self._clock())
                 self._touch("live")
 
     def client_left(self, client: int, phase: str, how: Leave, reason: str) -> None:
@@ -125,7 +127,7 @@ class Board(ServerCallback):
                 self._touch("live")
                 self._keep(entry, lambda _: live.rows())
             if live is not None and self._asynchronous:
-                self._begin(record.round + 1, live.clients)
+                self._begin_next(live)
             else:
                 self._say("waiting", "for the next round")
 
@@ -172,10 +174,20 @@ class Board(ServerCallback):
     def _asynchronous(self) -> bool:
         return self._federation.get("mode") == "async"
 
-    def _begin(self, number: int, clients: Iterable[int]) -> None:
+    def _begin(self, number: int, clients: Iterable[int]) -> LiveRound:
         state = "training" if self._asynchronous else "waiting"
-        self._live = LiveRound(number, clients, self._clock(), state)
+        self._live = live = LiveRound(number, clients, self._clock(), state)
         self._touch("live")
+        return live
+
+    def _begin_next(self, before: LiveRound) -> None:
+        """The next buffer of an epoch: who is out of it stays so, what waits still waits."""
+        live = self._begin(before.number + 1, before.clients)
+        live.progress("upload", (), live.start)
+        for client, row in before.clients.items():
+            if row["state"] in _GONE or row["state"] == "uploaded":
+                kept = ("state", "why", "phase")
+                live.clients[client].update((key, row[key]) for key in kept if key in row)
 
     def _keep(self, record: dict[str, Any], rows: Callable[[dict[str, Any]], Rows]) -> None:
         summary = summarise(record)
@@ -344,7 +356,9 @@ class LiveRound:
 
     def _last(self) -> float:
         """As far as it has come."""
-        phase = self.phases[-1] if self.phases else {"start": self.start, "end": None}
+        if not self.phases:
+            return self.start
+        phase = self.phases[-1]
         return float(phase["end"] or phase["start"])
 
     def rows(self) -> list[dict[str, Any]]:

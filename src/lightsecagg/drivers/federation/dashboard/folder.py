@@ -67,9 +67,13 @@ class FolderBoard(Board):
             number, settings, roster, survivors, outcome = latest
             uploads = database.execute("SELECT client FROM uploads WHERE number = ?", (number,))
             uploaded = {int(client) for (client,) in uploads}
-        self.describe(_overview(Settings.from_bytes(unseal(f"{number}/settings", settings))))
+        opened = Settings.from_bytes(unseal(f"{number}/settings", settings))
+        self.describe(_overview(opened))
         if outcome is not None:
             self.show("recorded", f"round {number} was the last", None)
+            return
+        if opened.buffering is not None:
+            self.show("running", f"epoch {number}, as far as the journal knows", None)
             return
         live = LiveRound(number, (), self._journal.stat().st_mtime)
         if roster is None:
@@ -93,7 +97,7 @@ def _overview(settings: Settings) -> dict[str, Any]:
         "privacy": parameters.privacy,
         "dropouts": parameters.dropouts,
         "survivors": parameters.survivors,
-        "mode": "sync",
+        "mode": "sync" if settings.buffering is None else "async",
         "rounds": 0,
     }
 

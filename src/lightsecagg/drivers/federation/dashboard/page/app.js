@@ -121,7 +121,7 @@ function drawNow(round, rounds) {
   say(byId("now-title"), round ? `Round ${round.round}` : "No round yet");
   let words = federation.message ? capital(federation.message) : "";
   const waits = federation.mode === "async" && federation.buffer ? ` for ${federation.buffer} updates, ${inBuffer(round)} are here` : null;
-  if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}: ${delivered(round, current)} of ${current.expected} have delivered · ${seconds(now() - round.start)}`;
+  if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}${current.expected ? `: ${delivered(round, current)} of ${current.expected} have delivered` : ""} · ${seconds(now() - round.start)}`;
   else if (summary && summary.aborted === null) words = `Done: ${summary.included} of ${summary.invited} in the sum, in ${seconds(summary.seconds)}`;
   else if (summary) words = `Aborted after ${seconds(summary.seconds)}`;
   if (selected === null && federation.state === "ended" && federation.message) words += ` · ${federation.message}`;
