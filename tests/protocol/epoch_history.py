@@ -128,20 +128,20 @@ class Epochs(History):
         if isinstance(output, BufferAggregate | BufferFailed):
             self.server.publish(self.model_of(output.time + 1), output.time + 1)
 
-    def leave(self, client: int) -> list[Packet]:
-        lost = super().leave(client)
-        self.tell_the_driver(client, lost)
+    def leave(self, client: int) -> None:
+        super().leave(client)
         self.call(SERVER, partial(self.server.drop, client))
-        return lost
 
-    def tell_the_driver(self, client: int, lost: list[Packet]) -> None:
+    def disconnect(self, client: int) -> list[Packet]:
         """A client's driver knows which uploads were not acknowledged."""
+        lost = super().disconnect(client)
         for packet in lost:
             match self.codec.decode(packet.data):
                 case BufferedUpload(tag=tag):
                     self.clients[client].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[client].receive(SERVER, dropped)
+        return lost
 
     def come_back(self, client: int) -> None:
         self.away.discard(client)

@@ -458,9 +458,13 @@ class History(Links, ABC):
         if present := [c for c in self.ids if c not in self.away]:
             self.leave(self.coins.choice(present))
 
-    def leave(self, client: int) -> list[Packet]:
-        """What was on its way is lost."""
+    def leave(self, client: int) -> None:
+        """The server may be told."""
         self.away.add(client)
+        self.disconnect(client)
+
+    def disconnect(self, client: int) -> list[Packet]:
+        """What was on its way is lost."""
         return [*self.lose(client, SERVER), *self.lose(SERVER, client)]
 
     def a_client_comes_back(self) -> None:
@@ -498,9 +502,7 @@ class History(Links, ABC):
 
     def the_server_crashes(self) -> None:
         for client in self.ids:
-            if client not in self.away:
-                self.leave(client)
-                self.away.discard(client)
+            self.disconnect(client)
         self.jobs.clear()
         self.crash()
 

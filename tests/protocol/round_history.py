@@ -128,12 +128,11 @@ class Rounds(History):
             self.call(SERVER, partial(self.server.stored, record, kept))
         super().work_is_done()
 
-    def leave(self, client: int) -> list[Packet]:
-        lost = super().leave(client)
+    def leave(self, client: int) -> None:
+        super().leave(client)
         if self.coins.random() < 0.5 and self.server.phase is not Phase.DONE:
             self.dropped.add(client)
             self.call(SERVER, partial(self.server.drop, client))
-        return lost
 
     def come_back(self, client: int) -> None:
         self.away.discard(client)
