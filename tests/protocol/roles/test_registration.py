@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from async_driver import AsyncFederation
 from driver import Federation
+from secagg_driver import Federation as Baseline
 
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
@@ -17,9 +18,17 @@ from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
-from lightsecagg.protocol.roles.registration import Registration, draw_keys, enter_roster
+from lightsecagg.protocol.roles.registration import (
+    Registration,
+    accept_opening,
+    draw_keys,
+    enter_roster,
+)
+from lightsecagg.protocol.roster import sign_keys
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient
+from lightsecagg.protocol.settings import ProtocolName, hash_model
 
 
 def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
@@ -114,3 +123,86 @@ def test_the_client_side_and_the_server_side_agree_on_the_roster() -> None:
     with pytest.raises(RemoteProtocolError, match="advertised two sets of keys"):
         server.on_advertise(fed.ids[0], other.advertise)
     assert repr(other) == "FreshKeys(1)"
+
+
+def test_S01_S06_an_opening_is_taken_if_the_policy_and_the_ledger_admit_it() -> None:
+    fed = Federation()
+    ledger, policy = Ledger.volatile(), fed.policy()
+
+    def opening(number: int, **changes: Any) -> Opening:
+        return Opening(fed.settings(number, **changes).to_bytes())
+
+    with pytest.raises(RemoteProtocolError, match="another session"):
+        accept_opening(opening(1, session=b"t" * 32), policy, ledger)
+    assert ledger.last_round == -1
+    assert accept_opening(opening(3), policy, ledger) == fed.settings(3)
+    for old in (2, 3):
+        with pytest.raises(RemoteProtocolError, match="has already seen round 3"):
+            accept_opening(opening(old), policy, ledger)
+    accept_opening(opening(4), policy, ledger)
+
+
+def test_S44_openings_are_counted_by_model_and_altogether_where_models_come_later() -> None:
+    fed = Federation()
+    models = {number: hash_model(b"%d" % number) for number in range(1, 6)}
+    later, ledger = fed.policy(model=None, max_openings=2), Ledger.volatile()
+    for number in (1, 2):
+        message = Opening(fed.settings(number, model=models[number]).to_bytes())
+        accept_opening(message, later, ledger)
+    message = Opening(fed.settings(3, model=models[3]).to_bytes())
+    with pytest.raises(RemoteProtocolError, match="2"):
+        accept_opening(message, later, ledger)
+    ledger = Ledger.volatile()
+    for number, model in models.items():  # each of them given to this client before
+        known = fed.policy(model=model, max_openings=2)
+        accept_opening(Opening(fed.settings(number, model=model).to_bytes()), known, ledger)
+
+
+def test_a_server_invites_as_few_as_the_parameters_take_and_nobody_by_another_list() -> None:
+    fed = Federation(7, 1, 2, 4)
+    settings = fed.settings()
+    few = fed.ids[: settings.minimum]
+    assert Registration(settings, fed.allow_list, few).invited == few
+    with pytest.raises(ParameterError, match="4 to N = 7"):
+        Registration(settings, fed.allow_list, few[1:])
+    other = Federation(8, 1, 2, 4).allow_list
+    with pytest.raises(ParameterError, match="made for another allow-list"):
+        Registration(settings, other, fed.ids)
+
+
+def test_S45_keys_are_taken_that_are_the_sender_s_own_and_nobody_else_s() -> None:
+    fed = Federation(7, 1, 2, 4)
+    settings = fed.settings()
+    server = Registration(settings, fed.allow_list, None)
+    first, second, *_ = fed.ids
+    keys = draw_keys(settings, first, fed.identities[first], system_entropy)
+    with pytest.raises(RemoteProtocolError, match="does not verify"):
+        server.on_advertise(second, keys.advertise)
+    server.on_advertise(first, keys.advertise)
+    public = keys.advertise.keys
+    copied = sign_keys(fed.identities[second], settings.context, second, public)
+    with pytest.raises(RemoteProtocolError, match="another client has advertised before"):
+        server.on_advertise(second, Advertise(public, copied))
+    assert list(server.advertised) == [first]
+
+
+def test_a_client_leaves_a_ring_that_protects_too_few() -> None:
+    """The policy checks the full ring at the opening, and again the one that the roster leaves."""
+    fed = Baseline(ProtocolName.SECAGG_PLUS, N=10, T=2, D=2, k=6, t=4)
+    fresh = {c: draw_keys(fed.settings, c, fed.identities[c], system_entropy) for c in fed.ids}
+    server = Registration(fed.settings, fed.allow_list, fed.ids)
+    for client in fed.ids:
+        server.on_advertise(client, fresh[client].advertise)
+    roster = server.make_roster(system_entropy)
+    assert sorted(roster.graph) == list(range(10))
+    client = fed.ids[0]
+    entering = (fed.settings, fed.policy(), roster, client, fresh[client].advertise)
+    enter_roster(*entering, PairwiseMasksClient)
+    strict, sparse = fed.policy(), replace(fed.settings, neighbours=3, threshold=2)
+    fresh = {c: draw_keys(sparse, c, fed.identities[c], system_entropy) for c in fed.ids}
+    server = Registration(sparse, fed.allow_list, fed.ids)
+    for client in fed.ids:
+        server.on_advertise(client, fresh[client].advertise)
+    roster, client = server.make_roster(system_entropy), fed.ids[0]
+    with pytest.raises(RemoteProtocolError, match="leave some of 10 clients unprotected"):
+        enter_roster(sparse, strict, roster, client, fresh[client].advertise, PairwiseMasksClient)

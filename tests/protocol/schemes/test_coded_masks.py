@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from bundles import whole
-from driver import MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
+from driver import HONEST, MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.prg import SEED_LENGTH
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import CryptoError, NotEnoughAnswers, RemoteProtocolError
+from lightsecagg.errors import (
+    CryptoError,
+    InconsistentAnswers,
+    NotEnoughAnswers,
+    RemoteProtocolError,
+)
 from lightsecagg.field.prime import Elements
-from lightsecagg.masks.checked_sharing import Pair
+from lightsecagg.masks.checked_sharing import Pair, commit
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.messages import Member, Roster, SealedShare
+from lightsecagg.protocol.messages import AggregatedShare, Member, Roster, SealedShare
 from lightsecagg.protocol.roster import Round, fix_round
-from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
+from lightsecagg.protocol.schemes.coded_masks import (
+    CodedMasksClient,
+    CodedMasksServer,
+    _end_quarrels,
+    _most_missed,
+)
 from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum, PreparedMask, Term
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
 
@@ -208,3 +220,264 @@ def test_S46_the_search_for_peace_ends_whatever_the_quarrels() -> None:
     held = {c: everybody - set(coins.sample(federation.ids, 3)) for c in federation.ids}
     with pytest.raises(NotEnoughAnswers, match="no survivor set has 20 members"):
         server.choose(federation.ids, held)
+
+
+# -- shares and reports ----------------------------------------------------------------------------
+
+
+def test_S12_an_explicit_share_holds_field_elements_and_every_seed_is_one() -> None:
+    federation = Federation()
+    scheme = CodedMasksClient(round_of(federation, 1), federation.ids[0])
+    length = 4 * federation.settings().shared_length
+    scheme.check(ShareKind.EXPLICIT, bytes(length))
+    with pytest.raises(CryptoError, match="holds no field elements"):
+        scheme.check(ShareKind.EXPLICIT, b"\xff" * length)
+    scheme.check(ShareKind.SEED, b"\xff" * SEED_LENGTH)
+
+
+def test_S46_a_client_reports_by_the_secret_to_which_the_roster_binds_the_server() -> None:
+    federation = Federation()
+    round_ = replace(round_of(federation, 1), checks=(commit(b"s" * 32),))
+    scheme = CodedMasksClient(round_, federation.ids[0])
+    scheme.open_check(b"s" * 32)
+    with pytest.raises(RemoteProtocolError, match="another secret than the roster binds it to"):
+        scheme.open_check(b"t" * 32)
+
+
+class Sharers:
+    """All clients have shared one mask with each other, without seals."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.ids, self.round = federation.ids, round_of(federation, 1)
+        self.schemes = {c: CodedMasksClient(self.round, c) for c in self.ids}
+        self.server = CodedMasksServer(self.round, system_entropy)
+        self.held: dict[int, dict[MaskRef, Share]] = {c: {} for c in self.ids}
+        self.masks: dict[int, Elements] = {}
+        for c, scheme in self.schemes.items():
+            mask = scheme.prepare(0, (), system_entropy)
+            self.masks[c] = scheme.mask(mask.secret, ())
+            self.held[c][MaskRef(c)] = mask.own
+            for share in mask.outgoing:
+                self.held[share.recipient][MaskRef(c)] = (share.kind.value, share.plaintext)
+
+    def reports(self) -> dict[int, dict[int, Elements]]:
+        """Holder -> owner -> two values."""
+        said = {}
+        for c, scheme in self.schemes.items():
+            report = scheme.report(self.held[c], b"s" * 32)
+            assert report.shape == (2 * len(self.ids),)
+            rows = report.reshape(-1, 2)
+            said[c] = dict(zip((ref.owner for ref in self.held[c]), rows, strict=True))
+        return said
+
+    def answers(self, *weights: int) -> tuple[dict[int, AggregatedShare], Elements]:
+        """Everybody's answer for so many masks with these weights, and what they decode to."""
+        pairs = list(zip(self.ids, weights, strict=False))
+        terms = [Term(MaskRef(c), weight) for c, weight in pairs]
+        field = self.server.settings.field
+        total = field.weighted_sum(list(weights), [self.masks[c] for c, _ in pairs])
+        return {c: self.schemes[c].answer(self.held[c], terms, ()) for c in self.ids}, total
+
+
+def test_S46_the_server_finds_the_pairs_of_which_one_lied_and_names_who_is_in_many() -> None:
+    sharers = Sharers(Federation(7, 1, 2, 3))
+    said = sharers.reports()
+    assert sharers.server.examine(said) == (frozenset(), ())
+    owner, holder, liar = sharers.ids[1], sharers.ids[4], sharers.ids[6]
+    said[holder][owner] = said[holder][owner][::-1].copy()
+    assert sharers.server.examine(said) == (frozenset({(owner, holder)}), ())
+    for other in sharers.ids:
+        said[liar][other] = said[liar][other][::-1].copy()
+    findings = sharers.server.examine(said)
+    assert findings.accused == {(owner, holder)} | {(other, liar) for other in sharers.ids}
+    assert findings.named == (liar,)
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (2, 2), (2, 3), (1, 2)])
+def test_weights_count_whatever_they_are(weights: tuple[int, ...]) -> None:
+    sharers = Sharers(Federation())
+    answers, total = sharers.answers(*weights)
+    mask, suspects = sharers.server.recover(MaskSum(()), answers)
+    assert (mask == total).all()
+    assert suspects == ()
+
+
+def test_S14_two_spare_answers_name_a_liar_and_the_sum_is_right_without_it() -> None:
+    sharers = Sharers(Federation(6, 1, 2, 4))
+    answers, total = sharers.answers(1, 1, 1)
+    liar = sharers.ids[3]
+    answers[liar] = AggregatedShare(answers[liar].vector[::-1].copy())
+    mask, suspects = sharers.server.recover(MaskSum(()), answers)
+    assert suspects == (liar,)
+    assert (mask == total).all()
+    spare = {c: answers[c] for c in sharers.ids[1:]}
+    with pytest.raises(InconsistentAnswers):
+        sharers.server.recover(MaskSum(()), spare)
+    entropy = CountingEntropy("spare")
+    just_enough = CodedMasksServer(sharers.round, entropy)
+    just_enough.recover(MaskSum(()), {c: answers[c] for c in sharers.ids[:4]})
+    assert not entropy.drawn, "U answers contradict nothing"
+
+
+def test_an_answer_is_as_long_as_a_share() -> None:
+    sharers = Sharers(Federation())
+    answers, _ = sharers.answers(1, 1)
+    client, answer = next(iter(answers.items()))
+    sharers.server.check_answer(MaskSum(()), client, answer)
+    for vector in (answer.vector[1:], np.append(answer.vector, answer.vector[:1])):
+        with pytest.raises(RemoteProtocolError, match=f"client {client} answered with"):
+            sharers.server.check_answer(MaskSum(()), client, AggregatedShare(vector))
+
+
+# -- whose updates are summed ----------------------------------------------------------------------
+
+
+def chooser(N: int, D: int, U: int, malicious: bool = False) -> tuple[CodedMasksServer, list[int]]:
+    threat_model = MALICIOUS if malicious else HONEST
+    federation = Federation(N, 1, D, U, threat_model)
+    server = CodedMasksServer(round_of(federation, 1), system_entropy)
+    return server, list(federation.ids)
+
+
+def all_but(ids: list[int], lacks: dict[int, list[int]]) -> dict[int, frozenset[int]]:
+    """What uploads say: everybody holds everything but this."""
+    return {c: frozenset(ids) - set(lacks.get(c, ())) for c in ids}
+
+
+def test_S46_floor_of_half_the_spare_uploads_may_lie() -> None:
+    server, _ = chooser(9, 4, 5)
+    assert [server._liars(n) for n in range(4, 10)] == [0, 0, 0, 1, 1, 2]
+
+
+def test_with_as_many_answers_as_liars_ask_for_nobody_is_left_out() -> None:
+    server, ids = chooser(8, 4, 4)
+    a, b, x, *_ = ids
+    held = all_but(ids, {a: [x], b: [x]})
+    assert server.choose(ids, held) == tuple(ids), "6 = U + 2 answer; leaving x out gives 7"
+
+
+def test_with_fewer_an_owner_is_left_out_that_others_lack() -> None:
+    server, ids = chooser(6, 2, 4)
+    a, b, x, *_ = ids
+    held = all_but(ids, {a: [x], b: [x]})
+    assert server.choose(ids, held) == tuple(sorted(set(ids) - {x})), "U + 1 are to be had"
+
+
+def test_the_larger_set_stands_where_a_smaller_one_has_no_more_answers() -> None:
+    server, ids = chooser(6, 2, 4)
+    a, b, x, y, *_ = ids
+    held = all_but(ids, {a: [x], b: [y]})
+    assert server.choose(ids, held) == tuple(ids)
+
+
+def test_U_answers_are_enough_where_no_more_can_be_had_and_fewer_are_not() -> None:
+    server, ids = chooser(5, 1, 4)
+    a, b, x, *_ = ids
+    assert server.choose(ids, all_but(ids, {a: [x]})) == tuple(ids)
+    assert server.choose(ids, all_but(ids, {a: [x], b: [x]})) == tuple(sorted(set(ids) - {x}))
+    lonely = all_but(ids, {c: [x, b] for c in ids if c not in (x, b)})
+    with pytest.raises(NotEnoughAnswers, match="no survivor set has 4 members that hold all its "):
+        server.choose(ids, lonely)
+
+
+def test_S05_as_many_as_must_sign_hold_all_shares() -> None:
+    server, ids = chooser(7, 2, 4, malicious=True)
+    quorum = server.settings.parameters.quorum
+    assert quorum == 5
+    x = ids[-1]
+    held = all_but(ids, {c: [x] for c in ids[:2]})
+    assert server.choose(ids, held) == tuple(ids), "m = 5 may sign, and so many answer"
+    held = all_but(ids, {c: [x] for c in ids[:3]})
+    assert server.choose(ids, held) == tuple(ids[:-1])
+
+
+def test_S46_who_is_accused_holds_its_shares_and_signs_but_its_answer_does_not_count() -> None:
+    server, ids = chooser(7, 2, 4, malicious=True)
+    x = ids[0]
+    held = all_but(ids, {})
+    accused = {(x, c) for c in ids[1:4]}
+    assert server.choose(ids, held, accused) == tuple(ids[1:]), "4 answers, of 5 that are wanted"
+    everybody = {(owner, holder) for owner in ids for holder in ids}
+    with pytest.raises(NotEnoughAnswers, match="all its shares that agree with each other"):
+        server.choose(ids, held, everybody)
+    nothing = dict.fromkeys(ids, frozenset[int]())
+    with pytest.raises(NotEnoughAnswers, match=r"all its shares$"):
+        server.choose(ids, nothing)
+
+
+def test_S46_peace_is_made_with_as_few_as_may_have_lied_and_leaves_enough() -> None:
+    server, ids = chooser(9, 4, 5)
+    x, y, z, *others = ids
+    good = {c: set(ids) for c in ids}
+    assert server._at_peace(good) == set(ids)
+    for c in others:
+        good[c].discard(x)  # one side of a quarrel is enough
+    assert server._at_peace(good) == set(ids) - {x}
+    good[y].clear()
+    assert server._at_peace(good) == set(ids) - {x, y}
+    good[z].clear()
+    assert server._at_peace(good) == set(), "three of nine cannot be told for U = 5"
+    server, ids = chooser(7, 1, 5, malicious=True)
+    good = {c: set(ids) for c in ids}
+    good[ids[0]].clear()
+    assert server._at_peace(good) == set(ids[1:])
+    few, ids = chooser(7, 0, 7)
+    good = {c: set(ids) for c in ids}
+    assert few._at_peace(good) == set(ids)
+
+
+def test_S46_a_peace_that_leaves_fewer_than_a_sum_may_have_is_none() -> None:
+    server, ids = chooser(9, 3, 2, malicious=True)
+    assert server.settings.minimum == server.settings.parameters.quorum == 6
+    x, y, *_ = left = ids[:7]
+    good = {c: set(left) for c in left}
+    good[x].clear()
+    assert server._at_peace(good) == set(left) - {x}
+    good[y].clear()
+    assert server._at_peace(good) == set(), "two liars can be told, but five may not be summed"
+
+
+def graphs() -> Iterator[dict[int, set[int]]]:
+    """Quarrels among seven."""
+    coins = random.Random(7)
+    for _ in range(150):
+        quarrels: dict[int, set[int]] = {c: set() for c in range(7)}
+        for a, b in combinations(range(7), 2):
+            if coins.random() < coins.choice([0.1, 0.3]):
+                quarrels[a].add(b)
+                quarrels[b].add(a)
+        yield quarrels
+
+
+def test_S46_quarrels_end_without_the_fewest() -> None:
+    """Beside all sets there are."""
+    for quarrels in graphs():
+        for size in range(5):
+            found = _end_quarrels(quarrels, size, iter(range(1000)))
+            possible = any(
+                all(not enemies - set(gone) for c, enemies in quarrels.items() if c not in gone)
+                for count in range(size + 1)
+                for gone in combinations(quarrels, count)
+            )
+            assert (found is not None) == possible
+            if found is not None:
+                assert len(found) <= size
+                assert all(not quarrels[c] - found for c in quarrels.keys() - found)
+
+
+def test_S46_a_search_that_cannot_end_well_takes_no_step_and_none_goes_on_without() -> None:
+    triangle = {1: {2, 3}, 2: {1, 3}, 3: {1, 2}}
+    steps = iter(range(9))
+    assert _end_quarrels(triangle, 1, steps) is None
+    assert next(steps) == 0
+    pair = {1: {2}, 2: {1}}
+    assert _end_quarrels(pair, 1, iter(range(1))) == {2}
+    assert _end_quarrels(pair, 1, iter(())) is None
+    assert _end_quarrels({1: set(), 2: set()}, 0, iter(())) == frozenset()
+
+
+def test_S46_who_alone_keeps_most_from_answering_goes_first() -> None:
+    assert _most_missed({1: {5}, 2: {6, 7}, 3: {6, 7}, 4: {6, 7}}) == 5
+    assert _most_missed({1: {5}, 2: {6}, 3: {5, 6, 7}}) == 6, "the higher id, where all is equal"
+    assert _most_missed({1: {5}, 2: {6}, 3: {5, 7}}) == 5, "whom more lack"
+    assert _most_missed({1: {5, 6}, 2: {6, 7}, 3: set()}) == 6

@@ -20,7 +20,7 @@ def test_there_is_no_mask_no_share_and_no_answer() -> None:
     round_ = fix_round(federation.settings, federation.allow_list, Roster(()))
     client, server = NoMasksClient(round_, 11), NoMasksServer(round_, system_entropy)
     assert client.peers == frozenset()
-    assert client.prepare(0, (), system_entropy).outgoing == []
+    assert client.prepare(0, (), system_entropy) == (b"", (0, b""), [], None)
     assert not client.mask(b"", ()).any()
     for kind in ShareKind:
         with pytest.raises(CryptoError, match="plain FedAvg has no shares"):

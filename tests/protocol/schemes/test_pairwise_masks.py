@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from secagg_driver import Federation
@@ -9,7 +11,12 @@ from secagg_driver import Federation
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import CryptoError, InconsistentAnswers, NotEnoughAnswers
+from lightsecagg.errors import (
+    CryptoError,
+    InconsistentAnswers,
+    NotEnoughAnswers,
+    RemoteProtocolError,
+)
 from lightsecagg.protocol.messages import Member, Roster, UnmaskingShares
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, Term
@@ -104,3 +111,147 @@ def test_S12_shares_of_another_kind_or_length_and_no_elements_are_refused() -> N
         scheme.admit(ShareKind.SHAMIR, 64)
     with pytest.raises(CryptoError, match="no field elements"):
         scheme.check(ShareKind.SHAMIR, b"\xff" * 128)
+
+
+# -- who is hidden ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "needed"), [({}, 3), (SPARSE, 3), ({**SPARSE, "t": 2}, 2)])
+def test_a_client_is_hidden_by_more_neighbours_than_may_collude(
+    options: dict[str, object], needed: int
+) -> None:
+    """T + 1 of them, or t where fewer than t of a sparse graph's are corrupt."""
+    scene = Scene(**options)
+    client = scene.ids[0]
+    scheme = scene.clients[client]
+    peers = sorted(scheme.peers)
+    strangers = sorted(set(scene.ids) - set(peers))
+    assert scheme.hides(client, [*strangers, *peers[:needed]])
+    assert not scheme.hides(client, [*strangers, *peers[: needed - 1]])
+    scheme.accept([*strangers, *peers[:needed]])
+    with pytest.raises(RemoteProtocolError, match="too few neighbours of this client"):
+        scheme.accept([*strangers, *peers[: needed - 1]])
+
+
+def test_a_client_goes_on_if_enough_have_shared_and_hide_it() -> None:
+    scheme = next(iter(Scene().clients.values()))
+    least = scheme.settings.minimum
+    owners = [scheme.client, *sorted(scheme.peers)]
+    assert scheme.suffices((), owners[:least])
+    assert not scheme.suffices(owners, owners[: least - 1])
+    sparse = Scene(**{**SPARSE, "D": 6})
+    scheme = next(iter(sparse.clients.values()))
+    strangers = sorted(set(sparse.ids) - scheme.peers)
+    owners = [*strangers, *sorted(scheme.peers)]
+    assert len(strangers) + 2 >= scheme.settings.minimum
+    assert not scheme.suffices((), owners[: len(strangers) + 2]), "two neighbours do not hide it"
+    assert scheme.suffices((), owners[: len(strangers) + 3])
+
+
+def test_the_ring_of_the_roster_makes_neighbours() -> None:
+    scene = Scene(**SPARSE)
+    round_, n = scene.server.round, len(scene.ids)
+    shuffled = tuple(3 * k % n for k in range(n))
+    server = PairwiseMasksServer(replace(round_, graph=shuffled), system_entropy)
+    order = [scene.ids[position] for position in shuffled]
+    for k, client in enumerate(order):
+        near = {order[(k + step) % n] for step in (-3, -2, -1, 1, 2, 3)}
+        assert server.neighbours(client) == near
+        assert server.holders(client) == near | {client}
+        for other in scene.ids:
+            assert server.are_peers(client, other) == (other in near)
+
+
+# -- whose updates are summed ----------------------------------------------------------------------
+
+
+def test_no_sum_is_chosen_that_leaves_somebody_bare_or_a_secret_out_of_reach() -> None:
+    scene = Scene(**{**SPARSE, "D": 6})
+    client = scene.ids[0]
+    peers = sorted(scene.server.neighbours(client))
+    gone = set(peers[2:])
+    bare = scene.asked([c for c in scene.ids if c not in gone]).held
+    with pytest.raises(NotEnoughAnswers, match=rf"too few neighbours of clients .*{client}"):
+        scene.server.choose(scene.ids, bare)
+    scene = Scene()
+    t, owner = scene.server.threshold, scene.ids[3]
+    held = dict(scene.asked(list(scene.ids)).held)
+    for holder in scene.ids[: len(scene.ids) - t]:
+        held[holder] -= {owner}
+    assert scene.server.choose(scene.ids, held) == tuple(sorted(scene.ids)), "t hold a share"
+    held[scene.ids[-1]] -= {owner}
+    with pytest.raises(NotEnoughAnswers, match=rf"secrets of clients \[{owner}\] are out of reach"):
+        scene.server.choose(scene.ids, held)
+
+
+def test_of_a_dropped_client_without_a_neighbour_in_the_sum_no_key_is_needed() -> None:
+    scene = Scene(**SPARSE)
+    dropped = scene.ids[0]
+    alone = set(scene.ids) - scene.server.holders(dropped)
+    assert scene.server._dropped([dropped], alone) == ()
+    near = sorted(scene.server.neighbours(dropped))[:1]
+    assert scene.server._dropped([dropped], [*alone, *near]) == (dropped,)
+    assert scene.server._dropped([dropped], [*alone, dropped]) == ()
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_an_answer_has_a_share_of_one_secret_for_each_client_it_is_asked_about() -> None:
+    scene = Scene()
+    survivors = sorted(scene.ids[2:])
+    asked, answers = scene.asked(survivors), scene.answers(survivors)
+    client = survivors[0]
+    answer = answers[client]
+    assert isinstance(answer, UnmaskingShares)
+    scene.server.check_answer(asked, client, answer)
+    for seeds, keys, count in [
+        (answer.of_seeds[64:], answer.of_keys, 6),
+        (answer.of_seeds, answer.of_keys[64:], 2),
+        (answer.of_seeds, b"\xff" * len(answer.of_keys), 2),
+        (answer.of_seeds + bytes(64), answer.of_keys, 6),
+    ]:
+        with pytest.raises(RemoteProtocolError, match=f"{client} answered for {count} clients"):
+            scene.server.check_answer(asked, client, UnmaskingShares(seeds, keys))
+
+
+def test_t_answers_suffice_for_every_secret_that_is_rebuilt() -> None:
+    scene = Scene()
+    survivors, t = sorted(scene.ids[1:]), scene.server.threshold
+    asked = scene.asked(survivors)
+    assert scene.server.suffice(asked, survivors[:t])
+    assert not scene.server.suffice(asked, survivors[: t - 1])
+    assert not scene.server.suffice(asked, [*survivors[: t - 1], *scene.ids[:1]][: t - 1])
+    lacking = dict(asked.held)
+    lacking[survivors[0]] -= {survivors[-1]}
+    asked = MaskSum(asked.terms, asked.owners, lacking)
+    assert not scene.server.suffice(asked, survivors[:t]), "of one owner a share is missing"
+    assert scene.server.suffice(asked, survivors[: t + 1])
+
+
+def test_a_wrong_share_is_blamed_on_the_client_whose_secret_it_is_of() -> None:
+    scene = Scene()
+    survivors = sorted(scene.ids[2:])
+    asked = scene.asked(survivors)
+    for position, owner in enumerate(scene.server.round.members[2:]):
+        answers = scene.answers(survivors)
+        first = answers[survivors[0]]
+        assert isinstance(first, UnmaskingShares)
+        wrong = bytearray(first.of_seeds)
+        wrong[64 * position] ^= 1
+        answers[survivors[0]] = UnmaskingShares(bytes(wrong), first.of_keys)
+        with pytest.raises(InconsistentAnswers, match=f"self-mask seed of client {owner} does not"):
+            scene.server.recover(asked, answers)
+
+
+def test_a_key_that_rebuilds_but_was_not_advertised_is_noticed() -> None:
+    """All holders exchange the shares of two keys: each of them rebuilds, as the other's."""
+    scene = Scene()
+    survivors = sorted(scene.ids[2:])
+    answers: dict[int, Answer] = {}
+    for client, answer in scene.answers(survivors).items():
+        assert isinstance(answer, UnmaskingShares)
+        exchanged = answer.of_keys[64:] + answer.of_keys[:64]
+        answers[client] = UnmaskingShares(answer.of_seeds, exchanged)
+    with pytest.raises(InconsistentAnswers, match="does not match the one that it advertised"):
+        scene.server.recover(scene.asked(survivors), answers)

@@ -29,12 +29,15 @@ from lightsecagg.errors import DecodeError, ParameterError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, polynomial
-from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import Federation as PlannedFederation
 from lightsecagg.planning import plan
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import Aggregate, Phase, RoundAborted
+from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient, CodedKeysServer
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
+from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient, PairwiseMasksServer
 from lightsecagg.protocol.schemes.registry import SCHEMES, register, scheme_of
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
 from lightsecagg.protocol.settings import Settings
@@ -76,6 +79,18 @@ def test_settings_carry_the_name(pads: str) -> None:
     assert Settings.from_bytes(settings.to_bytes()) == settings
     assert settings.traits is PADS
     assert scheme_of(pads) == (PadsClient, PadsServer)
+
+
+def test_a_party_speaks_one_protocol_and_short_keys_only_if_they_are_named() -> None:
+    assert scheme_of("secagg", "secagg+") == (PairwiseMasksClient, PairwiseMasksServer)
+    for protocols in (("lightsecagg", "secagg"), ()):
+        with pytest.raises(ParameterError, match="a party speaks one protocol"):
+            scheme_of(*protocols)
+    masks, keys = (CodedMasksClient, CodedMasksServer), (CodedKeysClient, CodedKeysServer)
+    assert scheme_of("lightsecagg") == scheme_of("lightsecagg", share_mode=ShareMode.PAPER) == masks
+    assert scheme_of("lightsecagg", share_mode=ShareMode.SHORT_KEY) == keys
+    pairwise = scheme_of("secagg", share_mode=ShareMode.SHORT_KEY)
+    assert pairwise == (PairwiseMasksClient, PairwiseMasksServer)
 
 
 @pytest.mark.parametrize("malicious", [False, True])
