@@ -159,7 +159,7 @@ class CodedMasksClient(ClientScheme):
         field, length = self.settings.field, self.settings.share_length
         coefficients = check_coefficients(check_secret, self.round.context, length, field.modulus)
         shares = (self.elements(ref, share) for ref, share in held.items())
-        return report_on_shares(field, shares, coefficients).reshape(-1)
+        return report_on_shares(field, shares, coefficients).ravel()
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask itself, which seeds stand for in seeded mode."""

@@ -360,7 +360,7 @@ class _Rebuilding:
         secrets: dict[int, bytes] = {}
         for group, pattern in enumerate(patterns.T):
             rows = np.flatnonzero(pattern)
-            columns = np.flatnonzero(group_of.reshape(-1) == group)
+            columns = np.flatnonzero(group_of.ravel() == group)
             stacked = np.stack([shares[row][line[row, columns]] for row in rows])
             names = [owners[int(index)] for index in columns]
             points = self._scheme.points(responders[row] for row in rows)

@@ -336,7 +336,7 @@ class PairwiseMaskTraits(Traits):
             privacy=parameters.privacy,
             dropouts=max(0, parameters.dropouts - absent),
             degree=self.degree(chosen, members),
-            threshold=chosen.threshold or parameters.survivors,
+            threshold=chosen.threshold,
         )
 
     def minimum(self, settings: Settings) -> int:
