@@ -300,11 +300,17 @@ class History(Links, ABC):
             inner = self.coins.sample(range(1, job.columns), min(2, job.columns - 1))
             cuts = [0, *sorted(inner), job.columns]
             ranges = list(pairwise(cuts))
-            parts = {r: job.run(*r) for r in self.coins.sample(ranges, len(ranges))}
-            return job.join([parts[r] for r in ranges])
+            parts = {start: job.run(start, stop) for start, stop in self.shuffled(ranges)}
+            for start, part in self.shuffled(parts.items()):
+                job.put(start, part)
+            return job.result()
         except RecoveryError as error:
             self.check_silent(error)
             return error
+
+    def shuffled(self, items: Iterable[Any]) -> list[Any]:
+        ordered = list(items)
+        return self.coins.sample(ordered, len(ordered))
 
     # -- what may happen -----------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ def relay(single: bool = False) -> Relay:
     members = [Member(c, (AgreementKey(bytes([c]) * 32).public,), b"") for c in FEDERATION.ids]
     roster = Roster(tuple(members))
     round_ = fix_round(FEDERATION.settings(), FEDERATION.allow_list, roster)
-    return Relay(CodedMasksServer(round_, system_entropy), single=single)
+    scheme = CodedMasksServer(round_, system_entropy)
+    return Relay(scheme, single=True) if single else Relay(scheme)
 
 
 def share(recipient: int, serial: int = 0, owner: int = ME, salt: bytes = b"s") -> SealedShare:

@@ -10,11 +10,13 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.prg import SEED_LENGTH
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.short_keys import strip
 from lightsecagg.params import Decoding, ShareMode
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import Member, Roster
 from lightsecagg.protocol.roles.contributor import hide
 from lightsecagg.protocol.roster import Round, fix_round
+from lightsecagg.protocol.schemes import coded_keys
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient, CodedKeysServer
 from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum, PreparedMask, Term
 from lightsecagg.protocol.share_exchange import Share
@@ -60,8 +62,10 @@ def test_S49_a_key_and_its_noise_make_the_same_mask_whenever_it_is_asked_for() -
 @pytest.mark.parametrize("decoding", Decoding)
 @pytest.mark.parametrize("weights", [(1, 1, 1), (2, 2, 2)])
 def test_S49_the_sum_of_the_keys_takes_the_masks_away_and_exact_decoding_the_noise(
-    decoding: Decoding, weights: tuple[int, ...]
+    decoding: Decoding, weights: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    noises: list[int] = []
+    monkeypatch.setattr(coded_keys, "strip", lambda *a: noises.append(a[-1]) or strip(*a))
     fed = federation(decoding)
     round_, settings = a_round(fed), fed.settings()
     schemes = {c: CodedKeysClient(round_, c) for c in fed.ids}
@@ -79,15 +83,16 @@ def test_S49_the_sum_of_the_keys_takes_the_masks_away_and_exact_decoding_the_noi
     answers = {c: schemes[c].answer(held[c], terms, ()) for c in fed.ids}
     job = CodedKeysServer(round_, system_entropy).recovery(MaskSum(terms), answers)
     job.open()
-    masks = job.join([job.run(0, 5), job.run(5, job.columns)])
-    masked = settings.field.weighted_sum(list(weights), [uploads[c] for c in summed])
-    left = settings.field.subtract(masked, masks)
+    left = settings.field.weighted_sum(list(weights), [uploads[c] for c in summed])
+    for start, stop in ((5, job.columns), (0, 5)):
+        job.take_away(left, start, job.run(start, stop))
+    found = job.finish(left)
     total = sum(w * c for c, w in zip(summed, weights, strict=True))
     if decoding is Decoding.EXACT:
-        assert (left != total * settings.quantizer.step).any(), "noise is left"
-        assert (job.finish(left) == total).all()
+        assert settings.quantizer.step > 1
+        assert (found == total).all()
+        assert noises == [sum(w * w for w in weights)], "the variance that the noise must have"
     else:
         assert settings.quantizer.step == 1
-        assert (job.finish(left) == left).all()
-        off = (left.astype(np.int64) - total + 2**30) % settings.field.modulus - 2**30
+        off = (found.astype(np.int64) - total + 2**30) % settings.field.modulus - 2**30
         assert 0 < np.abs(off).max() < settings.quantizer.noise

@@ -380,6 +380,19 @@ def test_U_answers_are_enough_where_no_more_can_be_had_and_fewer_are_not() -> No
         server.choose(ids, lonely)
 
 
+def test_neither_one_answer_too_few_nor_a_sum_over_too_few_is_chosen() -> None:
+    server, ids = chooser(5, 1, 4)
+    a, b, x, y, _ = ids
+    with pytest.raises(NotEnoughAnswers):
+        server.choose(ids, all_but(ids, {a: [x], b: [y]}))
+    server, ids = chooser(5, 2, 2)
+    pair = frozenset(ids[:2])
+    assert server.settings.minimum == 3, "T + 2; U = 2 answers would do"
+    held = {c: pair if c in pair else frozenset({c}) for c in ids}
+    with pytest.raises(NotEnoughAnswers):
+        server.choose(ids, held)
+
+
 def test_S05_as_many_as_must_sign_hold_all_shares() -> None:
     server, ids = chooser(7, 2, 4, malicious=True)
     quorum = server.settings.parameters.quorum
@@ -481,3 +494,17 @@ def test_S46_who_alone_keeps_most_from_answering_goes_first() -> None:
     assert _most_missed({1: {5}, 2: {6}, 3: {5, 6, 7}}) == 6, "the higher id, where all is equal"
     assert _most_missed({1: {5}, 2: {6}, 3: {5, 7}}) == 5, "whom more lack"
     assert _most_missed({1: {5, 6}, 2: {6, 7}, 3: set()}) == 6
+
+
+@pytest.mark.parametrize("share_mode", [PAPER, SEEDED])
+def test_masks_are_taken_away_range_by_range_in_any_order(share_mode: ShareMode) -> None:
+    sharers = Sharers(Federation(share_mode=share_mode, dimension=40))
+    answers, total = sharers.answers(1, 1, 1)
+    field = sharers.server.settings.field
+    job = sharers.server.recovery(MaskSum(()), answers)
+    assert job.columns == sharers.server.settings.share_length
+    job.open()
+    left = field.add(total, np.arange(total.size, dtype=np.uint32))
+    for start, stop in ((4, job.columns), (0, 1), (1, 4)):
+        job.take_away(left, start, job.run(start, stop))
+    assert left.tolist() == list(range(total.size))

@@ -92,7 +92,8 @@ def test_a_recovery_in_one_piece_is_cut_by_columns_once_it_is_open() -> None:
     assert job.columns == length
     job.open()
     assert job.suspects == (PEER,)
-    parts = [job.run(0, 3), job.run(3, length)]
-    assert parts[0].tolist() == [0, 1, 2]
-    assert (job.join(parts) == right).all()
-    assert (job.finish(right) == right).all()
+    left = np.full(length, 10, dtype=np.uint32)
+    for start, stop in ((3, length), (0, 3)):
+        job.take_away(left, start, job.run(start, stop))
+    assert (left == 10 - right).all()
+    assert (job.finish(left) == left).all()
