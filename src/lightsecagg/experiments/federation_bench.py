@@ -34,7 +34,7 @@ from lightsecagg.drivers.federation.config import (
     VectorsTable,
     load_config,
 )
-from lightsecagg.drivers.federation.programs import build_client, build_server
+from lightsecagg.drivers.federation.programs import build_client, build_server, prepare_to_serve
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.report import phase_table
 from lightsecagg.errors import Aborted
@@ -234,6 +234,7 @@ def _share_mode(bench: FederationBench, protocol: str) -> ShareMode:
 
 async def _serve(config: ServerConfig) -> tuple[list[RoundRecord], LoopWatch]:
     server, watch = build_server(config), LoopWatch()
+    prepare_to_serve()
     beats = asyncio.create_task(watch.run())
     try:
         return await server.run(), watch

@@ -40,6 +40,8 @@ Reals = NDArray[np.float32] | NDArray[np.float64]
 _SMALLEST_BOUND, _LARGEST_BOUND = 1e-100, 1e100
 _SMALLEST_SCALE = 1e-150
 
+_BLOCK = 2**18
+"""Entries of a sum that become real numbers at once."""
 _SPOILT = "the sum is spoilt, by a false upload or a wrong answer"
 
 
@@ -205,7 +207,15 @@ class Quantizer:
 
     def dequantise(self, total: Elements, divisor: float = 1.0) -> NDArray[np.float64]:
         """phi^-1(total) / (c_l * divisor); of a weighted total without its count."""
-        return self.unmask_and_dequantise(total, np.zeros_like(total), divisor)
+        self.field.check(total)
+        nothing = np.zeros(min(total.size, _BLOCK), dtype=np.uint32)
+        out = np.empty(total.size, dtype=np.float64)
+        for start in range(0, total.size, _BLOCK):
+            part = total[start : start + _BLOCK]
+            out[start : start + part.size] = self.unmask_and_dequantise(
+                part, nothing[: part.size], divisor
+            )
+        return out
 
     def unmask_and_dequantise(
         self, masked: Elements, mask: Elements, divisor: float = 1.0

@@ -137,6 +137,11 @@ class RoundInProgress:
         return self._failed or self._party.phase is Phase.DONE
 
     @property
+    def is_uploading(self) -> bool:
+        """Whether the upload phase may end now."""
+        return self._party.phase is Phase.UPLOAD
+
+    @property
     def deadline(self) -> float:
         """When it wants its next tick."""
         return self._next_look
@@ -182,6 +187,7 @@ class RoundInProgress:
 
     def on_computed(self, job: Job, result: Result, now: float) -> None:
         """A job of the party is done, or one of a round before."""
+        self._jobs = [mine for mine in self._jobs if mine is not job]
         self._guard(lambda: self._release(self._party.computed(job, result)), now)
 
     def on_compute_failed(self, job: Job, reason: str, now: float) -> None:

@@ -211,6 +211,15 @@ class ServerSession:
         return min(mine, self._peers.deadline)
 
     @property
+    def may_take_long(self) -> bool:
+        """Whether the next call is better made where it holds up nobody.
+
+        The last upload ends its phase, and so does whoever is given up instead: then all reports
+        on shares are examined, which takes the longer the more was lied (S46).
+        """
+        return self._running is not None and self._running.is_uploading
+
+    @property
     def connected(self) -> list[int]:
         """Who is here and has greeted."""
         return self._peers.ready()

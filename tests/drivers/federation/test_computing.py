@@ -14,15 +14,18 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation import computing
 from lightsecagg.drivers.federation import journal as journal_module
+from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.computing import compute
 from lightsecagg.drivers.federation.journal import StoredUpload
 from lightsecagg.drivers.federation.server import _Tick
 from lightsecagg.errors import JournalError, NotEnoughAnswers
 from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.jobs import Job, SumUploads, Unmask, UploadInMemory
+from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
 from lightsecagg.session.server import ServerSession
 
@@ -35,12 +38,12 @@ PROTOCOLS = [
 
 
 def before(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Job], method: str, act: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, kind: type, method: str, act: Callable[[], None]
 ) -> None:
     """Do something more where a job does its work."""
     original = getattr(kind, method)
 
-    def wrapped(self: Job, *arguments: Any) -> Any:
+    def wrapped(self: Any, *arguments: Any) -> Any:
         act()
         return original(self, *arguments)
 
@@ -75,6 +78,45 @@ def test_the_loop_serves_others_while_the_server_computes(
 
     asyncio.run(scenario())
     assert served == [True] * 6
+
+
+class Lost(FederationClient):
+    """Vanishes in place of its upload."""
+
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) == "MaskedUpload":
+            await self._communicator.close()
+            await asyncio.Event().wait()
+        await super()._post(data)
+
+
+@pytest.mark.parametrize("last", [FederationClient, Lost])
+def test_the_loop_serves_others_while_reports_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: type[FederationClient]
+) -> None:
+    """The last upload ends its phase, or the patience with whoever does not come back."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    served: list[bool] = []
+
+    def wait_for_the_loop() -> None:
+        seen = threading.Event()
+        loops[0].call_soon_threadsafe(seen.set)
+        served.append(seen.wait(30))
+
+    before(monkeypatch, CodedMasksServer, "examine", wait_for_the_loop)
+    federation = Federation(tmp_path, 4, privacy=1, dropouts=1)
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+        kinds = [FederationClient] * 3 + [last]
+        clients = [federation.client(i, kind) for i, kind in enumerate(kinds)]
+        async with federation.connected(clients):
+            (record,) = await asyncio.wait_for(federation.server(upload=60).run(), 60)
+        assert len(record.included) == (3 if last is Lost else 4)
+        federation.check(record)
+
+    asyncio.run(scenario())
+    assert served == [True]
 
 
 def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothing(

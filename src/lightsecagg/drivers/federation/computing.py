@@ -39,11 +39,13 @@ class Computer:
 
     async def _work(self) -> None:
         while True:
-            job = await self._jobs.get()
-            try:
-                self._report(Computed(job, await compute(job)))
-            except Exception as error:  # a file is gone, say: the round ends, the server does not
-                self._report(ComputeFailed(job, explain(error)))
+            await self._run(await self._jobs.get())
+
+    async def _run(self, job: Job) -> None:
+        try:
+            self._report(Computed(job, await compute(job)))
+        except Exception as error:  # a file is gone, say: the round ends, the server does not
+            self._report(ComputeFailed(job, explain(error)))
 
 
 async def compute(job: Job) -> Result:

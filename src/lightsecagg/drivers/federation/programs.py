@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import multiprocessing
 import resource
@@ -187,8 +188,8 @@ def run_server(
     """
 
     async def main() -> list[RoundRecord]:
-        _allow_many_files()
         server = build_server(config, progress, understood=understood)
+        prepare_to_serve()
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, _stop_gracefully, server, number)
@@ -197,11 +198,14 @@ def run_server(
     return asyncio.run(main())
 
 
-def _allow_many_files() -> None:
-    """A server has a connection per client, and a file while a long message of it waits."""
+def prepare_to_serve() -> None:
+    """What a process owes to many clients: a connection each, a file while a long message of one
+    waits, and no pauses in which garbage is looked for among what was imported."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.collect()
+    gc.freeze()
 
 
 def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) -> None:

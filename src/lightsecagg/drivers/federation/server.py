@@ -2,7 +2,7 @@
 
 The transport's events, the results of jobs and the ticks of the clock go through one queue, the
 transport's, into the session; its effects go to the transport, the journal, threads and the job.
-While something is being stored, averaged or evaluated, or a long message read, the loop is free,
+While something is being stored, averaged or evaluated, or the session takes long, the loop is free,
 and events wait.
 
 A sum that cannot be averaged or applied (somebody uploaded what it must not) harms its round only:
@@ -251,26 +251,29 @@ class FederationServer:
                 await self._tell(Connected(client))
             case transport.Received(client, data):
                 self._trace_message("from", client, data)
-                await self._hand_in(Received(client, data))
+                await self._tell(Received(client, data))
             case transport.Disconnected(client, reason):
                 self._callbacks.tell("disconnected", client)
                 await self._tell(Disconnected(client, reason))
             case transport.Notice(_Tick()):
                 self._timer = None
-                await self._carry_out(self._session.tick(time.monotonic()))
+                await self._call(self._session.tick)
             case transport.Notice(Stop() | Computed() | ComputeFailed() as what):
                 await self._tell(what)
 
-    async def _hand_in(self, message: Received) -> None:
-        """A message; one so long that it is in a file is read and checked in a thread."""
-        if isinstance(message.data, bytes):
-            await self._tell(message)
-        else:
-            now, handle = time.monotonic(), self._session.handle
-            await self._carry_out(await asyncio.to_thread(handle, message, now))
-
     async def _tell(self, event: Event) -> None:
-        await self._carry_out(self._session.handle(event, time.monotonic()))
+        # A message so long that it is in a file has to be read from there, and checked.
+        long = isinstance(event, Received) and not isinstance(event.data, bytes)
+        await self._call(partial(self._session.handle, event), long)
+
+    async def _call(self, call: Callable[[float], list[Effect]], long: bool = False) -> None:
+        """Call the session, in a thread if that may take long."""
+        now = time.monotonic()
+        if long or self._session.may_take_long:
+            effects = await asyncio.to_thread(call, now)
+        else:
+            effects = call(now)
+        await self._carry_out(effects)
 
     def _set_timer(self) -> None:
         """Wake the session at its deadline."""

@@ -82,7 +82,7 @@ class _DecodeKeys(DecodeMasks):
     def finish(self, total: Elements) -> Elements:
         """Exact decoding takes the noise away; dithered decoding leaves it."""
         settings, step = self._settings, self._settings.quantizer.step
-        total = unmask(settings.field, total, self.whole(self._pieces))
+        total = super().finish(unmask(settings.field, total, self.whole(self._pieces)))
         if step == 1:
             return total
         return strip(settings.field, total, settings.dimension, step, self._squared_weights)

@@ -381,6 +381,11 @@ class DecodeMasks(RecoverMasks):
             left = total[begin : begin + piece.size]
             left[:] = unmask(self._scheme.settings.field, left, piece[: left.size])
 
+    def finish(self, total: Elements) -> Elements:
+        """Nothing is left to do, and no answer is needed any more."""
+        self._answers, self._trusted = {}, {}
+        return total
+
     def whole(self, pieces: Elements) -> Elements:
         """The sum of the masks, from all columns of its pieces."""
         settings = self._scheme.settings
