@@ -55,15 +55,19 @@ def transcript_head(label: str, count: int, *first: bytes) -> bytes:
 
 def _framed(parts: Sequence[bytes]) -> bytes:
     encoded: list[bytes] = []
+    for part in parts:
+        encoded += (_length(part), part)
+    return b"".join(encoded)
+
+
+def _length(part: bytes) -> bytes:
     try:
-        for part in parts:
-            encoded += (_LENGTH.pack(len(part)), part)
+        return _LENGTH.pack(len(part))
     except struct.error as error:
         raise ParameterError(
             f"a part of {len(part)} bytes does not fit a transcript (limit {_MAX_PART}); "
             "hash it first"
         ) from error
-    return b"".join(encoded)
 
 
 def uint(value: int) -> bytes:
@@ -76,7 +80,10 @@ def uint(value: int) -> bytes:
 def context_hash(label: str, *parts: bytes) -> bytes:
     """SHA-256 of a transcript: how the round contexts C0 and C1 are made."""
     digest = hashes.Hash(_SHA256)
-    digest.update(transcript(label, *parts))
+    digest.update(transcript_head(label, len(parts)))
+    for part in parts:  # one by one: a copy of a long part costs as much as its hash
+        digest.update(_length(part))
+        digest.update(part)
     return digest.finalize()
 
 

@@ -75,3 +75,5 @@ def test_the_older_api_refuses_what_needs_single_updates() -> None:
         run(strategy(FedMedian))
     with pytest.raises(ParameterError, match="leave metrics out"):
         run(strategy(FedAvg), metrics={"loss": 1.0})
+    with pytest.raises(ParameterError, match="leave evaluation out"):
+        run(strategy(FedAvg), evaluation={"loss": 1.0})

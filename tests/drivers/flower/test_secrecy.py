@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from local_grid import LocalGrid, Node
 from small_flower import (
     MODEL,
@@ -16,6 +17,7 @@ from small_flower import (
     Federation,
     arrays,
     fed_avg,
+    make_app,
     record,
     samples,
     stage_of,
@@ -101,6 +103,35 @@ def test_S16_nothing_of_an_update_a_count_or_a_metric_leaves_a_node() -> None:
     assert found(federation.grid) == set()
 
 
+def test_S16_nothing_of_an_evaluation_leaves_a_node() -> None:
+    federation = Federation(
+        8,
+        strategy=FedAvg(min_available_nodes=2),
+        max_samples=2**16,
+        evaluation={"secret-loss": 1.0},
+    )
+    for node in federation.nodes.values():
+        node.app = evaluating_app()
+    result = federation.run(1)
+    found_loss = result.evaluate_metrics_clientapp[1]["secret-loss"]
+    assert found_loss == pytest.approx(LOSS, abs=1e-5)
+    assert len(federation.grid.seen) == 8 * 7
+    assert found(federation.grid) == set()
+
+
+def evaluating_app() -> ClientApp:
+    """An app whose evaluation is easy to find."""
+    app = make_app()
+    app._registered_funcs.pop("evaluate.default", None)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": COUNT, "secret-loss": LOSS})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
 def test_S22_errors_of_apps_and_of_ours_reach_the_server_as_constants() -> None:
     federation = Federation(8, dropouts=3, attempts=1)
     for node in federation.nodes.values():
@@ -136,7 +167,7 @@ def test_S08_a_server_that_tells_nodes_different_things_finds_one_in_the_sum(
 ) -> None:
     """The attack, on tags that name the arrays alone: everybody's metric but one vanishes."""
     for module in (mod, strategy):
-        naive = lambda arrays, *told: hash_assignment(arrays, {}, "", {})  # noqa: E731
+        naive = lambda arrays, *told: hash_assignment(arrays, {}, "", {}, "")  # noqa: E731
         monkeypatch.setattr(module, "hash_assignment", naive)
     federation = Federation(8, metrics={"loss": 1.0})
     for node_id in set(federation.ids) - {104}:

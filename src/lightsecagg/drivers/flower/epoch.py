@@ -64,8 +64,6 @@ class Terms:
     bound: float
     max_samples: int = 1
     """1: all updates count alike."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """The largest absolute value of each metric that is averaged."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
     share_mode: ShareMode = ShareMode.SEEDED
 

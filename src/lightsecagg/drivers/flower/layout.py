@@ -26,7 +26,9 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def hash_assignment(arrays: Arrays, config: object, weighted_by: str, limits: object) -> bytes:
+def hash_assignment(
+    arrays: Arrays, config: object, weighted_by: str, limits: object, stage: str
+) -> bytes:
     """What stands for a global model in tags: all that decides about a node's vector (S08, S42).
 
     Names, types, shapes and values of the arrays; and what the node is told beside them, because a
@@ -34,8 +36,9 @@ def hash_assignment(arrays: Arrays, config: object, weighted_by: str, limits: ob
     node's part in the sum.
 
     * `config`, `limits`: as a `ConfigRecord` and a dict of metrics, of which bytes can be made.
+    * `stage`: whether the model is trained or evaluated.
     """
-    parts = [msgspec.msgpack.encode([config, weighted_by, limits])]
+    parts = [msgspec.msgpack.encode([config, weighted_by, limits, str(stage)])]
     for name, array in arrays.items():
         shape = ",".join(map(str, array.shape))
         parts += [name.encode(), array.dtype.str.encode(), shape.encode()]
@@ -59,12 +62,12 @@ class Layout:
                     "mask: leave it out of the ArrayRecord, or send it as float32"
                 )
         self._model = model
-        self._dtype = np.float64 if np.float64 in {a.dtype for a in model.values()} else np.float32
+        self.dtype = np.float64 if np.float64 in {a.dtype for a in model.values()} else np.float32
         self.size = sum(array.size for array in model.values())
         if not self.size:
             raise ParameterError("the ArrayRecord is empty: there is no model to train")
 
-    def change(self, trained: Arrays) -> NDArray[np.float32] | NDArray[np.float64]:
+    def write_change(self, trained: Arrays, out: NDArray[Any]) -> None:
         """What training added to the model; refuse other names or shapes."""
         if trained.keys() != self._model.keys():
             raise InputRefused("training returned arrays of other names than it was given")
@@ -74,11 +77,11 @@ class Layout:
                     f"array {name!r} has shape {array.shape} after training, and "
                     f"{self._model[name].shape} before"
                 )
-        parts = [
-            (trained[name].astype(self._dtype) - array.astype(self._dtype)).reshape(-1)
-            for name, array in self._model.items()
-        ]
-        return np.concatenate(parts)
+        start = 0
+        for name, array in self._model.items():
+            part = out[start : start + array.size].reshape(array.shape)
+            np.subtract(trained[name], array, out=part, dtype=self.dtype, casting="same_kind")
+            start += array.size
 
     def changed(self, change: NDArray[np.float64]) -> ArrayRecord:
         """The model plus a change, each array of its own type again."""
@@ -97,7 +100,8 @@ def scaled_metrics(
     """The metrics that the server asked for, as entries within the bound."""
     if missing := limits.keys() - metrics.keys():
         raise InputRefused(
-            f"training returned no metric {min(missing)!r}, which LightSecAgg(metrics=...) names"
+            f"the app returned no metric {min(missing)!r}, which LightSecAgg(metrics=...) or "
+            "(evaluation=...) names"
         )
     values = np.array([float(metrics[name]) for name in limits], dtype=np.float64)
     scale = np.array(list(limits.values()), dtype=np.float64) / bound

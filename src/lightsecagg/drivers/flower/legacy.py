@@ -31,11 +31,12 @@ class LightSecAggWorkflow:
     """One fit round under masks; takes the options of `LightSecAgg`."""
 
     def __init__(self, **options: Any) -> None:
-        if options.get("metrics"):
-            raise ParameterError(
-                "the metrics of fit are not averaged under the mask in Flower's older API; leave "
-                "metrics out, or use the newer one"
-            )
+        for name in ("metrics", "evaluation"):
+            if options.get(name):
+                raise ParameterError(
+                    "the metrics of fit and evaluate are not averaged under the mask in Flower's "
+                    f"older API; leave {name} out, or use the newer one"
+                )
         self._instructions = _Instructions()
         self._secure = LightSecAgg(self._instructions, **options)
 

@@ -5,9 +5,10 @@ party, lets the app train if the server asks for an update, masks what comes of 
 what the party wants to be sent. What the node must remember is stored first; see `node`.
 
 It fails closed. A TRAIN message without a parcel is not trained for, because its reply would be an
-update in the clear. Whatever goes wrong, the server hears one of a few constant sentences, because
-the text of an exception could quote an update. The node's own log has the reason. An app that
-cannot train is reported as such, and its node still helps to recover the others' sum.
+update in the clear. (An EVALUATE message without one is the app's alone.) Whatever goes wrong, the
+server hears one of a few constant sentences, because the text of an exception could quote an
+update. The node's own log has the reason. An app that cannot train is reported as such, and its
+node still helps to recover the others' sum.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
+from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.drivers.flower.agreed import FORGOTTEN, MASKS_AHEAD, allow_list_of
 from lightsecagg.drivers.flower.layout import (
     Layout,
@@ -71,12 +73,16 @@ _CLIPPING_NORM = "clipping_norm"
 def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Mask the app's updates: `ClientApp(mods=[lightsecagg_mod, ...])`, first in the list."""
     category = message.metadata.message_type.partition(".")[0]
-    if category != MessageType.TRAIN:
+    if category not in (MessageType.TRAIN, MessageType.EVALUATE):
         return call_next(message, context)
     try:
         parcel, rest = detach(message.content)
-        if parcel is None:
-            return _error(UNPROTECTED, message)
+    except LightSecAggError as error:
+        return _refused(error, message)
+    if parcel is None:
+        train = category == MessageType.TRAIN
+        return _error(UNPROTECTED, message) if train else call_next(message, context)
+    try:
         message.content = rest
         operator = Operator.of(context.node_config)
         with opened(operator, context) as store:
@@ -85,8 +91,12 @@ def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCall
     except _Forgotten:
         return _error(FORGOTTEN, message)
     except Exception as error:
-        log(ERROR, "lightsecagg: %s", explain(error))
-        return _error(REFUSED, message)
+        return _refused(error, message)
+
+
+def _refused(error: Exception, message: Message) -> Message:
+    log(ERROR, "lightsecagg: %s", explain(error))
+    return _error(REFUSED, message)
 
 
 def _error(reason: str, message: Message) -> Message:
@@ -136,8 +146,8 @@ class _Exchange:
         except JournalError as error:
             log(ERROR, "lightsecagg: %s; this node takes part again in a new epoch", error)
             raise _Forgotten from error
-        if stage is Stage.TRAIN:
-            self._contribute(party, parcel)
+        if stage in (Stage.TRAIN, Stage.EVALUATE):
+            self._contribute(party, parcel, stage)
         if stage is not Stage.OPEN:
             self._restock(party)
         self._memory.ledger = party.ledger.to_bytes()
@@ -202,8 +212,8 @@ class _Exchange:
 
     # -- an update ---------------------------------------------------------------------------
 
-    def _contribute(self, party: EpochClient, parcel: Parcel) -> None:
-        """Train and upload, once for each version of the model."""
+    def _contribute(self, party: EpochClient, parcel: Parcel, stage: Stage) -> None:
+        """Train or evaluate, and upload, once for each version of the model."""
         memory, version = self._memory, _number(parcel, "version", int)
         if version <= memory.version:
             self._failed = True  # the reply that had the update is lost; there is no second one
@@ -217,7 +227,7 @@ class _Exchange:
         memory.version = version
         settings = Settings.from_bytes(memory.settings)
         try:
-            update, model = self._trained(settings, parcel)
+            update, model = self._update(settings, parcel, stage)
             outputs = party.set_input(update, version, model)
         except Exception as error:
             own = isinstance(error, LightSecAggError)
@@ -229,32 +239,40 @@ class _Exchange:
                 memory.serial = output.message.tag.serial
         self._send(outputs)
 
-    def _trained(self, settings: Settings, parcel: Parcel) -> tuple[Update, bytes]:
+    def _update(self, settings: Settings, parcel: Parcel, stage: Stage) -> tuple[Update, bytes]:
         """What the app made of the model, as a vector within the bound; and the model's hash."""
         given = _only(self._message.content.array_records.values(), "ArrayRecord")
         limits = dict(
             zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
         )
-        weighted_by = _number(parcel, "weighted_by", str)
+        weighted_by, quantizer = _number(parcel, "weighted_by", str), settings.quantizer
         model, config = arrays_of(given), config_of(self._message.content)
-        layout, hashed = Layout(model), hash_assignment(model, config, weighted_by, limits)
+        layout, hashed = Layout(model), hash_assignment(model, config, weighted_by, limits, stage)
+        vector: Any = np.zeros(settings.dimension, layout.dtype)
+        change, tail = np.split(vector, [layout.size])
         reply = self._train(self._message, self._context)
         if reply.has_error():
             raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
         metrics = _only(reply.content.metric_records.values(), "MetricRecord")
-        trained = _only(reply.content.array_records.values(), "ArrayRecord")
-        change = layout.change(arrays_of(trained))
-        for record in config.values():
-            _check_norm(change, record.get(_CLIPPING_NORM))
-        quantizer = settings.quantizer
-        extra = scaled_metrics(metrics, limits, quantizer.bound)
-        vector = clip_to_bound(change, quantizer.bound)
-        if extra.size:
-            vector = np.concatenate([vector, extra.astype(vector.dtype)])
+        if stage is Stage.TRAIN:
+            trained = _only(reply.content.array_records.values(), "ArrayRecord")
+            layout.write_change(arrays_of(trained), change)
+            for record in config.values():
+                _check_norm(change, record.get(_CLIPPING_NORM))
+            if (clipped := clip_to_bound(change, quantizer.bound)) is not change:
+                change[:] = clipped
+        else:
+            tail[-1] = _nonce(quantizer.bound)
+        tail[: len(limits)] = scaled_metrics(metrics, limits, quantizer.bound)
         samples = 1
         if quantizer.weighted:
             samples = _samples(metrics, weighted_by, quantizer.max_samples)
         return Update(vector, samples), hashed
+
+
+def _nonce(bound: float) -> float:
+    """What tells evaluations with equal metrics apart: an update is summed once (S06)."""
+    return bound * (int.from_bytes(draw(system_entropy, 4)) / 2**31 - 1)
 
 
 def _only(records: Any, kind: str) -> Any:

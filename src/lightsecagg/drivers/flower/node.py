@@ -57,6 +57,7 @@ _REMEDY = (
     "a new folder only if none of them can come again"
 )
 _RECORD = "lightsecagg.memory"
+_PARTS = "lightsecagg.parts"
 _LARGE = 16 * 2**20
 _ALL_RUNS = 2**31  # epochs of all runs are counted together, and clipped updates refuse nothing
 
@@ -355,20 +356,31 @@ class _Volatile:
         return decode(_decoder.decode, content, "memory of a node")
 
     def fetch(self, party: EpochClient) -> None:
-        """Nothing is kept apart here."""
+        party.parts = self._parts()
+        if lost := party.needed_parts - party.parts.keys():
+            raise JournalError(f"Context.state has lost {len(lost)} shares of this node's")
 
     def save(self, memory: Memory, party: EpochClient | None = None) -> None:
         if party is not None:
-            memory.party = party.snapshot()
-        content = msgspec.msgpack.encode(memory)
-        if len(content) > _LARGE:
-            log(
-                WARNING,
-                "lightsecagg: this node remembers %d MB, which Flower may not have the time to "
-                "store; name a folder with --node-config 'lightsecagg-dir=...'",
-                len(content) // 2**20,
-            )
-        self._context.state[_RECORD] = ConfigRecord({"content": content})
+            memory.party, new, needed = party.snapshot_apart()
+            known = self._parts() | new
+            parts = {digest.hex(): known[digest] for digest in needed}
+            if (size := sum(map(len, parts.values()))) > _LARGE:
+                log(
+                    WARNING,
+                    "lightsecagg: this node remembers %d MB, which Flower may not have the time to "
+                    "store; name a folder with --node-config 'lightsecagg-dir=...'",
+                    size // 2**20,
+                )
+            self._context.state[_PARTS] = ConfigRecord({**parts})
+        self._context.state[_RECORD] = ConfigRecord({"content": msgspec.msgpack.encode(memory)})
+
+    def _parts(self) -> dict[bytes, bytes]:
+        record = self._context.state.get(_PARTS)
+        if not isinstance(record, ConfigRecord):
+            return {}
+        pairs = ((name, data) for name, data in record.items() if isinstance(data, bytes))
+        return {bytes.fromhex(name): data for name, data in pairs}
 
 
 def new_memory(operator: Operator) -> Memory:

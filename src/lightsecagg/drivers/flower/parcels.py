@@ -39,6 +39,8 @@ class Stage(StrEnum):
     """Its keys for a new epoch."""
     TRAIN = "train"
     """Its masked update."""
+    EVALUATE = "evaluate"
+    """Its masked metrics."""
     RELAY = "relay"
     """Its answers to the frames, and shares of masks that it will need."""
 
@@ -91,7 +93,7 @@ def _bytes_of(record: object) -> memoryview:
     array = decode(lambda _: record["frames"].numpy(), b"", "array of frames")
     if array.dtype != np.uint8 or array.ndim != 1:
         raise DecodeError(f"malformed parcel: frames of {array.dtype}, not a row of bytes")
-    return memoryview(array.tobytes())
+    return np.ascontiguousarray(array).data
 
 
 def _unpack(packed: memoryview) -> Iterator[bytes]:

@@ -3,7 +3,8 @@
 `configure_train` enrols nodes when somebody is new, and adds to every message what the protocol has
 for its node; `aggregate_train` takes the masked updates out of the replies, asks for the answers,
 and gives the wrapped strategy one reply that holds the average. Evaluation is the wrapped
-strategy's alone, in the clear.
+strategy's alone, in the clear; or, with `evaluation=`, a round like the others, in which the change
+of the model is nothing and the metrics ride behind it.
 
 A stage ends when every node has replied or its time is up. If more than D nodes are missing then,
 those are asked again, `attempts` times in all; asking again never asks for anything else (S42).
@@ -53,6 +54,8 @@ class LightSecAgg(Strategy):
       `bound * max_samples * N / 10^9` per sample; larger ones count as this. 1 weights all alike.
     * `metrics`: the metrics that are averaged under the mask too, each with its largest absolute
       value. All other metrics stay at the node.
+    * `evaluation`: the metrics of EVALUATE messages, likewise: nodes then send no others, and no
+      counts. Without it evaluation is in the clear, as always in Flower.
     * `threat_model`: `malicious-server` needs nodes that have an allow-list and a folder.
     * `share_mode`: `short-key` shares keys of 2048 elements instead of masks (experimental: see
       `docs/short-keys.md`); nodes take part whose operators have said so.
@@ -70,6 +73,7 @@ class LightSecAgg(Strategy):
         bound: float,
         max_samples: int = 2**16,
         metrics: Mapping[str, float] | None = None,
+        evaluation: Mapping[str, float] | None = None,
         threat_model: str = ThreatModel.HONEST_BUT_CURIOUS,
         share_mode: str = ShareMode.SEEDED,
         timeout: float = 600.0,
@@ -77,21 +81,15 @@ class LightSecAgg(Strategy):
         poll_interval: float = 0.2,
     ) -> None:
         self.inner = Inner(strategy)
-        for name, limit in (metrics or {}).items():
-            if not limit > 0:
-                raise ParameterError(
-                    f"the largest value of metric {name!r} is {limit}, not above 0"
-                )
+        self._limits = {Stage.TRAIN: _limits(metrics), Stage.EVALUATE: _limits(evaluation)}
         self._terms = Terms(
             privacy=privacy,
             dropouts=dropouts,
             bound=bound,
             max_samples=1 if self.inner.private else max_samples,
-            metrics=dict(metrics or {}),
             threat_model=choice(ThreatModel, threat_model),
             share_mode=choice(ShareMode, share_mode),
         )
-        self._limits = {name: float(limit) for name, limit in self._terms.metrics.items()}
         self._timeout = timeout
         self._attempts = attempts
         self._interval = poll_interval
@@ -134,19 +132,8 @@ class LightSecAgg(Strategy):
                 "differential privacy goes inside: LightSecAgg(DifferentialPrivacyClientSide"
                 "FixedClipping(FedAvg(...)))"
             )
-        messages = list(self.inner.strategy.configure_train(server_round, arrays, config, patient))
-        self._round = None
-        if not messages:
-            return []
-        round_ = _Round(messages, self.inner.weighted_by, self._limits)
-        self._enrol_if_needed(patient, round_, server_round)
-        epoch = self._current()
-        round_.version = epoch.begin_round(round_.model)
-        self._round = round_
-        reachable = epoch.nodes & patient.connected()
-        epoch.connect(reachable)
-        round_.sent = self._train_messages(round_, reachable)
-        return round_.sent
+        messages = self.inner.strategy.configure_train(server_round, arrays, config, patient)
+        return self._begin(Stage.TRAIN, list(messages), server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -155,42 +142,38 @@ class LightSecAgg(Strategy):
         round_, self._round = self._round, None
         if round_ is None:
             return None, None
-        for reply in replies:
-            if (node := round_.node_of(reply)) is not None:
-                self._take(node, reply)
-        try:
-            self._complete_uploads(round_)
-            average = self._recover(round_.type)
-        except LightSecAggError as error:
-            self._epoch = None
-            raise RuntimeError(f"LightSecAgg, round {server_round}: {error}") from error
-        size = round_.layout.size
-        metrics = MetricRecord({self.inner.weighted_by: average.samples})
-        metrics.update(
-            unscaled_metrics(average.values[size:], self._terms.metrics, self._terms.bound)
-        )
-        arrays = round_.layout.changed(average.values[:size])
+        average = self._finish(round_, server_round, replies)
+        arrays = round_.layout.changed(average.values[: round_.layout.size])
+        metrics = self._metrics(round_, average)
         return self.inner.aggregate(server_round, round_.asked, arrays, metrics, average.clients)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's."""
+        """The wrapped strategy's messages, under masks if `evaluation` says so."""
         patient = self._patient(grid)
         patient.be_patient()
-        return self.inner.strategy.configure_evaluate(server_round, arrays, config, patient)
+        messages = self.inner.strategy.configure_evaluate(server_round, arrays, config, patient)
+        if not self._limits[Stage.EVALUATE]:
+            return messages
+        return self._begin(Stage.EVALUATE, list(messages), server_round)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The wrapped strategy's."""
+        """What the wrapped strategy makes of the replies, or of the average."""
+        round_, self._round = self._round, None
+        if round_ is not None:
+            average = self._finish(round_, server_round, replies)
+            content = RecordDict({"metrics": self._metrics(round_, average)})
+            replies = [Message(content, reply_to=round_.asked)]
         return self.inner.strategy.aggregate_evaluate(server_round, replies)
 
     # -- enrolment ---------------------------------------------------------------------------
 
     def _enrol_if_needed(self, grid: PatientGrid, round_: _Round, server_round: int) -> None:
         """A new epoch if somebody is new, has forgotten the old one, or the vector has changed."""
-        dimension = round_.layout.size + len(self._terms.metrics)
+        dimension = round_.layout.size + self._tail
         if self._epoch is not None:
             same = self._epoch.settings.dimension == dimension and not self._epoch.is_old
             new = round_.content.keys() - self._epoch.nodes
@@ -251,17 +234,58 @@ class LightSecAgg(Strategy):
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def _train_messages(self, round_: _Round, nodes: Iterable[int]) -> list[Message]:
+    @property
+    def _tail(self) -> int:
+        """How many entries follow the change of the model: metrics, and a nonce of evaluations."""
+        evaluated = len(self._limits[Stage.EVALUATE])
+        return max(len(self._limits[Stage.TRAIN]), evaluated + 1 if evaluated else 0)
+
+    def _begin(self, stage: Stage, messages: list[Message], server_round: int) -> list[Message]:
+        """Enrol whoever must be, and begin a round with the wrapped strategy's messages."""
+        self._round = None
+        if not messages:
+            return []
+        patient = self._patient()
+        round_ = _Round(stage, messages, self.inner.weighted_by, self._limits[stage])
+        self._enrol_if_needed(patient, round_, server_round)
+        epoch = self._current()
+        round_.version = epoch.begin_round(round_.model)
+        self._round = round_
+        reachable = epoch.nodes & patient.connected()
+        epoch.connect(reachable)
+        round_.sent = self._round_messages(round_, reachable)
+        return round_.sent
+
+    def _finish(self, round_: _Round, server_round: int, replies: Iterable[Message]) -> Average:
+        """The average of what the nodes have sent."""
+        for reply in replies:
+            if (node := round_.node_of(reply)) is not None:
+                self._take(node, reply)
+        try:
+            self._complete_uploads(round_)
+            return self._recover(round_.type)
+        except LightSecAggError as error:
+            self._epoch = None
+            raise RuntimeError(f"LightSecAgg, round {server_round}: {error}") from error
+
+    def _metrics(self, round_: _Round, average: Average) -> MetricRecord:
+        begin = round_.layout.size
+        values = average.values[begin : begin + len(round_.limits)]
+        metrics = MetricRecord({self.inner.weighted_by: average.samples})
+        metrics.update(unscaled_metrics(values, round_.limits, self._terms.bound))
+        return metrics
+
+    def _round_messages(self, round_: _Round, nodes: Iterable[int]) -> list[Message]:
         """The model for those who were chosen, and peers' shares for everybody."""
         messages = []
         for node in sorted(nodes):
             parcel = self._current().parcel(
                 node,
-                Stage.TRAIN if node in round_.content else Stage.RELAY,
+                round_.stage if node in round_.content else Stage.RELAY,
                 version=round_.version,
                 weighted_by=self.inner.weighted_by,
-                metrics=list(self._limits),
-                limits=list(self._limits.values()),
+                metrics=list(round_.limits),
+                limits=list(round_.limits.values()),
             )
             content = attach(parcel, round_.content.get(node, RecordDict()))
             messages.append(self._message(content, node, round_.type))
@@ -277,9 +301,9 @@ class LightSecAgg(Strategy):
             missing = connected & epoch.nodes & round_.content.keys() - epoch.uploaded
             if len(epoch.uploaded) >= least or not missing:
                 break
-            log(WARNING, "LightSecAgg: nodes %s are asked to train again", sorted(missing))
+            log(WARNING, "LightSecAgg: nodes %s are asked for updates again", sorted(missing))
             epoch.connect(connected)
-            messages = self._train_messages(round_, missing)
+            messages = self._round_messages(round_, missing)
             self._patient().exchange(messages, self._timeout, self._take_quietly)
         if len(epoch.uploaded) < least:
             raise Aborted(
@@ -368,8 +392,14 @@ class _Round:
     """What the wrapped strategy wants to be sent in one round."""
 
     def __init__(
-        self, messages: list[Message], weighted_by: str, limits: Mapping[str, float]
+        self,
+        stage: Stage,
+        messages: list[Message],
+        weighted_by: str,
+        limits: Mapping[str, float],
     ) -> None:
+        self.stage = stage
+        self.limits = limits
         self.asked = messages[0]
         self.type = self.asked.metadata.message_type
         self.content = {message.metadata.dst_node_id: message.content for message in messages}
@@ -382,7 +412,7 @@ class _Round:
             assignments.setdefault((id(_model(message)), config), message)
         found = {
             hash_assignment(
-                arrays_of(_model(message)), config_of(message.content), weighted_by, limits
+                arrays_of(_model(message)), config_of(message.content), weighted_by, limits, stage
             )
             for message in assignments.values()
         }
@@ -400,6 +430,13 @@ class _Round:
             if message.metadata.message_id == answered:
                 return message.metadata.dst_node_id
         return None
+
+
+def _limits(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    for name, limit in (metrics or {}).items():
+        if not limit > 0:
+            raise ParameterError(f"the largest value of metric {name!r} is {limit}, not above 0")
+    return {name: float(limit) for name, limit in (metrics or {}).items()}
 
 
 def _model(message: Message) -> ArrayRecord:
