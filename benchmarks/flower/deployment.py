@@ -24,6 +24,9 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "flower-digits"
 PROGRAMS = Path(sys.executable).parent
 
+PATIENCE = 600.0
+"""Seconds for one run."""
+
 CONTESTANTS = {
     "plain": ("message_server", "plain_client"),
     "secagg+": ("legacy_server", "legacy_client"),
@@ -162,7 +165,12 @@ class Deployment:
 
     def _call(self, *command: str) -> str:
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=False
+            command,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

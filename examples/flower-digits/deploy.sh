@@ -50,6 +50,7 @@ for ((node = 0; node < nodes; node++)); do
         --node-config "partition-id=$node num-partitions=$nodes lightsecagg-dir=\"$work/memory$node\"" \
         >"$work/node$node.log" 2>&1 &
     pids+=($!)
+    echo $! >"$work/node$node.pid"
 done
 
 flwr run "$here" tls --stream --run-config "nodes=$nodes rounds=$rounds ${1:-}"

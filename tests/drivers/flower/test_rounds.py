@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from local_grid import Killed, Node
 from small_flower import (
     MODEL,
     Federation,
+    accuracy,
     arrays,
     at_round,
     error,
@@ -59,6 +62,19 @@ EXACT = 1e-6
 """The largest difference from plain FedAvg; the arrays are float32."""
 
 # -- the average -------------------------------------------------------------------------------
+
+
+def test_every_promise_of_the_page_names_tests_that_exist() -> None:
+    here = Path(__file__).parent
+    page = (here.parents[2] / "docs" / "flower.md").read_text("utf-8")
+    promised = set(re.findall(r"`(test_\w+)`", page))
+    known = {
+        name
+        for file in here.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
+    }
+    assert promised
+    assert promised <= known
 
 
 def test_two_lines_give_what_plain_flower_gives() -> None:
@@ -151,7 +167,41 @@ def test_a_larger_change_than_the_bound_is_clipped() -> None:
 def test_evaluation_is_the_wrapped_strategys() -> None:
     strategy = FedAvg(min_available_nodes=2)
     result = Federation(5, strategy=strategy, dropouts=1).run(1)
-    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"accuracy": 0.5})
+    weights = [samples(node) for node in range(101, 106)]
+    wanted = np.average([accuracy(node) for node in range(101, 106)], weights=weights)
+    assert result.evaluate_metrics_clientapp[1] == pytest.approx({"accuracy": wanted})
+
+
+def test_evaluation_under_the_mask_gives_what_it_gives_in_the_clear() -> None:
+    options = {"dropouts": 1, "metrics": {"loss": 1.0}}
+    clear = Federation(5, strategy=FedAvg(min_available_nodes=2), **options).run(2)
+    masked = Federation(
+        5, strategy=FedAvg(min_available_nodes=2), evaluation={"accuracy": 1.0}, **options
+    )
+    result = masked.run(2)
+    for server_round in (1, 2):
+        wanted = clear.evaluate_metrics_clientapp[server_round]
+        assert result.evaluate_metrics_clientapp[server_round] == pytest.approx(wanted, abs=1e-5)
+        loss = clear.train_metrics_clientapp[server_round]
+        assert result.train_metrics_clientapp[server_round] == pytest.approx(loss, abs=1e-5)
+    assert masked.grid.pushed == 5 * (3 + 2 * (2 + 2))
+
+
+def test_evaluation_goes_on_without_the_nodes_that_fail() -> None:
+    federation = Federation(
+        8, strategy=FedAvg(min_available_nodes=2), evaluation={"accuracy": 1.0}, attempts=1
+    )
+    spoil(federation.nodes[102], "evaluate", "exception", 1)
+    spoil(federation.nodes[104], "evaluate", "silence", 2)
+    result = federation.run(2)
+    rest = list(federation.ids)
+    for server_round, gone in ((1, 102), (2, 104)):
+        there = [node for node in rest if node != gone]
+        weights = [samples(node) for node in there]
+        wanted = np.average([accuracy(node) for node in there], weights=weights)
+        found = result.evaluate_metrics_clientapp[server_round]["accuracy"]
+        assert found == pytest.approx(wanted, abs=1e-5)
+    assert error(result, expected(MODEL, [rest] * 2)) < EXACT
 
 
 def test_a_part_of_the_nodes_trains_and_all_of_them_help() -> None:
