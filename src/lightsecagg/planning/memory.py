@@ -4,7 +4,8 @@ Per client whose shares grow with the vector, as LightSecAgg's: its mask (d), th
 expanded shares and the codeword while it encodes, its explicit shares in plain and sealed form, and
 the explicit shares that it holds for its peers until it has answered. Per client of SecAgg: a few
 copies of the vector. At the server: the bundles of shares that are not yet complete, at worst all
-of them; then every upload and its message; then the answers.
+of them; then one upload after the other, whatever their number, and what its connections hold; then
+the sum with the answers, and the sum with the average, in 64 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from lightsecagg.protocol.settings import Settings
 
 PROGRAM = 80 * 10**6
 """Interpreter and libraries."""
+CONNECTION = 3 * 2**18
+"""A client at the server: a chunk, and what it may be ahead of the server's reading."""
+WAITING = 2**25
+"""Messages that wait in the server's memory (`Limits.memory`)."""
+_CHECKS = 3
+"""Random columns by which wrong answers are found."""
 
 
 @dataclass(slots=True)
@@ -35,6 +42,7 @@ def forecast_memory(
     phases = {phase: PhaseMemory() for phase in PHASES}
     vector, shares = 4 * settings.length, share_counts(settings)
     held = shares.explicit * shares.explicit_bytes
+    answers = vector  # a scheme that recovers all masks at once
     explicit = settings.traits.shares(settings).get(ShareKind.EXPLICIT)
     if explicit is not None:
         U, N = settings.parameters.survivors, settings.parameters.clients
@@ -43,11 +51,10 @@ def forecast_memory(
         phases[Phase.SHARE].client += vector + (U + N) * share + 2 * held + held
         phases[Phase.UPLOAD].client += vector
         phases[Phase.RECOVER].client += held + 2 * share
-        phases[Phase.RECOVER].server += 2 * alive * share + N * share
+        answers = (alive + _CHECKS) * share
     phases[Phase.SHARE].server += traffic[Phase.SHARE].server_shares_received
     # Input, its copy, coins, quantised vector, message.
     phases[Phase.UPLOAD].client += 5 * vector + held
-    # Every upload lies in its message; the sum is taken in 64 bits.
-    phases[Phase.UPLOAD].server += alive * vector + 2 * vector
-    phases[Phase.RECOVER].server += 4 * vector
+    phases[Phase.UPLOAD].server += min(WAITING, alive * vector) + vector + alive * CONNECTION
+    phases[Phase.RECOVER].server += vector + max(answers, 2 * vector)
     return phases

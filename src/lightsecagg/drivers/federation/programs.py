@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -60,6 +61,8 @@ from lightsecagg.session.record import RoundRecord
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_BY_SIGNAL = 128
 """A shell's exit code for a program that a signal ended is this plus the signal's number."""
+_M_MMAP_THRESHOLD = -3
+"""As malloc.h has it."""
 
 
 def build_server(
@@ -199,13 +202,18 @@ def run_server(
 
 
 def prepare_to_serve() -> None:
-    """What a process owes to many clients: a connection each, a file while a long message of one
-    waits, and no pauses in which garbage is looked for among what was imported."""
+    """What a process owes to many clients.
+
+    A connection each, and a file while a long message of one waits; no pauses in which garbage is
+    looked for among what was imported; and the memory of large vectors back to the system.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
     gc.freeze()
+    with suppress(AttributeError):  # glibc keeps freed vectors for later, unless it is told this
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) -> None:
