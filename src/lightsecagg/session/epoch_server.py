@@ -105,6 +105,11 @@ class EpochServerSession(ServerSession):
     # -- the driver's side ---------------------------------------------------------------------
 
     @property
+    def may_take_long(self) -> bool:
+        """No: masks are examined one by one, each when its owner has shared it."""
+        return False
+
+    @property
     def score(self) -> str:
         """How far the federation is, in words."""
         return f"{self.completed} of {self._plan.number} buffers done"
