@@ -217,6 +217,20 @@ def test_a_spoilt_sum_costs_its_buffer_and_nothing_else() -> None:
     assert lab.sums[-1][:2] == (1, (0, 1, 2, 3))
 
 
+def test_R31_whatever_waits_when_an_epoch_makes_room_is_summed_first() -> None:
+    """It is acknowledged: in as many buffers as it takes, down to one of T + 2."""
+    lab = opened(clients=12, dropouts=3, flushing=Flushing(renew=1))
+    lab.hold_jobs = True
+    finish_training(lab, 0, 1, 2, 3)
+    lab.restart(11)
+    lab.trainings = [each for each in lab.trainings if each[0] != 11]
+    finish_training(lab, *range(4, 11))
+    lab.hold_jobs = False
+    lab.wait(2)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10)]
+    assert lab.epoch.number == 2
+
+
 def test_R40_a_server_that_is_told_to_stop_begins_no_other_buffer() -> None:
     """However many updates wait: the one in flight is recovered, and that is all."""
     lab = opened()

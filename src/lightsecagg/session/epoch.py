@@ -73,6 +73,8 @@ from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
 from lightsecagg.session.record import PhaseRecord, RoundRecord
 from lightsecagg.session.round import COMEBACK, Plan
 
+GOES_ON = "the epoch goes on without this client"
+"""What a client is told that is no longer in an epoch."""
 _OLD = CHAIN_LENGTH // 4
 """Buffers after which an epoch ends: long before the masks of any client run out."""
 
@@ -135,6 +137,7 @@ class EpochInProgress:
         """Whether a new model without a buffer is being made."""
         self._record: RoundRecord | None = None
         self._drained = False
+        """Whether what waits cannot share a buffer any more."""
         self._jobs: list[Job] = []
         self._refusals: Counter[str] = Counter()
         self._phase: Phase | None = None
@@ -174,7 +177,7 @@ class EpochInProgress:
             return self.finished
         if self.finished or self.aborted is not None or self.stopping:
             return True
-        return self._party.paused and (self._drained or not self._can_flush)
+        return self._party.paused and self._drained
 
     @property
     def deadline(self) -> float:
@@ -237,7 +240,7 @@ class EpochInProgress:
         self.stopping = self._party.paused = True
 
     def pause(self) -> None:
-        """Form no more buffers, but for one of what waits: the epoch is to end."""
+        """Form no more buffers, but for those of what waits: the epoch is to end."""
         if not self._party.paused:
             self._party.paused = True
             for client in self._able:
@@ -287,7 +290,7 @@ class EpochInProgress:
             self._lose(client, "restarted, its secrets of this epoch are gone")
         elif client not in self._able:
             # It still waits for an epoch that goes on without it.
-            self._peers.tell(client, RoundOver(number, "the epoch goes on without this client"))
+            self._peers.tell(client, RoundOver(number, GOES_ON))
         else:
             ready, waiting = self._party.serials(client)
             if client in self._party.members:
@@ -346,8 +349,6 @@ class EpochInProgress:
         if record is not None:
             self.buffers += record.aborted is None
             self._conclude(record)
-        if self._party.paused:
-            self._drained = True
         self._began = self._now
         self._quiet_since = None
         budget, cache = version_budget(self.settings), list[bytes]()
@@ -557,15 +558,11 @@ class EpochInProgress:
         return [client for client in self._able if self._peers.is_ready(client)]
 
     @property
-    def _can_flush(self) -> bool:
-        return len(self._here) >= self.settings.minimum and self._party.can_proceed
-
-    @property
     def _flush_at(self) -> float:
         due = self._began + self._flushing.flush_after
         if self._quiet_since is not None:
             due = min(due, self._quiet_since + self._plan.grace)
-        return self._now if self._party.paused and not self._drained else due
+        return self._now if self._party.paused and not self.stopping else due
 
     def _is_due(self, now: float) -> bool:
         """Whether a buffer should be formed of what there is."""
@@ -585,6 +582,8 @@ class EpochInProgress:
         if self._party.can_proceed:
             self._log(logging.INFO, "a buffer is formed of what waits")
             self._release(self._party.flush())
+        elif self._party.paused:
+            self._drained = True
         elif self._quiet_since is not None and now >= self._quiet_since + self._plan.grace:
             self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
             self._skip()
