@@ -100,11 +100,11 @@ def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_t
 class Interrupted:
     """A run in a session of its own, with temporary folders that only it uses."""
 
-    def __init__(self, folder: Path) -> None:
-        self.temporary = folder / "tmp"
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        self.temporary, self.report = folder / "tmp", folder / "report"
         self.temporary.mkdir()
         self.process = subprocess.Popen(
-            [*COMMAND, *SMALL, "--rounds", "500", "--out", str(folder / "report")],
+            [*COMMAND, *arguments, "--out", str(self.report)],
             env={**os.environ, "TMPDIR": str(self.temporary)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -135,11 +135,14 @@ class Interrupted:
             time.sleep(0.1)  # the test's own timeout ends this
 
 
+LONG = [*SMALL, "--rounds", "500"]
+
+
 @pytest.fixture
-def interrupted() -> Iterator[Interrupted]:
+def interrupted(request: pytest.FixtureRequest) -> Iterator[Interrupted]:
     # Not pytest's folder: with a test's name in it, its path is too long for the sockets inside.
     with tempfile.TemporaryDirectory() as folder:
-        run = Interrupted(Path(folder))
+        run = Interrupted(Path(folder), getattr(request, "param", LONG))
         yield run
         for pid in processes_of(run.process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -169,6 +172,54 @@ def test_a_signal_ends_a_run_cleanly_at_any_moment(
     assert interrupted.process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert "Error" not in errors
+    interrupted.everything_is_gone()
+
+
+ASYNC = ["--mode", "async", "--clients", "5", "--slow", "1", "--epochs", "1", "--timeout", "200"]
+
+
+@pytest.mark.slow
+def test_S09_R31_R32_asynchronous_sums_are_exact_though_clients_and_the_server_are_killed(
+    tmp_path: Path,
+) -> None:
+    kills = ["--flushes", "7", "--client-kills", "1", "--server-kills", "1"]
+    command = [*COMMAND, *ASYNC, *kills, "--json", "--out", str(tmp_path / "report")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert len(document["flushes"]) == 7
+    for flush in document["flushes"]:
+        assert flush["exact"] is True
+        assert 0 < flush["difference"] <= flush["rounding"] < 1e-4
+        assert len(flush["owners"]) == len(flush["staleness"]) >= 3
+    killed = [kill["who"] for kill in document["kills"]]
+    assert len(killed) == 2
+    assert "server" in killed
+    fates = document["audit"]
+    never = ("lost", "wrong", "summed_twice", "masks_used_twice", "changed")
+    assert {fates[what] for what in never} == {0}
+    assert fates["acknowledged"] >= fates["summed"] > 0
+    owners = sum(len(flush["owners"]) for flush in document["flushes"])
+    assert sum(document["staleness"].values()) == owners
+    assert 0.1 < document["figures"]["accuracy"] <= 1
+    report = tmp_path / "report"
+    assert (report / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((report / "run.json").read_text()) == document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [[*ASYNC, "--flushes", "500"]], indirect=True)
+def test_R40_ctrl_c_ends_an_asynchronous_run_with_a_report_and_no_process(
+    interrupted: Interrupted,
+) -> None:
+    interrupted.wait_for("a round")
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    _, errors = interrupted.process.communicate()
+    assert interrupted.process.returncode == 128 + signal.SIGINT, errors
+    assert "Traceback" not in errors
+    document = json.loads((interrupted.report / "run.json").read_text())
+    assert document["interrupted"] is True
+    assert all(flush["exact"] for flush in document["flushes"])
     interrupted.everything_is_gone()
 
 

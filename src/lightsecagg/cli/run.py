@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from lightsecagg.cli import options
+from lightsecagg.cli.by_mode import ByMode
 from lightsecagg.cli.dashboard import serve_folder
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
+from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import print_json, warn
 from lightsecagg.cli.task import parse_options
 from lightsecagg.errors import Aborted, ConfigurationError
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+PLAIN_UPDATES = (
+    "demo: to check the result, its clients also write their plain updates to a temporary folder; "
+    "no real client does that"
+)
+
 
 class Overlap(StrEnum):
     """`client.overlap` of the configuration."""
@@ -37,8 +44,17 @@ class Overlap(StrEnum):
     OFF = "off"
 
 
-@app.command()
+class _ByMode(ByMode):
+    """See `run_async`."""
+
+    asynchronous = "lightsecagg.cli.run_async"
+
+
+@app.command(cls=_ByMode)
 def run(
+    mode: Annotated[
+        Mode, typer.Option(help="Rounds, or buffers: see run --mode async --help.")
+    ] = Mode.SYNC,
     clients: Annotated[int, typer.Option(help="N: client processes.")] = 8,
     privacy: Annotated[
         int | None,
@@ -147,16 +163,13 @@ def run(
         timeout=timeout,
         dashboard_port=dashboard_port or (free_port() if dashboard else None),
     )
-    _check_folder(out)
+    check_folder(out)
     check_demo(config)
     if save_model is not None:
         from lightsecagg.training import check_target
 
         check_target(save_model)
-    warn(
-        "demo: to check the result, its clients also write their plain updates to a temporary "
-        "folder; no real client does that"
-    )
+    warn(PLAIN_UPDATES)
     if config.dashboard_port is not None:
         typer.echo(f"dashboard on http://127.0.0.1:{config.dashboard_port}/", err=True)
     with (
@@ -184,11 +197,11 @@ def run(
             )
         if config.dashboard_port is not None:
             sys.stdout.flush()
-            state = _without_secrets(result.state, Path(folder))
+            state = without_secrets(result.state, Path(folder))
             serve_folder(state, config.dashboard_port, None, ask)
 
 
-def _without_secrets(state: Path, folder: Path) -> Path:
+def without_secrets(state: Path, folder: Path) -> Path:
     """The state alone is left: no key and no plain update waits for somebody's Ctrl-C."""
     moved = state.rename(folder / "state")
     for each in folder.iterdir():
@@ -199,7 +212,7 @@ def _without_secrets(state: Path, folder: Path) -> Path:
     return moved
 
 
-def _check_folder(out: Path) -> None:
+def check_folder(out: Path) -> None:
     """A report that cannot be written would be lost with all the work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -249,7 +262,7 @@ class _progress:  # noqa: N801 - used like a function
 def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     from lightsecagg.drivers.federation.report import draw_timeline, phase_table, write_json
 
-    records = [record | {"figures": _finite(record["figures"])} for record in result.records]
+    records = [record | {"figures": finite(record["figures"])} for record in result.records]
     done = [record for record in records if record["aborted"] is None]
     document: dict[str, Any] = {
         "figures": done[-1]["figures"] if done else {},
@@ -275,7 +288,7 @@ def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     return document
 
 
-def _finite(figures: dict[str, float]) -> dict[str, float | None]:
+def finite(figures: dict[str, float]) -> dict[str, float | None]:
     """JSON has no NaN and no infinity."""
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from lightsecagg.cli import options
+from lightsecagg.cli.by_mode import ByMode
 from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
 from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.recording import allowed_error
 from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.drivers.simulation.synchronous import Progress
-from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning import Network, Topology
 from lightsecagg.planning.traffic import in_units
@@ -28,32 +26,10 @@ from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
 app = typer.Typer(add_completion=False)
 
 
-class _ByMode(TyperCommand):
-    """The asynchronous mode has options of its own: `simulate --mode async --help`."""
+class _ByMode(ByMode):
+    """See `simulate_async`."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: Any = None, **kw: Any
-    ) -> Any:
-        from lightsecagg.cli import simulate_async
-
-        command = typer.main.get_command(simulate_async.app)
-        if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
-            for given in {arg.split("=")[0] for arg in args} - _names(self):
-                if given in _names(command):
-                    raise ParameterError(
-                        f"{given} belongs to the asynchronous mode; add --mode async"
-                    )
-            return super().make_context(info_name, args, parent, **kw)
-        return command.make_context(info_name, _without_mode(args), parent, **kw)
-
-
-def _names(command: Any) -> set[str]:
-    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-
-
-def _without_mode(args: list[str]) -> list[str]:
-    pairs = zip(["", *args], args, strict=False)
-    return [arg for before, arg in pairs if before != "--mode" and not arg.startswith("--mode")]
+    asynchronous = "lightsecagg.cli.simulate_async"
 
 
 @app.command(cls=_ByMode)

@@ -476,8 +476,11 @@ class FederationClient:
         data = content.encode() if isinstance(content, str) else content
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._table.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(self._table.trace / name, flags, 0o600), "wb") as file:
+        path = self._table.trace / name
+        beside = path.with_name(f"{name}.new")  # a client that is killed leaves no half of a file
+        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
             file.write(data)
+        beside.replace(path)
 
 
 def _training_pool() -> ProcessPoolExecutor:

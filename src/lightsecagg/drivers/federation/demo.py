@@ -170,7 +170,7 @@ def check_demo(config: DemoConfig) -> None:
             "most; `lightsecagg simulate` holds many more"
         )
     try:
-        table = _aggregation(config)
+        table = aggregation_of(config)
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ParameterError(f"--{wrong['loc'][0]} {wrong['input']}: {wrong['msg']}") from error
@@ -192,7 +192,7 @@ def run_demo(
     deaths = plan_deaths(config)
     trace = folder / "trace"
     trace.mkdir(mode=0o700, parents=True)
-    processes = _Processes(config, trace, deaths)
+    processes = Processes(config, trace, deaths)
     try:
         made = provision(
             folder / "federation", config.clients, bound=config.bound, port=free_port()
@@ -203,22 +203,22 @@ def run_demo(
         processes.stop()
     state = made.server.parent / "state"
     records = json.loads((state / "rounds.json").read_text())
-    difference, bound, matches = _compare(records, trace)
+    compared = [compare(record, trace) for record in records if record["aborted"] is None]
     return DemoResult(
         records=records,
         spans=_read_spans(trace),
         killed=processes.killed,
         complaints=processes.complaints(),
-        max_abs_difference=difference,
-        quantisation_bound=bound,
-        matches=matches,
+        max_abs_difference=max((each.difference for each in compared), default=0.0),
+        quantisation_bound=max((each.bound for each in compared), default=0.0),
+        matches=all(each.exact for each in compared),
         model=read_model(state)[1],
         state=state,
         seconds=time.monotonic() - started,
     )
 
 
-class _Processes:
+class Processes:
     """The server and the clients, each a process; all are gone after `stop`."""
 
     def __init__(
@@ -241,22 +241,32 @@ class _Processes:
     def start(self, made: Provisioned, ask: Callable[[], None]) -> None:
         self._made = made
         ask()
-        arguments = (made.server, self._overrides(), self._trace.parent, self._report)
-        self.server = self._process(_server_main, arguments, daemon=True)
+        self.start_server()
         for client in made.clients:
             ask()
-            self._start_client(client, self._deaths.get(client, {}))
+            self.start_client(client)
 
-    def _start_client(self, client: int, deaths: dict[int, str]) -> None:
-        arguments = (
-            self._made.clients[client],
-            self._client_overrides(),
-            deaths,
-            self._trace.parent,
-        )
+    def start_server(self) -> None:
+        """The server, or the next one after it."""
+        arguments = (self._made.server, self._overrides(), self._trace.parent, self._report)
+        self.server = self._process(server_main, arguments, daemon=True)
+
+    def start_client(self, client: int) -> None:
+        """A client, or one in its place."""
+        overrides = self._client_overrides()
+        folder, doom = self._trace.parent, self._doom(client)
+        arguments = (self._made.clients[client], overrides, folder, *doom)
         # A daemon may have no children, and in `process` mode a client trains in one.
         daemon = self._config.overlap != "process"
-        self.clients[client] = self._process(_client_main, arguments, daemon=daemon)
+        self.clients[client] = self._process(self._client_program, arguments, daemon=daemon)
+
+    @property
+    def _client_program(self) -> Callable[..., None]:
+        return _client_main
+
+    def _doom(self, client: int) -> tuple[Any, ...]:
+        """What else its program is told: in which rounds it is to die."""
+        return (self._deaths.get(client, {}),)
 
     def _process(
         self, target: Callable[..., None], arguments: tuple[Any, ...], *, daemon: bool
@@ -283,7 +293,7 @@ class _Processes:
                 raise Aborted(f"client {client} was killed by somebody else")
             number = min(planned)
             self.killed.append({"client": client, "round": number, "phase": planned.pop(number)})
-            self._start_client(client, planned)
+            self.start_client(client)
 
     def failure(self, name: str, exit_code: int | None) -> LightSecAggError:
         """Why a process has ended, in its own words: its folder is gone when the demo is."""
@@ -315,7 +325,7 @@ class _Processes:
 
     def _overrides(self) -> list[str]:
         config, port = self._config, self._config.dashboard_port
-        aggregation = _aggregation(config).model_dump(mode="json", exclude_defaults=True)
+        aggregation = aggregation_of(config).model_dump(mode="json", exclude_defaults=True)
         return [
             *(f"aggregation.{name}={json.dumps(value)}" for name, value in aggregation.items()),
             f"rounds.number={config.rounds}",
@@ -350,7 +360,7 @@ class _Processes:
         ]
 
 
-def _aggregation(config: DemoConfig) -> AggregationTable:
+def aggregation_of(config: DemoConfig) -> AggregationTable:
     return AggregationTable(
         protocol=config.protocol,
         threat_model=config.threat_model,
@@ -374,7 +384,7 @@ def _toml(table: str, values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _wait(processes: _Processes, config: DemoConfig, watch: Watch, ask: Callable[[], None]) -> None:
+def _wait(processes: Processes, config: DemoConfig, watch: Watch, ask: Callable[[], None]) -> None:
     """Until the server ends; restarts killed clients meanwhile."""
     deadline = time.monotonic() + config.timeout
     server = processes.server
@@ -392,7 +402,7 @@ def _wait(processes: _Processes, config: DemoConfig, watch: Watch, ask: Callable
         raise processes.failure("server", server.exitcode)
 
 
-def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
+def server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
     from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
@@ -404,17 +414,17 @@ def _server_main(path: Path, overrides: list[str], folder: Path, progress: Conne
             last = (phase, done)
             progress.send((phase, done, expected))
 
-    with _last_words(folder, "server"):
+    with last_words(folder, "server"):
         from lightsecagg.drivers.federation.programs import run_server
 
         run_server(load_config(ServerConfig, path, overrides, environment={}), report)
 
 
-def _client_main(path: Path, overrides: list[str], deaths: dict[int, str], folder: Path) -> None:
+def _client_main(path: Path, overrides: list[str], folder: Path, deaths: dict[int, str]) -> None:
     from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
-    with _last_words(folder, path.stem):
+    with last_words(folder, path.stem):
         import asyncio
 
         from lightsecagg.drivers.federation.programs import build_client
@@ -436,7 +446,7 @@ def _janitor_main(folder: Path) -> None:
 
 
 @contextmanager
-def _last_words(folder: Path, name: str) -> Iterator[None]:
+def last_words(folder: Path, name: str) -> Iterator[None]:
     """Inside, a process logs to a file; if it fails, its parent can read why in another."""
     from lightsecagg.drivers.federation.observer import set_up_logging
 
@@ -469,26 +479,35 @@ class DoomedClient(FederationClient):
 # -- checking ------------------------------------------------------------------------------------
 
 
-def _compare(records: list[dict[str, Any]], trace: Path) -> tuple[float, float, bool]:
-    """The secure averages beside the plain ones: largest difference, its bound, the verdict."""
-    worst, bound, matches = 0.0, 0.0, True
-    for record in records:
-        if record["aborted"] is not None:
-            continue
-        number, included = record["round"], record["included"]
-        with np.load(trace / f"average-{number}.npz") as secure:
-            average = secure["average"]
-        total, samples = np.zeros(average.size), 0
-        for client in included:
-            with np.load(trace / f"update-{number}-{client}.npz") as plain:
-                total += float(plain["samples"]) * plain["vector"].astype(np.float64)
-                samples += int(plain["samples"])
-        difference = float(np.abs(average - total / samples).max())
-        # Each client's rounding moves a weighted entry by less than one step, noise by its bound.
-        allowed = (len(included) + record["noise"]) * record["quantisation_step"] / samples
-        worst, bound = max(worst, difference), max(bound, allowed)
-        matches = matches and difference <= allowed and samples == record["samples"]
-    return worst, bound, matches
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A secure average beside the plain one."""
+
+    difference: float
+    """The largest, of any entry."""
+    bound: float
+    """What rounding may do to an entry."""
+    exact: bool
+    """Whether it is the average of the same samples, but for rounding."""
+
+
+def compare(record: dict[str, Any], trace: Path) -> Comparison:
+    """A round, or a buffer with the staleness of its updates, and what its clients have written."""
+    number, included = record["round"], record["included"]
+    with np.load(trace / f"average-{number}.npz") as secure:
+        average = secure["average"]
+    weights = record["weights"] or [1] * len(included)
+    versions = record["versions"] or [number] * len(included)
+    total, samples = np.zeros(average.size), 0
+    for client, version, weight in zip(included, versions, weights, strict=True):
+        with np.load(trace / f"update-{version}-{client}.npz") as plain:
+            counted = weight * int(plain["samples"])
+            total += counted * plain["vector"].astype(np.float64)
+        samples += counted
+    difference = float(np.abs(average - total / samples).max())
+    # Each client's rounding moves an entry by less than one step per weight, noise by its bound.
+    bound = (sum(weights) + record["noise"]) * record["quantisation_step"] / samples
+    return Comparison(difference, bound, difference <= bound and samples == record["samples"])
 
 
 def _read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ costs nothing but its figures.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -544,8 +545,14 @@ class FederationServer:
             return Spoilt(explain(error))
         record.samples = samples
         if self._trace is not None:
-            np.savez(self._trace / f"average-{record.round}.npz", average=mean)
+            self._trace_sum(self._trace / f"average-{record.round}.npz", record, mean)
         return after
+
+    def _trace_sum(self, path: Path, record: RoundRecord, mean: NDArray[np.float64]) -> None:
+        """Whole, or not at all, and with its record: the server may be killed before that is."""
+        beside = path.with_suffix(".new.npz")
+        np.savez(beside, average=mean, record=json.dumps(record.to_json()), time=time.time())
+        beside.replace(path)
 
     async def _note(self, record: RoundRecord, version: int) -> None:
         """A model is stored: how good it is, and whether it is to be kept."""
