@@ -39,7 +39,7 @@ from lightsecagg.session.interface import (
     Spoilt,
     Stored,
 )
-from lightsecagg.session.server import Past
+from lightsecagg.session.past import Past
 
 BUFFERING = Buffering(StalenessTable((1,) * 6, 1), max_updates=4)
 

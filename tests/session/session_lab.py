@@ -59,14 +59,10 @@ from lightsecagg.session.interface import (
     Trained,
     UploadDiscarded,
 )
+from lightsecagg.session.past import Past, PromisedRound, UnfinishedRound
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round import Plan
-from lightsecagg.session.server import (
-    Past,
-    PromisedRound,
-    ServerSession,
-    UnfinishedRound,
-)
+from lightsecagg.session.server import ServerSession
 
 DIMENSION = 5
 SESSION = bytes(range(32))

@@ -43,9 +43,10 @@ from lightsecagg.session.interface import (
     Stop,
     Store,
 )
+from lightsecagg.session.past import Past
 from lightsecagg.session.record import RoundRecord, listed
 from lightsecagg.session.round import Plan
-from lightsecagg.session.server import Choose, Past, ServerSession, State
+from lightsecagg.session.server import Choose, ServerSession, State
 
 _FAREWELL = 5.0
 """Seconds in which clients hear the goodbye, and leave."""

@@ -19,23 +19,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from lightsecagg.errors import Aborted, JournalError, LightSecAggError
-from lightsecagg.foreign import explain
+from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import (
-    Output,
-    Persist,
-    ServerParty,
-    SurvivorsChosen,
-    UploadTaken,
-)
-from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
-from lightsecagg.protocol.registry import resumed_server_party, server_party
+from lightsecagg.protocol.registry import server_party
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.session.budgets import backlog_limit
 from lightsecagg.session.envelope import (
@@ -74,6 +64,7 @@ from lightsecagg.session.interface import (
     StoreFailed,
     UploadDiscarded,
 )
+from lightsecagg.session.past import Past, PromisedRound, bring_back
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
 from lightsecagg.session.record import RoundRecord, listed
 from lightsecagg.session.round import COMEBACK, Plan, RoundInProgress
@@ -91,46 +82,6 @@ class State(StrEnum):
     APPLYING = "applying"
     LEAVING = "leaving"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedRound:
-    """A round that a crash cut short."""
-
-    number: int
-    promised: PromisedRound | None
-    """None: nothing was promised in it, so it may be dropped."""
-    allow_list: AllowList | None = None
-    """The one that it began with; None if that is lost, and the round with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromisedRound:
-    """What is stored of a round in which an upload was acknowledged."""
-
-    settings: Settings
-    roster: Roster
-    closed: SharesClosed
-    uploads: Iterable[tuple[int, MaskedUpload, Upload]] = field(repr=False)
-    """Client, upload, and where it is read from; asked for one after the other, once."""
-    survivors: tuple[int, ...] | None
-    """U1 if it was announced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What the driver has kept of the rounds before."""
-
-    next_round: int = 1
-    """A number that was never used."""
-    completed: int = 0
-    uploaders: dict[int, int] = field(default_factory=dict)
-    """Client -> the latest round that is over and in which its upload was stored."""
-    announced: tuple[int, ...] | None = None
-    """The latest U1, if it was for the current model and its round has failed."""
-    unfinished: Sequence[UnfinishedRound] = ()
-    enough: str | None = None
-    """Why no other round is wanted, if so."""
 
 
 Choose = Callable[[list[int], int, list[int]], list[int]]
@@ -364,58 +315,32 @@ class ServerSession:
     def _resume(
         self, number: int, promised: PromisedRound, allow_list: AllowList, now: float
     ) -> None:
-        party = resumed_server_party(
-            promised.settings, allow_list, promised.roster, promised.closed
-        )
         self._emit(Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
-        stored, outputs = self._restore_uploads(number, party, promised)
-        announced = promised.survivors
-        if announced is not None:
-            if not any(_chooses(output) for output in outputs):
-                outputs += party.proceed()
-            if Persist(SurvivorsChosen(announced)) not in outputs:
-                raise JournalError(
-                    f"round {number}: the stored uploads do not give the survivor set that was "
-                    "announced; refusing to announce another"
-                )
+        back = bring_back(promised, allow_list)
+        for client, reason in back.refused.items():
+            text = "round %d: a stored upload is refused: %s"
+            self._log(logging.WARNING, text, number, reason)
+            self._emit(Store(number, UploadDiscarded(client)))
         self._log(
             logging.INFO,
             "resuming round %d: %d uploads are stored, U1 %s",
             number,
-            len(stored),
-            "is open" if announced is None else "was announced",
+            len(back.stored),
+            "is open" if promised.survivors is None else "was announced",
         )
         members = [member.client for member in promised.roster.members]
         self._round = RoundInProgress(
-            party,
+            back.party,
             promised.settings,
             members,
             self._plan,
             self._peers,
             self._emit,
             now,
-            stored=stored,
+            stored=back.stored,
         )
         self._emit(RoundBegan(number, tuple(members)))
-        self._round.begin(outputs, now)
-
-    def _restore_uploads(
-        self, number: int, party: ServerParty, promised: PromisedRound
-    ) -> tuple[list[int], list[Output]]:
-        stored: list[int] = []
-        outputs: list[Output] = []
-        for client, upload, where in promised.uploads:
-            try:
-                for output in party.receive(client, upload):
-                    if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
-                        outputs += party.stored(output.record, where)
-                stored.append(client)
-            except Exception as error:
-                # What no one foresaw counts as a refusal, or every restart would end here (S41).
-                text = "round %d: a stored upload is refused: %s"
-                self._log(logging.WARNING, text, number, explain(error))
-                self._emit(Store(number, UploadDiscarded(client)))
-        return stored, outputs
+        self._round.begin(back.outputs, now)
 
     # -- waiting for clients -------------------------------------------------------------------
 
@@ -670,7 +595,3 @@ class ServerSession:
         self._log(logging.INFO, text, self.score)
         self.state = State.ENDED
         self._emit(Finished())
-
-
-def _chooses(output: Output) -> bool:
-    return isinstance(output, Persist) and isinstance(output.record, SurvivorsChosen)

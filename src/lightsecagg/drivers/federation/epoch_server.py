@@ -22,8 +22,8 @@ from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.session.epoch import Flushing, version_hash
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
+from lightsecagg.session.past import Past
 from lightsecagg.session.round import Plan
-from lightsecagg.session.server import Past
 
 _OVER = EpochChanged(b"", ())
 """What is left of an epoch that is over."""

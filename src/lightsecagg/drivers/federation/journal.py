@@ -44,7 +44,7 @@ from lightsecagg.session.interface import (
     RoundOpened,
     UploadDiscarded,
 )
-from lightsecagg.session.server import PromisedRound
+from lightsecagg.session.past import PromisedRound
 
 T = TypeVar("T")
 

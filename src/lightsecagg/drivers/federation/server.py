@@ -86,9 +86,10 @@ from lightsecagg.session.interface import (
     Stored,
     StoreFailed,
 )
+from lightsecagg.session.past import Past, UnfinishedRound
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round import Plan
-from lightsecagg.session.server import Past, ServerSession, State, UnfinishedRound
+from lightsecagg.session.server import ServerSession, State
 
 TellProgress = Callable[[str, int, int], None]
 """Told (phase, messages in, messages expected) while a round runs."""
