@@ -10,8 +10,11 @@ import pytest
 from epoch_lab import BUFFERING, EpochLaboratory
 
 from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase
 from lightsecagg.protocol.messages import Opening, SumRequest
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
     EpochBegins,
@@ -26,6 +29,7 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.epoch import Flushing
+from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.interface import Post, Received, Stop, Trained, TrainingFailed
 from lightsecagg.session.server import State
 
@@ -87,6 +91,15 @@ def test_nobody_waits_for_a_straggler_whose_update_counts_when_it_comes() -> Non
     time, owners, staleness = lab.sums[-1]
     assert (time, owners) == (4, (0, 1, 2, slow))
     assert staleness[-1] == 4
+
+
+def test_fast_clients_do_not_queue_up_ever_older_updates() -> None:
+    """Six who train in no time, buffers of four: nobody is more than two versions behind."""
+    lab = EpochLaboratory(number=12)
+    lab.connect()
+    lab.wait(10)
+    assert len(lab.sums) == 12
+    assert max(max(staleness) for _, _, staleness in lab.sums) <= 2
 
 
 def test_too_few_updates_are_summed_when_the_deadline_fires() -> None:
@@ -262,6 +275,58 @@ def test_R40_a_server_that_is_told_to_stop_goes_on_with_the_same_epoch() -> None
     assert lab.sums[-1][1] == (0, 1, 2, 3)
 
 
+class Unprotected(EpochLaboratory):
+    """FedBuff: the same sockets, journal and weights, and no masks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(threat_model=ThreatModel.HONEST_BUT_CURIOUS, **options)
+
+    def start(self) -> None:
+        parameters = replace(self.settings.parameters, threat_model=self.threat_model)
+        self.settings = replace(self.settings, protocol=ProtocolName.PLAIN, parameters=parameters)
+        super().start()
+
+    def policy(self, **changes: Any) -> Policy:
+        return super().policy(**{"protocols": (ProtocolName.PLAIN,)} | changes)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_fedbuff_runs_without_protection_over_the_same_sessions(crash: bool) -> None:
+    lab = Unprotected(number=5)
+    lab.hold_jobs = True
+    lab.connect()
+    lab.wait(2)
+    assert lab.party._flight is not None
+    kinds = {kind for _, kind in lab.seen}
+    assert kinds == {"Hello", "Advertise", "Fetch", "BufferedUpload"}, "nobody is asked for shares"
+    if crash:
+        announced = lab.promised
+        lab.crash()
+        lab.start()
+        assert lab.promised == announced
+        lab.connect()
+    lab.hold_jobs = False
+    lab.wait(20)
+    assert len(lab.sums) == 5
+    assert lab.finished is not None
+    lab.assert_summed_once()
+
+
+def test_S01_no_server_talks_a_client_into_going_unprotected() -> None:
+    lab = Unprotected(number=1, retries=0, wait_for_clients=5.0)
+    lab.connect(0, 1, 2, 3)
+    lab.clients[4] = lab.client(4)
+    careful = lab.policy(protocols=(ProtocolName.LIGHTSECAGG,))
+    lab.clients[5] = EpochClientSession(
+        5, lab.identities[5], careful, lab.ledgers[5], patience=600.0
+    )
+    lab.connect(4, 5)
+    lab.wait(10)
+    ((reason, clients),) = lab.records[0].withdrawn.items()
+    assert clients == [5]
+    assert "plain, which this client does not accept" in reason
+
+
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
@@ -294,6 +359,7 @@ def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_no
         assert lab.finished.error is None
         assert len(lab.sums) == 1
         assert lab.cuts == []
+        assert not any("cannot follow" in line for line in lab.client_log)
         if lab.kill_at > 0:
             break
     assert points > 20
@@ -344,6 +410,7 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int) -> None:
     assert lab.finished.error is None
     assert len(lab.sums) == 6
     assert lab.cuts == []
+    assert not any("cannot follow" in line for line in lab.client_log)
     lab.assert_summed_once()
 
 

@@ -281,8 +281,8 @@ class ClientMachine(Generic[AnyState]):
         privates = tuple(pair.private_bytes() for pair in keys.pairs)
         return Advertised(message.settings, privates, keys.advertise)
 
-    def _enter_roster(self, state: Advertised, roster: Roster) -> tuple[ClientScheme, AgreementKey]:
-        """The scheme of the roster, and the key that opens shares, if the roster is accepted."""
+    def _enter_roster(self, state: Advertised, roster: Roster) -> ClientScheme:
+        """The scheme of the roster, if it is accepted."""
         scheme = enter_roster(
             self._settings(state),
             self._policy,
@@ -291,9 +291,8 @@ class ClientMachine(Generic[AnyState]):
             state.advertise,
             self._scheme_class,
         )
-        self._scheme_cache = scheme
-        self._key_cache = key = AgreementKey(state.private_keys[0])
-        return scheme, key
+        self._scheme_cache, self._key_cache = scheme, None
+        return scheme
 
     def _on_repeated_opening(self, state: Opened, message: Opening) -> list[Output]:
         if message.settings != state.settings:

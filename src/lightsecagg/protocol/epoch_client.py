@@ -134,8 +134,7 @@ class EpochClient(ClientMachine[AnyState]):
     ) -> None:
         super().__init__(client, identity, policy, ledger, entropy)
         if policy.buffering is None or not all(
-            traits_of(protocol).protected and traits_of(protocol).buffered
-            for protocol in policy.protocols
+            traits_of(protocol).buffered for protocol in policy.protocols
         ):
             raise ParameterError("the asynchronous mode needs a policy with buffering")
         self._buffering: Buffering = policy.buffering
@@ -157,11 +156,17 @@ class EpochClient(ClientMachine[AnyState]):
         return self._buffering.stock - self.stock - used
 
     @property
+    def is_registered(self) -> bool:
+        """Whether it is on a roster: it can share masks and upload."""
+        return isinstance(self.state, Registered)
+
+    @property
     def serials(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of its masks, those that are ready, and those whose uploads wait for their buffer."""
         if not isinstance(self.state, Registered):
             return (), ()
-        return tuple(sorted(self.state.stock)), self.state.outstanding
+        shared = self._settings(self.state).traits.protected
+        return tuple(sorted(self.state.stock)) if shared else (), self.state.outstanding
 
     def discard(self, serials: Iterable[int]) -> None:
         """The shares of these masks were lost on their way: no upload is to be wasted on them."""
@@ -217,6 +222,8 @@ class EpochClient(ClientMachine[AnyState]):
         for serial in range(first, first + count):
             mask = scheme.prepare(serial, state.private_keys, self._entropy)
             stock[serial] = mask.secret
+            if not scheme.settings.traits.protected:
+                continue  # there is nothing to share, and nothing to keep
             self._keep_mask(serial, mask)
             changed = self._keep(changed, self.client, serial, mask.own)
             shares += seal_shares(scheme, self._key(state), mask, serial, self._entropy)
@@ -286,7 +293,7 @@ class EpochClient(ClientMachine[AnyState]):
         return [*self.ledger.persisted(), Send(SERVER, advertised.advertise)]
 
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
-        scheme, _ = self._enter_roster(state, message)
+        scheme = self._enter_roster(state, message)
         ends = zip(scheme.round.members, message.checks, strict=False)
         self.state = Registered(
             settings=state.settings,

@@ -10,6 +10,9 @@ uploads, and whenever K distinct owners have one waiting it flushes:
     recover    U answers decode the weighted sum of the masks in one shot; `BufferAggregate`
     done       too few have registered
 
+Without protection (`no_masks`, FedBuff) nothing is shared and nobody is asked: a buffer is summed
+where it is formed.
+
 `TRANSITIONS` names, for each phase, the messages that it takes. Shares, reports and uploads go on
 coming while a buffer is in flight; the uploads wait for the next. The parts are `epoch_stock`
 (masks and reports on them), `epoch_queue` (uploads that wait), `epoch_flight` (the buffer in
@@ -112,7 +115,7 @@ class EpochServer:
           who has trained through the end of one brings its update to the next.
         * `durable`: ask for what is promised to be stored.
         """
-        if not settings.traits.protected or settings.buffering is None:
+        if settings.buffering is None:
             raise ParameterError("the asynchronous mode needs settings with buffering")
         least = settings.parameters.privacy + 2
         if not least <= buffer_size <= settings.buffering.max_updates:
@@ -177,6 +180,10 @@ class EpochServer:
     def members(self) -> tuple[int, ...]:
         """Whoever is on the roster, in its order; nobody before there is one."""
         return self._members
+
+    def has_waiting(self, client: int) -> bool:
+        """Whether an upload of this client waits for a buffer; one in flight does not."""
+        return self._roster is not None and any(w.owner == client for w in self._queue.waiting)
 
     @property
     def uploaders(self) -> frozenset[int]:
@@ -434,6 +441,8 @@ class EpochServer:
             uploads = [recall(tag) for tag in memory.buffer.tags]
             server._flight = server._take_off(memory.buffer, uploads, frozenset(memory.holders))
             memory.recall_flight(server._flight)
+            if not settings.traits.protected:
+                server._flight.collected = True
         return server
 
     def resume(self) -> list[Output]:
@@ -526,12 +535,15 @@ class EpochServer:
         tag = message.tag
         if self._queue.is_repeat(sender, tag):
             return self._on_late(sender, message)
-        if tag.serial not in self._stock.shared.get(sender, {}):
+        hidden = self.settings.traits.protected
+        if hidden and tag.serial not in self._stock.shared.get(sender, {}):
             # Its shares were lost with a connection; the owner goes on with another mask.
             return [Send(sender, UploadDropped(tag.serial))]
         self._queue.check(sender, message, self.time)
         self._models.check(tag, self.time)
-        shared, passed_over = self._stock.use(sender, tag.serial)
+        shared, passed_over = self.time, list[MaskRef]()
+        if hidden:
+            shared, passed_over = self._stock.use(sender, tag.serial)
         self._forget(passed_over)
         self._has_promised = True
         if self._queue.put(message, shared):
@@ -598,6 +610,8 @@ class EpochServer:
         self._flight = flight = self._take_off(buffer, uploads, holders)
         self.phase = flight.phase
         self._has_promised = True
+        if not self.settings.traits.protected:
+            return [*flight.jobs, *flight.collect()]  # there is nothing to ask for
         online = [client for client in self._members if client not in self._offline]
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
@@ -666,6 +680,8 @@ class EpochServer:
         self._forget(term.ref for term in flight.asked.terms)
         # An owner that saw no buffer would for ever count its upload as waiting.
         unaware = {*self._offline, *self.refusals}
+        if not self.settings.traits.protected:
+            unaware.update(self._members)  # nobody saw it
         outputs = [
             output
             for tag in flight.buffer.tags

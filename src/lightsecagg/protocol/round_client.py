@@ -227,7 +227,7 @@ class RoundClient(ClientMachine[AnyState]):
         return [*self.ledger.persisted(), NeedInput()]
 
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
-        scheme, key = self._enter_roster(state, message)
+        scheme, key = self._enter_roster(state, message), self._sealing_key(state.private_keys[0])
         mask = scheme.prepare(0, state.private_keys, self._entropy)
         outputs = send_shares(seal_shares(scheme, key, mask, 0, self._entropy))
         self._keep_mask(0, mask)

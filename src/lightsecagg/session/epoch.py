@@ -1,6 +1,7 @@
 """One epoch of a server session on its way: the party, its buffers, who is here, its promises.
 
 a client asks for a model           it gets the newest, or the next one if it has trained from that
+                                    or if its last update must still wait for a buffer to land
 a client uploads                    stored, counted, acknowledged, in this order
 K updates wait                      the party forms a buffer; so does the deadline `flush_after`,
                                     and everybody here being done with the model, with T + 2 or more
@@ -335,6 +336,8 @@ class EpochInProgress:
         wanted = self._wants.get(client)
         if wanted is None or wanted >= version or self._renewing or not self._party.members:
             return
+        if self._party.phase is not Phase.UPLOAD and self._party.has_waiting(client):
+            return  # it gets a newer one soon: uploads must not wait in ever longer lines
         del self._wants[client]
         encoded = [] if cache is None else cache
         if not encoded:

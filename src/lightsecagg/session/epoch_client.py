@@ -199,8 +199,8 @@ class EpochClientSession(ClientSession):
     def _compare_masks(self, epoch: Round, known: MasksKnown) -> None:
         """After a reconnection: masks and uploads may have been lost on their way."""
         party = _party(epoch)
-        if party is None:
-            return
+        if party is None or not party.is_registered:
+            return  # it lacks the roster, which comes next
         ready, waiting = party.serials
         if lost := [serial for serial in ready if serial not in known.ready]:
             self._tell("shares of %d masks were lost on their way", len(lost))
@@ -235,7 +235,9 @@ class EpochClientSession(ClientSession):
         """Upload, share masks, ask for a model: whatever can be done now."""
         epoch = self._round
         party = None if epoch is None else _party(epoch)
-        if epoch is None or party is None or not self._clear or self._silent_since is None:
+        if epoch is None or party is None or not (self._clear and party.is_registered):
+            return
+        if self._silent_since is None:
             return
         if self._work is not None and self._work.instructions != epoch.instructions:
             self._miss(self._work.version, "the server asks for other settings in this epoch")

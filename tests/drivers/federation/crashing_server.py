@@ -14,16 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation import journal, programs
+from lightsecagg.drivers.federation import programs
 from lightsecagg.drivers.federation.config import ServerConfig, VectorsTable, load_config
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import set_up_logging
 
 
 def doom(method: str, moment: str, count: int) -> None:
-    original: Callable[..., Any] = getattr(journal.Journal, method)
+    kind = Journal if hasattr(Journal, method) else EpochJournal
+    original: Callable[..., Any] = getattr(kind, method)
     calls = 0
 
-    def doomed(self: journal.Journal, *arguments: Any) -> Any:
+    def doomed(self: Journal, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == count and moment == "before":
@@ -33,7 +36,7 @@ def doom(method: str, moment: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(journal.Journal, method, doomed)
+    setattr(kind, method, doomed)
 
 
 def main() -> None:
@@ -51,6 +54,7 @@ def main() -> None:
         "rounds.agree=10.0",
         "rounds.recover=10.0",
     ]
+    overrides.append(f'server.trace="{Path(path).parent / "trace"}"')
     config = load_config(ServerConfig, Path(path), overrides)
     vectors = VectorsTable(dimension=int(dimension), output=Path(path).parent / "result.npz")
     programs.run_server(config.model_copy(update={"training": None, "vectors": vectors}))

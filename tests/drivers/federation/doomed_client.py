@@ -1,8 +1,8 @@
 """A client process for the crash tests: kills itself with SIGKILL around a chosen message.
 
-    python doomed_client.py client-5.toml 5 [MESSAGE before|after ROUND]
+    python doomed_client.py client-5.toml 5 [MESSAGE before|after ROUND|any]
 
-Not a test: `test_client_crashes` runs it.
+Not a test: `test_client_crashes` and `test_epoch_crashes` run it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lightsecagg.session.interface import Event, Received
 class Doomed(FederationClient):
     """Dies before it sends its first message of one kind in one round, or at the answer to it."""
 
-    death: tuple[str, str, int] | None = None
+    death: tuple[str, str, int | None] | None = None
     _dying = False
 
     async def _post(self, data: bytes) -> None:
-        if self.death is not None and self.death[2] == self._session.round:
+        if self.death is not None and self.death[2] in (None, self._session.round):
             name, moment, _ = self.death
             if name_of(data) == name:
                 if moment == "before":
@@ -51,7 +51,8 @@ def main() -> None:
     doomed = build_client(config, Doomed, job=Contribution(int(client)))
     assert isinstance(doomed, Doomed)
     if death:
-        doomed.death = (death[0], death[1], int(death[2]))
+        number = None if death[2] == "any" else int(death[2])
+        doomed.death = (death[0], death[1], number)
     asyncio.run(doomed.run())
 
 
