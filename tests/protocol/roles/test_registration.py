@@ -48,6 +48,15 @@ def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
         take_part(3)
 
 
+def test_S44_epochs_in_which_this_client_has_uploaded_do_not_count() -> None:
+    fed = AsyncFederation(policy={"scale": 0.0, "max_openings": 1})
+    ledger = Ledger.volatile()
+    for number in range(1, 4):
+        opening = Opening(replace(fed.settings, round=number).to_bytes())
+        accept_opening(opening, fed.policy, ledger)
+        ledger.count_upload(hash_model(b"%d" % number))
+
+
 def servers() -> dict[str, Any]:
     """How a server of either mode is made for these guests."""
     round_, epoch = Federation(7, 1, 2, 4), AsyncFederation()
@@ -152,6 +161,12 @@ def test_S44_openings_are_counted_by_model_and_altogether_where_models_come_late
     message = Opening(fed.settings(3, model=models[3]).to_bytes())
     with pytest.raises(RemoteProtocolError, match="2"):
         accept_opening(message, later, ledger)
+    ledger = Ledger.volatile()
+    again = fed.policy(max_openings=2)
+    for number in (1, 2):
+        accept_opening(Opening(fed.settings(number).to_bytes()), again, ledger)
+    with pytest.raises(RemoteProtocolError, match="max_openings = 2"):
+        accept_opening(Opening(fed.settings(3).to_bytes()), again, ledger)
     ledger = Ledger.volatile()
     for number, model in models.items():  # each of them given to this client before
         known = fed.policy(model=model, max_openings=2)

@@ -162,7 +162,7 @@ def test_S12_a_contradiction_late_in_a_bundle_takes_nothing_of_it() -> None:
     assert server.begun == {ME: (0, {A: share(A)})}
 
 
-def test_S04_a_round_has_one_mask_of_each_owner() -> None:
+def test_a_round_has_one_mask_of_each_owner() -> None:
     with pytest.raises(RemoteProtocolError, match="of its mask 1"):
         relay(single=True).take(ME, ShareBundle((share(A, 1),)))
     assert relay(single=True).take(ME, ShareBundle((share(A),))) == []

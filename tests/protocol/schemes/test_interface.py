@@ -72,6 +72,7 @@ def test_S46_a_scheme_without_a_check_takes_no_secret_of_one() -> None:
 
 def test_a_server_lets_members_share_with_each_other_and_accuses_nobody() -> None:
     server = PadsServer(a_round(), system_entropy)
+    assert server.entropy is system_entropy
     assert server.are_peers(ME, PEER)
     assert not server.are_peers(ME, ME)
     assert not server.are_peers(ME, 999)

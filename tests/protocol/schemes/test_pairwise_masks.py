@@ -242,6 +242,15 @@ def test_a_wrong_share_is_blamed_on_the_client_whose_secret_it_is_of() -> None:
         answers[survivors[0]] = UnmaskingShares(bytes(wrong), first.of_keys)
         with pytest.raises(InconsistentAnswers, match=f"self-mask seed of client {owner} does not"):
             scene.server.recover(asked, answers)
+    for position, owner in enumerate(scene.server.round.members[:2]):
+        answers = scene.answers(survivors)
+        first = answers[survivors[0]]
+        assert isinstance(first, UnmaskingShares)
+        wrong = bytearray(first.of_keys)
+        wrong[64 * position] ^= 1
+        answers[survivors[0]] = UnmaskingShares(first.of_seeds, bytes(wrong))
+        with pytest.raises(InconsistentAnswers, match=f"mask key of client {owner} does not"):
+            scene.server.recover(asked, answers)
 
 
 def test_a_key_that_rebuilds_but_was_not_advertised_is_noticed() -> None:

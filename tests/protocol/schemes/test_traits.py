@@ -112,7 +112,7 @@ def short(**options: Any) -> Settings:
     return Coded(share_mode=SHORT, **options).settings()
 
 
-def test_S49_settings_that_a_protocol_has_no_answer_to_are_refused() -> None:
+def test_S15_settings_that_a_protocol_has_no_answer_to_are_refused() -> None:
     coded, secagg, plain = Coded().settings(), Federation().settings, Federation("plain").settings
     noisy = short(decoding=Decoding.DITHERED)
     malicious = replace(plain.parameters, threat_model=ThreatModel.MALICIOUS_SERVER)
@@ -161,7 +161,7 @@ def test_S49_clients_take_the_share_mode_that_they_demand() -> None:
             refuse(policy, settings)
 
 
-def test_S10_clients_have_room_for_so_many_bytes_of_shares() -> None:
+def test_clients_have_room_for_so_many_bytes_of_shares() -> None:
     """N shares of L + 2 elements of 4 bytes; in the asynchronous mode of so many masks."""
     fed, buffered = Coded(), AsyncFederation()
     once = 6 * 4 * (fed.settings().share_length + 2)
