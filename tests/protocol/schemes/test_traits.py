@@ -255,7 +255,10 @@ def test_how_few_may_be_summed_and_with_how_many_each_shares() -> None:
     assert coded.traits.minimum(coded) == coded.parameters.minimum == 6
     few = replace(secagg, parameters=replace(secagg.parameters, survivors=3))
     assert few.traits.minimum(few) == 4
-    assert ring.traits.minimum(ring) == 8
+    fewer = replace(ring, parameters=replace(ring.parameters, survivors=4))
+    assert fewer.parameters.minimum == 4
+    assert ring.traits.minimum(fewer) == 8, "N - D, whatever U a server proposes"
+    assert ring.traits.minimum(replace(ring, parameters=replace(ring.parameters, dropouts=0))) == 10
     assert [coded.traits.degree(coded, n) for n in (5, 8)] == [4, 7]
     assert [secagg.traits.degree(secagg, n) for n in (5, 8)] == [4, 7]
     assert traits_of("plain").degree(coded, 8) == 0
