@@ -56,6 +56,40 @@ def test_messages_arrive_whole_and_in_order_both_ways(run: Run) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("turn", "least", "most"), [(3600.0, 0, 2), (0.0, 8, 1000)])
+def test_others_have_their_turn_while_events_wait(
+    run: Run, monkeypatch: pytest.MonkeyPatch, turn: float, least: int, most: int
+) -> None:
+    """A consumer that never waits for anything else would keep the loop until no event is left."""
+    monkeypatch.setattr("lightsecagg.drivers.transport.stream_server._TURN", turn)
+
+    async def scenario() -> None:
+        server, events = await started()
+        client = server.client(0)
+        await client.connect()
+        for number in range(8):
+            await client.send(bytes([number + 1]))
+        while len(server._events) < 9:
+            await asyncio.sleep(0)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.create_task(other())
+        for _ in range(9):
+            await anext(events)
+        assert least <= turns <= most
+        others.cancel()
+        client.vanish()
+        await server.close()
+
+    run(scenario)
+
+
 def test_close_lets_queued_messages_leave(run: Run) -> None:
     async def scenario() -> None:
         server, _events = await started()

@@ -40,6 +40,8 @@ from lightsecagg.errors import (
 _log = logging.getLogger(__name__)
 _LOGGED = 10
 """Refused streams of a kind that are logged one by one."""
+_TURN = 0.01
+"""Seconds for which events that wait are dealt with before others have their turn of the loop."""
 
 
 @dataclass(slots=True)
@@ -126,7 +128,12 @@ class StreamServer(ABC):
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything that happens, in order; ends after `close()`."""
+        loop = asyncio.get_running_loop()
+        turn = loop.time()
         while True:
+            if loop.time() - turn >= _TURN:
+                await asyncio.sleep(0)
+                turn = loop.time()
             try:
                 event = await self._events.get()
             except PeerGone:
