@@ -31,6 +31,23 @@ def test_vector_reduces_integers_of_every_size_and_sign() -> None:
         PAPER_FIELD.vector([1.0])
 
 
+@given(st.sampled_from(FIELDS), st.sampled_from([0, 1, 2, 127, 128, 129, 300]), st.data())
+def test_S12_bytes_are_checked_as_they_are_read(
+    backend: str, field: PrimeField, size: int, data: st.DataObject
+) -> None:
+    """Few elements are checked in another way than many."""
+    words = np.full(size, field.modulus - 1, dtype="<u4")
+    content = words.tobytes()
+    field.check_bytes(content)
+    with pytest.raises(FieldError, match="take"):
+        field.check_bytes(content + b"\0")
+    if size:
+        position = data.draw(st.integers(0, size - 1))
+        words[position] = data.draw(st.integers(field.modulus, 2**32 - 1))
+        with pytest.raises(FieldError, match=f"element {position} is not below"):
+            field.check_bytes(words.tobytes())
+
+
 @given(
     st.sampled_from(FIELDS),
     st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(0, 2**32)), min_size=1),

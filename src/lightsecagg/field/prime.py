@@ -6,6 +6,7 @@ its elements to be below q and only checks types and shapes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, check_modulus
 Elements = NDArray[np.uint32]
 
 _WORD = np.dtype("<u4")
+_FEW = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,15 @@ class PrimeField:
             raise FieldError(f"{length} field elements take {4 * length} bytes, got {len(data)}")
         array = np.frombuffer(data, dtype=_WORD).astype(np.uint32, copy=False)
         return self.check(array)
+
+    def check_bytes(self, data: bytes) -> None:
+        """Refuse what `from_bytes` refuses; fast for the short shares that come by the hundred."""
+        count = len(data) // 4
+        # Between two decryptions, numpy and the loops cost more than a look at a few integers.
+        few = len(data) == 4 * count and count <= _FEW
+        if few and max(struct.unpack(f"<{count}I", data), default=0) < self.modulus:
+            return
+        self.from_bytes(data, count)
 
     def check_type(self, array: NDArray[Any]) -> None:
         """Refuse what is not a contiguous uint32 array; the elements are not looked at."""

@@ -120,7 +120,7 @@ class Scheme:
     def check_elements(self, plaintext: bytes) -> None:
         """Raise `CryptoError` unless a share holds field elements."""
         try:
-            self.settings.field.from_bytes(plaintext, len(plaintext) // 4)
+            self.settings.field.check_bytes(plaintext)
         except FieldError as error:
             raise CryptoError(f"the share holds no field elements: {error}") from error
 
