@@ -200,6 +200,7 @@ def test_staleness_is_counted_while_the_buffer_fills_and_kept_with_the_round() -
     for client, staleness in ((0, 0), (3, 2), (1, 0)):
         board.update_buffered(client, staleness)
     live = watched.told()["live"]
+    assert live["buffered"] == 3
     assert live["staleness"] == {"0": 2, "2": 1}
     assert watched.states() == {
         0: "uploaded",
@@ -209,20 +210,24 @@ def test_staleness_is_counted_while_the_buffer_fills_and_kept_with_the_round() -
         4: "training",
     }
     assert live["clients"][3]["staleness"] == 2
+    board.update_buffered(3, 0)  # its next one, while a sum is made of the buffer
+    board.client_left(4, "upload", Leave.DROPPED, "restarted")
     record = ended(1, included=[0, 1, 3], staleness={0: 2, 2: 1})
     board.round_ended(record)
     told = watched.told()
     assert told["history"][0]["staleness"] == {"0": 2, "2": 1}
     assert told["federation"]["mode"] == "async"
     assert told["live"]["round"] == 2, "the next buffer fills at once"
-    assert set(watched.states().values()) == {"training"}
+    assert told["live"]["buffered"] == 1
+    states = watched.states()
+    assert states == {0: "training", 1: "training", 2: "training", 3: "uploaded", 4: "dropped"}
     rows = json.loads(board.detail(1) or b"")["clients"]
     assert [row["state"] for row in rows] == [
         "included",
         "included",
         "training",
         "included",
-        "training",
+        "dropped",
     ]
     again = Watched()
     again.board.begins(OVERVIEW, json.loads(json.dumps([record.to_json()])))

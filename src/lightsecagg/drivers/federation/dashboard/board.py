@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -184,10 +185,13 @@ class Board(ServerCallback):
         """The next buffer of an epoch: who is out of it stays so, what waits still waits."""
         live = self._begin(before.number + 1, before.clients)
         live.progress("upload", (), live.start)
+        live.waiting = +before.waiting
         for client, row in before.clients.items():
-            if row["state"] in _GONE or row["state"] == "uploaded":
+            if row["state"] in _GONE:
                 kept = ("state", "why", "phase")
                 live.clients[client].update((key, row[key]) for key in kept if key in row)
+            elif live.waiting[client]:
+                live.clients[client]["state"] = "uploaded"
 
     def _keep(self, record: dict[str, Any], rows: Callable[[dict[str, Any]], Rows]) -> None:
         summary = summarise(record)
@@ -270,6 +274,8 @@ class LiveRound:
         self.clients: dict[int, dict[str, Any]] = {}
         self.phases: list[dict[str, Any]] = []
         self.staleness: dict[int, int] = {}
+        self.waiting: Counter[int] = Counter()
+        """Asynchronous: client -> its updates that no buffer has taken yet."""
         self.ended: dict[str, Any] | None = None
         self._awaited: frozenset[int] = frozenset()
         for client in invited:
@@ -323,6 +329,7 @@ class LiveRound:
     def buffer(self, client: int, staleness: int, now: float) -> None:
         """Asynchronous: an update is here."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+        self.waiting[client] += 1
         row = self.client(client)
         row |= {"state": "uploaded", "why": "", "staleness": staleness}
         row["steps"]["upload"] = now
@@ -330,6 +337,10 @@ class LiveRound:
     def end(self, record: dict[str, Any], here: Collection[int]) -> None:
         """With what the record says: who is in the sum, and who was not named as gone but is."""
         included = set(record["included"])
+        if record["aborted"] is None:
+            self.waiting.subtract(record["included"])
+        else:  # whose updates are lost with it, nobody says
+            self.waiting.clear()
         ends = [phase["end"] for phase in record["phases"].values()]
         for phase in self.phases:
             known = record["phases"].get(phase["name"])
@@ -371,6 +382,7 @@ class LiveRound:
             "phases": self.phases,
             "clients": self.rows(),
             "staleness": {str(key): count for key, count in sorted(self.staleness.items())},
+            "buffered": (+self.waiting).total(),
             "ended": self.ended,
         }
 

@@ -83,6 +83,8 @@ function fetchDetail(number) {
   });
 }
 
+/** Names of phases, each once, those that are known in the order in which they follow each other. */
+const inOrder = (names) => [...new Set(names)].sort((a, b) => PHASES.indexOf(a) - PHASES.indexOf(b));
 const sorted = () => [...known.history.values()].sort((a, b) => a.round - b.round);
 
 // -- drawing ---------------------------------------------------------------------------------------
@@ -118,7 +120,8 @@ function drawNow(round, rounds) {
   const { federation } = known;
   const summary = round?.summary;
   const current = round && !summary ? round.phases[round.phases.length - 1] : null;
-  say(byId("now-title"), round ? `Round ${round.round}` : "No round yet");
+  const kind = federation.mode === "async" ? "Buffer" : "Round";
+  say(byId("now-title"), round ? `${kind} ${round.round}` : "No round yet");
   let words = federation.message ? capital(federation.message) : "";
   const waits = federation.mode === "async" && federation.buffer ? ` for ${federation.buffer} updates, ${inBuffer(round)} are here` : null;
   if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}${current.expected ? `: ${delivered(round, current)} of ${current.expected} have delivered` : ""} · ${seconds(now() - round.start)}`;
@@ -143,11 +146,11 @@ function drawNow(round, rounds) {
 }
 
 const delivered = (round, phase) => round.clients.filter((client) => client.steps[phase.name] !== undefined).length;
-const inBuffer = (round) => Object.values(round?.staleness ?? {}).reduce((sum, each) => sum + each, 0);
+const inBuffer = (round) => round?.buffered ?? 0;
 
 function drawPhases(round, current) {
   const passed = new Map((round?.phases ?? []).map((phase) => [phase.name, phase]));
-  const names = [...new Set([...(known.federation.mode === "async" ? [] : PHASES), ...passed.keys()])]
+  const names = inOrder([...(known.federation.mode === "async" ? [] : PHASES), ...passed.keys()])
     .filter((name) => passed.has(name) || !round?.summary);
   byId("phases").replaceChildren(...names.map((name) => {
     const phase = passed.get(name);
@@ -184,7 +187,7 @@ function drawClients(round) {
     const button = item.firstChild;
     const [glyph] = STATES[client.state];
     mark(button, "data-state", client.state);
-    mark(button, "data-here", here ? here.has(client.id) : null);
+    mark(button, "data-here", here ? String(here.has(client.id)) : null);
     mark(button, "aria-label", describe(client, here));
     mark(button, "title", describe(client, here));
     say(button.lastChild, glyph);
@@ -254,7 +257,7 @@ function drawTimeline(round, rounds) {
   const soFar = (round?.phases ?? []).map((phase) => [phase.name, { seconds: (phase.end ?? now()) - phase.start }]);
   const of = round?.summary?.phases ?? Object.fromEntries(soFar);
   const done = rounds.filter((each) => each.aborted === null);
-  const names = [...new Set([...Object.keys(of), ...done.flatMap((each) => Object.keys(each.phases))])];
+  const names = inOrder([...Object.keys(of), ...done.flatMap((each) => Object.keys(each.phases))]);
   byId("costs").tBodies[0].replaceChildren(...names.map((name) => {
     const entry = of[name];
     const all = done.map((each) => each.phases[name]?.seconds).filter((each) => each !== undefined);
@@ -289,7 +292,7 @@ function historyRow(round) {
 
 function drawCharts(rounds) {
   const names = [...new Set(rounds.flatMap((each) => [...Object.keys(each.figures), ...Object.keys(each.metrics)]))];
-  const phases = [...new Set(rounds.flatMap((each) => Object.keys(each.phases)))].map((name) => [colour(name), name]);
+  const phases = inOrder(rounds.flatMap((each) => Object.keys(each.phases))).map((name) => [colour(name), name]);
   const givenUp = (round) => Object.values(round.dropped).reduce((sum, each) => sum + each, 0);
   const missing = (round) => (Object.keys(round.staleness).length ? givenUp(round) : round.invited - round.included);
   const left = (round) => Math.max(missing(round) - round.withdrawn, 0);
