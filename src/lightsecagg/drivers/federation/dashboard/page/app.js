@@ -294,7 +294,7 @@ function drawCharts(rounds) {
   const names = [...new Set(rounds.flatMap((each) => [...Object.keys(each.figures), ...Object.keys(each.metrics)]))];
   const phases = inOrder(rounds.flatMap((each) => Object.keys(each.phases))).map((name) => [colour(name), name]);
   const givenUp = (round) => Object.values(round.dropped).reduce((sum, each) => sum + each, 0);
-  const missing = (round) => (Object.keys(round.staleness).length ? givenUp(round) : round.invited - round.included);
+  const missing = (round) => (known.federation.mode === "async" ? givenUp(round) : round.invited - round.included);
   const left = (round) => Math.max(missing(round) - round.withdrawn, 0);
   const part = { included: (round) => round.included, dropped: left, withdrawn: (round) => round.withdrawn };
   const ages = {};
