@@ -11,11 +11,23 @@ import numpy as np
 import pytest
 from network_federation import Contribution, NetworkFederation, contribution
 
+from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.drivers.federation.config import (
+    BufferingTable,
+    ClientConfig,
+    ServerConfig,
+    load_config,
+)
+from lightsecagg.errors import ConfigurationError, RemoteProtocolError
+from lightsecagg.field.staleness import Staleness
+from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.session.record import RoundRecord
 
 
@@ -133,3 +145,30 @@ def test_mode_and_buffering_go_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\[training.schedule\] is for rounds"):
         load_config(ServerConfig, made.server, ["training.schedule.decay.factor=0.5"])
     assert FederationClient.session_type is not FederationClient.epoch_session_type
+
+
+def test_S43_a_file_that_says_nothing_is_strict_and_one_that_is_not_demands_a_fine_scale() -> None:
+    """A server that hands out versions hands out weights: coarse sums would tell updates apart."""
+    parameters = Parameters(5, 1, 1, threat_model=ThreatModel.MALICIOUS_SERVER)
+    allow_list = AllowList({i: IdentityKey.generate().public for i in range(5)})
+    for strict, accepted in ((None, True), (False, False)):
+        buffering = BufferingTable(size=3, staleness=Staleness.POLY, strict=strict).make()
+        assert (buffering.per_weight(parameters) == 3) == accepted
+        coarse = make_quantizer(parameters, 4, 1000.0, buffering=buffering)
+        assert coarse.scale < 2**16
+        settings = Settings(
+            ProtocolName.LIGHTSECAGG,
+            parameters,
+            coarse,
+            4,
+            bytes(32),
+            1,
+            allow_list.digest,
+            buffering=buffering,
+        )
+        policy = Policy(allow_list, bytes(32), 1, parameters.threat_model, buffering=buffering)
+        if accepted:
+            policy.check(settings)
+        else:
+            with pytest.raises(RemoteProtocolError, match="scale c_l"):
+                policy.check(settings)
