@@ -83,12 +83,14 @@ def test_what_would_be_released_is_whole_and_works_elsewhere(
     monkeypatch.setenv("LIGHTSECAGG_VENV", str(tmp_path / "none"))
     wheel = release.build(tmp_path, tmp_path / "dist")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "lightsecagg/py.typed" in names
+    page = "lightsecagg/drivers/federation/dashboard/page/index.html"
+    assert {"lightsecagg/py.typed", page} <= set(names)
     assert not [name for name in names if name.endswith((".cpp", ".h", "CMakeLists.txt"))]
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "src/lightsecagg/py.typed"} <= inside
+    assert f"src/{page}" in inside
     assert not [name for name in inside if name.startswith((".ci", "docs/results"))]
     release.try_out(wheel, tmp_path)
     assert "README's ten lines run" in capsys.readouterr().out
