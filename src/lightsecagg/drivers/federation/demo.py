@@ -230,8 +230,8 @@ class Processes:
         """Starts none but the one that removes the folder if this program cannot."""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
         self._config, self._trace, self._deaths = config, trace, deaths
+        self._context.set_forkserver_preload(self._preloaded())
         self.progress, self._report = self._context.Pipe(duplex=False)
         self._janitor = self._process(_janitor_main, (trace.parent,), daemon=True)
         self.server: ForkServerProcess | None = None
@@ -263,6 +263,9 @@ class Processes:
     @property
     def _client_program(self) -> Callable[..., None]:
         return _client_main
+
+    def _preloaded(self) -> list[str]:
+        return _PRELOAD
 
     def _doom(self, client: int) -> tuple[Any, ...]:
         """What else its program is told: in which rounds it is to die."""

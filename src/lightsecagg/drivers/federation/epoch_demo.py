@@ -305,6 +305,13 @@ class _EpochProcesses(Processes):
     def _client_program(self) -> Callable[..., None]:
         return _client_main
 
+    def _preloaded(self) -> list[str]:
+        job = self._config.job
+        if job is None:
+            return super()._preloaded()
+        transport = "lightsecagg.drivers.transport.grpc"
+        return ["lightsecagg.drivers.federation.programs", transport, type(job(0)).__module__]
+
     def _doom(self, client: int) -> tuple[Any, ...]:
         config = self._config
         slow = client >= config.clients - config.slow
@@ -353,6 +360,7 @@ def _wait(
             if now >= due:
                 processes.kill(kills.pop(0), sums)
                 due, last = None, sums
+                watch("kills", len(config.kills) - len(kills), len(config.kills))
         elif not kills and config.afterwards is not None and sums >= last + config.afterwards:
             processes.end()
         server = processes.server
