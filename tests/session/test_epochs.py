@@ -244,6 +244,28 @@ def test_R31_whatever_waits_when_an_epoch_makes_room_is_summed_first() -> None:
     assert lab.epoch.number == 2
 
 
+def test_R31_an_epoch_that_was_about_to_end_when_its_server_was_killed_goes_on() -> None:
+    """Clients that were told to upload no more are not held to it by the next server."""
+    lab = opened(clients=8, flushing=Flushing(renew=1))
+    lab.hold_jobs = True
+    finish_training(lab, 0, 1, 2, 3)
+    lab.restart(7)
+    lab.trainings = [each for each in lab.trainings if each[0] != 7]
+    finish_training(lab, 4, 5, 6)
+    lab.hold_jobs = False
+    lab.settle(until=lambda: lab.clients[0]._closes)
+    assert lab.clients[0]._closes
+    lab.crash()
+    lab.start()
+    lab.connect()
+    lab.settle()
+    assert not lab.party.paused
+    before = len(lab.sums)
+    finish_training(lab, 0, 1, 2, 3)
+    assert len(lab.sums) > before
+    lab.assert_summed_once()
+
+
 def test_R40_a_server_that_is_told_to_stop_begins_no_other_buffer() -> None:
     """However many updates wait: the one in flight is recovered, and that is all."""
     lab = opened()

@@ -294,11 +294,11 @@ class EpochInProgress:
             self._peers.tell(client, RoundOver(number, GOES_ON))
         else:
             ready, waiting = self._party.serials(client)
+            if self._party.paused:
+                self._peers.tell(client, EpochCloses(self.number))
             if client in self._party.members:
                 known = MasksKnown(self.number, tuple(ready), tuple(waiting))
                 self._peers.tell(client, known)
-            if self._party.paused:
-                self._peers.tell(client, EpochCloses(self.number))
             self._emit(Allow(client, version_budget(self.settings)))
             self._release(self._party.rejoin(client))
 

@@ -110,7 +110,8 @@ class EpochClientSession(ClientSession):
     def _take(self, event: Event, now: float) -> None:
         match event:
             case Connected():
-                self._clear = self._fetching = False
+                # A server that was restarted meanwhile may keep the epoch open; else it says so.
+                self._clear = self._fetching = self._closes = False
                 super()._take(event, now)
             case Trained(version, update):
                 self._on_update(version, update)
