@@ -265,6 +265,7 @@ class _EpochProcesses(Processes):
     """Whoever is killed here is started again."""
 
     _config: EpochDemoConfig
+    _told = False
 
     def sums(self) -> int:
         """How many are known."""
@@ -291,8 +292,9 @@ class _EpochProcesses(Processes):
         return True
 
     def end(self) -> None:
-        """Tell the server to stop, which leaves the epoch as it is."""
-        if self.server is not None and self.server.exitcode is None:
+        """Tell the server, once, to stop; it leaves the epoch as it is."""
+        if self.server is not None and not self._told:
+            self._told = True  # a second signal would end it at once
             self.server.terminate()
 
     def check(self) -> None:
