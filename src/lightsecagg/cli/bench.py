@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -178,6 +179,93 @@ def bench_chaos(
                     typer.echo(f"{name.replace('_', ' ')}: {value}")
         if not found["clean"]:
             raise Aborted("something has happened that must not: see above")
+
+
+@app.command("stragglers")
+def bench_stragglers(
+    clients: Annotated[int, typer.Option(help="N, the clients.", min=4)] = 8,
+    buffer: Annotated[int, typer.Option(help="K, the updates in a buffer.")] = 4,
+    slow: Annotated[int, typer.Option(help="How many clients are stragglers.", min=0)] = 1,
+    slowdown: Annotated[float, typer.Option(help="How many times as long they train.")] = 10.0,
+    training: Annotated[float, typer.Option(help="Seconds that the others train, at least.")] = 1.0,
+    accuracy: Annotated[float, typer.Option(help="The accuracy to reach.")] = 0.9,
+    rounds: Annotated[int, typer.Option(help="Rounds, at most.", min=1)] = 12,
+    flushes: Annotated[int, typer.Option(help="Buffers, at most.", min=1)] = 40,
+    out: Annotated[Path | None, typer.Option(help="Folder for stragglers.json and .png.")] = None,
+    timeout: Annotated[float, typer.Option(help="Of each mode, seconds.")] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Time to an accuracy on digits with slow clients, over real sockets: rounds and buffers."""
+    require("bench stragglers", "grpc", "torch")
+    from lightsecagg.drivers.federation.report import write_json
+    from lightsecagg.experiments.stragglers import Stragglers, compare_modes, draw
+
+    plan = Stragglers(
+        clients=clients,
+        buffer=buffer,
+        slow=slow,
+        slowdown=slowdown,
+        least_training=training,
+        accuracy=accuracy,
+        rounds=rounds,
+        flushes=flushes,
+        timeout=timeout,
+    )
+    with deferred_signals() as ask:
+        document = compare_modes(plan, lambda line: typer.echo(line, err=True), ask)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(document, out / "stragglers.json")
+            draw(document, out / "stragglers.png")
+    if as_json:
+        print_json(document)
+        return
+    for name, run in document["runs"].items():
+        reached = run["seconds_to_accuracy"]
+        told = "not reached" if reached is None else f"reached after {reached:.1f} s"
+        typer.echo(
+            f"{name}: accuracy {accuracy:g} {told}; {run['final_accuracy']:.3f} in the end, after "
+            f"{run['sums']} sums"
+        )
+
+
+@app.command("flushes")
+def bench_flushes(
+    clients: Annotated[int, typer.Option(help="N: logical clients.")] = 50,
+    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")] = 8,
+    dropouts: Annotated[int, typer.Option(help="D, how many may drop.")] = 15,
+    buffer: Annotated[int, typer.Option(help="K, the updates in a buffer.")] = 10,
+    dim: Annotated[int, typer.Option(help="d, the length of the vectors.")] = 1_206_590,
+    flushes: Annotated[int, typer.Option(help="Buffers; the first is not counted.", min=2)] = 8,
+    processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
+    protocol: options.Protocols = None,
+    share_mode: options.ShareModeChoice = ShareMode.SHORT_KEY,
+    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 1800.0,
+    as_json: AsJson = False,
+) -> None:
+    """Buffers per minute of the asynchronous mode over TLS, with and without protection."""
+    require("bench flushes", "grpc")
+    from lightsecagg.experiments.flush_bench import FlushBench, measure_flushes
+
+    bench = FlushBench(
+        clients=clients,
+        privacy=privacy,
+        dropouts=dropouts,
+        buffer=buffer,
+        dimension=dim,
+        flushes=flushes,
+        processes=processes,
+        share_mode=share_mode,
+        timeout=timeout,
+    )
+    chosen = tuple(protocol or (ProtocolName.PLAIN, ProtocolName.LIGHTSECAGG))
+    document = measure_flushes(bench, chosen, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        print_json(document)
+        return
+    for name, run in document["runs"].items():
+        ratio = f", {run['ratio_to_plain']:.2f} of plain" if "ratio_to_plain" in run else ""
+        typer.echo(f"{name}: {run['per_minute']:.1f} buffers per minute{ratio}")
 
 
 @app.command("kernels")

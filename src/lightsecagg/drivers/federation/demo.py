@@ -494,15 +494,19 @@ class Comparison:
     """Whether it is the average of the same samples, but for rounding."""
 
 
+def versions_of(record: dict[str, Any]) -> list[int]:
+    """Of the model that each update was trained from; in a round all from the same."""
+    return record["versions"] or [record["round"]] * len(record["included"])
+
+
 def compare(record: dict[str, Any], trace: Path) -> Comparison:
     """A round, or a buffer with the staleness of its updates, and what its clients have written."""
     number, included = record["round"], record["included"]
     with np.load(trace / f"average-{number}.npz") as secure:
         average = secure["average"]
     weights = record["weights"] or [1] * len(included)
-    versions = record["versions"] or [number] * len(included)
     total, samples = np.zeros(average.size), 0
-    for client, version, weight in zip(included, versions, weights, strict=True):
+    for client, version, weight in zip(included, versions_of(record), weights, strict=True):
         with np.load(trace / f"update-{version}-{client}.npz") as plain:
             counted = weight * int(plain["samples"])
             total += counted * plain["vector"].astype(np.float64)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from lightsecagg.drivers.federation.demo import (
     compare,
     free_port,
     last_words,
+    versions_of,
 )
 from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.drivers.federation.models import read_model
@@ -74,6 +75,8 @@ class Kill:
 class EpochDemoConfig(DemoConfig):
     """What to demonstrate; `rounds` counts buffers."""
 
+    mode: Literal["sync", "async"] = "async"
+    """Rounds, with the same stragglers, are there to be compared with."""
     buffer: int = 4
     """K"""
     staleness: Staleness = Staleness.CONSTANT
@@ -212,9 +215,9 @@ def run_epochs(
             vectors=config.vectors,
             weighted=config.vectors is not None,
             bound=config.bound,
-            mode="async",
-            buffer=config.buffer,
-            staleness=config.staleness,
+            mode=config.mode,
+            buffer=config.buffer if config.mode == "async" else None,
+            staleness=config.staleness if config.mode == "async" else None,
             port=free_port(),
         )
         processes.start(made, ask)
@@ -323,7 +326,7 @@ class _EpochProcesses(Processes):
     def _overrides(self) -> list[str]:
         trains = self._config.vectors is None
         rate = [f"training.server.learning_rate={self._config.server_rate}"] if trains else []
-        mode = 'aggregation.mode="async"'
+        mode = f'aggregation.mode="{self._config.mode}"'
         return [*super()._overrides(), mode, *rate, *self._buffering(server=True)]
 
     def _client_overrides(self) -> list[str]:
@@ -332,6 +335,8 @@ class _EpochProcesses(Processes):
         return [*super()._client_overrides(), reconnect, *self._buffering(server=False)]
 
     def _buffering(self, *, server: bool) -> list[str]:
+        if self._config.mode == "sync":
+            return []
         table = self._config.buffering.model_dump(mode="json", exclude_none=True)
         own = set() if server else {"flush_after", "reports", "renew"}
         return [f"buffering.{k}={json.dumps(v)}" for k, v in table.items() if k not in own]
@@ -448,7 +453,7 @@ class WatchedClient(FederationClient):
         return result
 
     async def _tell(self, event: Event) -> None:
-        if isinstance(event, Received):
+        if isinstance(event, Received) and isinstance(self._session, _WatchedSession):
             self._note_message_of_server(event.data)
         await super()._tell(event)
 
@@ -508,7 +513,7 @@ def audit(
     sums = [
         (record["epoch"], *term)
         for record in records
-        for term in zip(record["included"], record["versions"], strict=True)
+        for term in zip(record["included"], versions_of(record), strict=True)
     ]
     summed = set(sums)
     uploads = {_mask(note): note for note in notes if note["what"] == "upload"}
