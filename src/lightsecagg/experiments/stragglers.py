@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def compare_modes(
         runs[name] = _run(configs[name], plan.accuracy, ask)
     reached = [runs[name]["seconds_to_accuracy"] for name in _MODES]
     ratio = None if None in reached else reached[0] / reached[1]
-    return {"accuracy": plan.accuracy, "runs": runs, "sync_over_async": ratio}
+    return {"plan": asdict(plan), "runs": runs, "sync_over_async": ratio}
 
 
 def _run(config: EpochDemoConfig, accuracy: float, ask: Callable[[], None]) -> dict[str, Any]:
@@ -106,10 +106,14 @@ def draw(document: dict[str, Any], path: Path) -> None:
     for name, run in document["runs"].items():
         seconds, found = zip(*run["curve"], strict=True)
         axes.plot(seconds, found, marker="o", markersize=3, label=names[name])
-    axes.axhline(document["accuracy"], color="#8c8c8c", linewidth=0.8, linestyle="--")
+    plan = document["plan"]
+    axes.axhline(plan["accuracy"], color="#8c8c8c", linewidth=0.8, linestyle="--")
     axes.set_xlabel("seconds since training began")
     axes.set_ylabel("accuracy on the test set")
-    axes.set_title("digits over TLS, one client ten times slower than the others")
+    axes.set_title(
+        f"digits over TLS, {plan['slow']} of {plan['clients']} clients "
+        f"{plan['slowdown']:g} times slower"
+    )
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
