@@ -71,7 +71,7 @@ def test_clients_hear_why_the_server_gave_up(tmp_path: Path) -> None:
         clients = [federation.client(i) for i in range(3)]
         async with federation.connected(clients) as tasks:
             with pytest.raises(Aborted):
-                await federation.server(wait_for_clients=0.3).run()
+                await federation.server(wait_for_clients=3.0).run()
             return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
 
     for error in asyncio.run(scenario()):
