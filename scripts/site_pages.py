@@ -184,7 +184,7 @@ def _table(title: str, kind: type, defaults: Any) -> list[str]:
     about = re.sub(r"^\[[\w.]+\] ", "", source.docstring.value) if source.docstring else ""
     parts = [f"### {title}", "", about, "", "| key | type | default | |", "|---|---|---|---|"]
     for name, default in defaults(kind).items():
-        attribute = source.members[name]
+        attribute = source.all_members[name]
         text = _cell(attribute.docstring.value) if attribute.docstring else ""
         parts.append(f"| `{name}` | `{_cell(_plain(attribute.annotation))}` | {default} | {text} |")
     return [*parts, ""]

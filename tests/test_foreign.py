@@ -148,8 +148,10 @@ def test_S41_an_interruption_is_not_a_malformed_message() -> None:
 # Programs that read back what they wrote themselves, from folders of their own.
 OWN_FILES = {
     "drivers/federation/demo.py",
+    "drivers/federation/epoch_demo.py",
     "drivers/federation/history.py",
     "experiments/federation_bench.py",
+    "experiments/flush_bench.py",
     "experiments/kernel_bench.py",
     "experiments/soak.py",
 }

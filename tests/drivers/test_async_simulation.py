@@ -121,14 +121,14 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a server that adds one to a coordinate is caught."""
     from lightsecagg.protocol import jobs as module
 
-    right = module.unmask
+    right = module.Unmask.result
 
-    def wrong(field: PrimeField, masked: Any, mask: Any) -> Any:
-        total = right(field, masked, mask).copy()
-        total[0] = (int(total[0]) + 1) % field.modulus
+    def wrong(job: module.Unmask) -> Any:
+        total = right(job).copy()
+        total[0] ^= 1
         return total
 
-    monkeypatch.setattr(module, "unmask", wrong)
+    monkeypatch.setattr(module.Unmask, "result", wrong)
     federation = ProtectedFederation(make_config(), generator(0, 2))
     schedule = UniformStaleness(10, 6, generator(0, 1))
     report = simulate_async(federation, RandomVectors(DIMENSION), schedule, 2, max_staleness=6)

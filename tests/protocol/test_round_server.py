@@ -120,7 +120,7 @@ def everything(server: object) -> dict[str, Any]:
     return {
         name: everything(value) if _is_role(value) else repr(value)
         for name, value in vars(server).items()
-        if name != "late_messages"
+        if name not in ("late_messages", "_encoded")  # the latter is kept for speed, and no state
     }
 
 

@@ -247,7 +247,9 @@ class _Folder:
         self._parts = _Parts(folder / "parts")
 
     def load(self) -> Memory | None:
-        mark = -1 if not self._mark.exists() else _mark.decode(self._read(self._mark, _MARK))
+        mark = -1
+        if self._mark.exists():
+            mark = decode(_mark.decode, self._read(self._mark, _MARK), "mark of a node")
         if not self._path.exists():
             if mark >= 0:
                 raise JournalError(f"{self._path} is gone, but {self._mark} is here; {_REMEDY}")
