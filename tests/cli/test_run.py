@@ -178,7 +178,7 @@ ASYNC = ["--mode", "async", "--clients", "5", "--slow", "1", "--epochs", "1", "-
 
 
 @pytest.mark.slow
-def test_S09_R31_R32_asynchronous_sums_are_exact_though_clients_and_the_server_are_killed(
+def test_R31_R32_asynchronous_sums_are_exact_though_clients_and_the_server_are_killed(
     tmp_path: Path,
 ) -> None:
     kills = ["--flushes", "7", "--client-kills", "1", "--server-kills", "1"]
