@@ -466,16 +466,19 @@ def test_newer_shares_do_not_push_out_those_of_a_buffer_in_flight() -> None:
 def test_R30_an_owner_that_uploads_again_and_again_from_one_model_spoils_no_buffer() -> None:
     """Each upload but the first is dropped, but its shares push out those of the first.
 
-    A buffer with it would be refused by everybody, and the others' updates lost.
+    A buffer with it would be refused by everybody, and the others' updates lost. An owner of ours
+    would share no mask that pushes out one that it needs; this one does.
     """
     fed = AsyncFederation().open(masks=1)
     first = fed.upload(5)
     fed.settle()
-    for _ in range(fed.buffering.stock):
-        fed.send(5, fed.clients[5].restock())
-        fed.settle()
-        fed.upload(5)
-        fed.settle()
+    with pytest.MonkeyPatch.context() as reckless:
+        reckless.setattr(type(fed.clients[5]), "room", 1)
+        for _ in range(fed.buffering.stock):
+            fed.send(5, fed.clients[5].restock())
+            fed.settle()
+            fed.upload(5)
+            fed.settle()
     assert all(first.serial not in party.state.kept[5] for party in fed.clients.values())
     assert fed.server.waiting == 0
     assert fed.clients[5].room == fed.buffering.stock, "it was told"

@@ -229,6 +229,26 @@ def test_a_second_upload_of_an_owner_waits_for_the_next_buffer() -> None:
     fed.assert_exact()
 
 
+def test_R31_masks_that_are_lost_on_their_way_push_no_waiting_upload_out() -> None:
+    """A server that is killed again and again loses shares, and no upload that it has stored."""
+    fed = AsyncFederation(stock=4).open(masks=1)
+    fed.upload(0)
+    fed.settle()
+    party, shared = fed.clients[0], 0
+    while party.room:
+        party.restock()  # its shares are on their way when the server ends
+        party.discard(party.serials[0])
+        shared += 1
+    assert shared == 3
+    with pytest.raises(LocalProtocolError, match="would push out old ones"):
+        party.restock()
+    fill(fed, (1, 2, 3))
+    fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
+    assert party.room == 4
+    fed.assert_exact()
+
+
 def test_S42_a_second_upload_from_one_model_is_dropped_and_its_owner_told() -> None:
     """No client would sum it, so it must not spoil a buffer."""
     fed = AsyncFederation().open()
@@ -236,7 +256,7 @@ def test_S42_a_second_upload_from_one_model_is_dropped_and_its_owner_told() -> N
         fed.upload(0)
         fed.settle()
     assert fed.server.waiting == 1
-    assert fed.clients[0].room == 3, "one upload waits, and no other mask is in use"
+    assert fed.clients[0].room == 2, "the first upload waits, and two serials are taken since"
     fill(fed, (1, 2, 3))
     fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]

@@ -151,9 +151,15 @@ class EpochClient(ClientMachine[AnyState]):
 
     @property
     def room(self) -> int:
-        """How many more masks may be shared before peers drop old ones."""
-        used = len(self.state.outstanding) if isinstance(self.state, Registered) else 0
-        return self._buffering.stock - self.stock - used
+        """How many more masks may be shared before one that is needed is too old.
+
+        The server counts serials, those of masks included whose shares were lost on their way.
+        """
+        if not isinstance(self.state, Registered):
+            return self._buffering.stock
+        needed = [*self.state.stock, *self.state.outstanding]
+        oldest = min(needed, default=self.state.next_serial)
+        return self._buffering.stock - (self.state.next_serial - oldest)
 
     @property
     def is_registered(self) -> bool:
