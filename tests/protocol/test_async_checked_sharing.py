@@ -285,7 +285,7 @@ def test_S46_a_second_different_report_is_refused_and_a_late_one_ignored() -> No
 
 def test_S46_masks_beyond_the_chain_are_refused() -> None:
     fed = AsyncFederation().open(masks=1)
-    change(fed.clients[0], next_serial=4096)
+    change(fed.clients[0], stock={}, next_serial=4096)
     with pytest.raises(LocalProtocolError, match="an epoch has 4096 masks of one client"):
         fed.clients[0].restock()
     change(fed.clients[0], next_serial=4095)
