@@ -16,17 +16,13 @@ import numpy as np
 import pytest
 
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.config import (
-    ClientConfig,
-    ServerConfig,
-    VectorsTable,
-    load_config,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import VectorClient
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import load_membership
 from lightsecagg.drivers.federation.provisioning import load_identity, provision
 from lightsecagg.drivers.federation.register import load_register
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, JournalError
 from lightsecagg.experiments.asynchronous import read_cell

@@ -28,15 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import (
-    ClientConfig,
-    ServerConfig,
-    VectorsTable,
-    load_config,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client, build_server, prepare_to_serve
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.report import phase_table
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ShareMode, ThreatModel

@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import (
-    ClientConfig,
-    ServerConfig,
-    VectorsTable,
-    load_config,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.record import RoundRecord

@@ -12,16 +12,12 @@ import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import (
-    AggregationTable,
-    ClientTable,
-    RoundsTable,
-    VectorsTable,
-)
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import Metrics
 from lightsecagg.drivers.federation.server import FederationServer, make_settings
+from lightsecagg.drivers.federation.tables import AggregationTable, ClientTable, RoundsTable
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.allow_list import AllowList

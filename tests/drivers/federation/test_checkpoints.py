@@ -11,8 +11,8 @@ import pytest
 from small_federation import SESSION, Federation
 
 from lightsecagg.drivers.federation.checkpoints import BEST, Checkpoints, load_best
-from lightsecagg.drivers.federation.config import CheckpointsTable, StoppingTable
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.training_tables import CheckpointsTable, StoppingTable
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.session.record import MetricMean, RoundRecord
 

@@ -14,12 +14,8 @@ from network_federation import Contribution, NetworkFederation, contribution
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.config import (
-    BufferingTable,
-    ClientConfig,
-    ServerConfig,
-    load_config,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.tables import BufferingTable
 from lightsecagg.errors import ConfigurationError, RemoteProtocolError
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import Parameters, ThreatModel

@@ -19,8 +19,8 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
+from lightsecagg.drivers.federation.training_tables import TrainingTable
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.record import RoundRecord

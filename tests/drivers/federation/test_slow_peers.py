@@ -19,7 +19,7 @@ from network_federation import NetworkFederation
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import AggregationTable
+from lightsecagg.drivers.federation.tables import AggregationTable
 from lightsecagg.drivers.transport.communicator import Limits, Received
 from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
 from lightsecagg.session.envelope import (

@@ -17,9 +17,9 @@ from network_federation import DIMENSION, NetworkFederation
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import VectorsTable
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.server import FederationServer
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import ConfigurationError, RecoveryError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS as Q

@@ -15,9 +15,9 @@ from network_federation import DIMENSION, NetworkFederation
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import AcceptTable, ScheduleTable, TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
 from lightsecagg.drivers.federation.steering import adopt, scheduled
+from lightsecagg.drivers.federation.training_tables import AcceptTable, ScheduleTable, TrainingTable
 from lightsecagg.errors import Aborted, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.client import ClientSession

@@ -12,9 +12,10 @@ import pytest
 from network_federation import NetworkFederation
 from small_federation import Federation
 
-from lightsecagg.drivers.federation.config import ServerConfig, StoppingTable, load_config
+from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_server
 from lightsecagg.drivers.federation.stopping import EarlyStopping
+from lightsecagg.drivers.federation.training_tables import StoppingTable
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.session.record import MetricMean, RoundRecord
@@ -138,8 +139,8 @@ def test_a_figure_that_no_round_will_have_is_found_at_start(tmp_path: Path, figu
 
 def test_the_figures_that_a_task_reports_are_known() -> None:
     pytest.importorskip("sklearn")
-    from lightsecagg.drivers.federation.config import TrainingTable
     from lightsecagg.drivers.federation.jobs import TrainingServer
+    from lightsecagg.drivers.federation.training_tables import TrainingTable
 
     task = {"task": "digits", "model": "logistic", "client_metrics": True}
     job = TrainingServer(TrainingTable(task=task), 1.0)

@@ -11,8 +11,8 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.drivers.federation import jobs
-from lightsecagg.drivers.federation.config import TrainingTable
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
+from lightsecagg.drivers.federation.training_tables import TrainingTable
 from lightsecagg.errors import JournalError
 from lightsecagg.params import ThreatModel
 from lightsecagg.session.record import RoundRecord

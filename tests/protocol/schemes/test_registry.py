@@ -16,9 +16,10 @@ from toy import PADS, PadsClient, PadsServer
 
 import lightsecagg
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.drivers.federation.config import AggregationTable, VectorsTable
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.server import make_settings
+from lightsecagg.drivers.federation.tables import AggregationTable
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
 from lightsecagg.drivers.simulation.asynchronous import simulate_async
 from lightsecagg.drivers.simulation.faults import Drop

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from lightsecagg.drivers.federation.config import CheckpointsTable, StoppingTable
 from lightsecagg.drivers.federation.durable import write_synced
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.federation.stopping import figure_of
+from lightsecagg.drivers.federation.training_tables import CheckpointsTable, StoppingTable
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.foreign import reading
 

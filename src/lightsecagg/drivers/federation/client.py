@@ -24,10 +24,10 @@ import numpy as np
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.config import ClientTable
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.membership import KnownMembers
 from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.federation.tables import ClientTable
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
 from lightsecagg.errors import (

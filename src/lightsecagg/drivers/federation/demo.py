@@ -40,17 +40,13 @@ from pydantic import ValidationError
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import (
-    AggregationTable,
-    ClientConfig,
-    ServerConfig,
-    VectorsTable,
-    load_config,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import VectorServer, check_task
 from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.drivers.federation.server import make_settings
+from lightsecagg.drivers.federation.tables import AggregationTable
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import (
     Aborted,
     ConfigurationError,

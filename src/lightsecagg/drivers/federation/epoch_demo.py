@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.config import ClientConfig, ServerBufferingTable, load_config
+from lightsecagg.drivers.federation.config import ClientConfig, load_config
 from lightsecagg.drivers.federation.demo import (
     Comparison,
     DemoConfig,
@@ -41,6 +41,7 @@ from lightsecagg.drivers.federation.demo import (
 from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.provisioning import provision
+from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.staleness import Staleness

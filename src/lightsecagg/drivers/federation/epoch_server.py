@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from lightsecagg.drivers.federation.callbacks import Overview
-from lightsecagg.drivers.federation.config import ServerBufferingTable
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.federation.server import FederationServer, as_travels
+from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import JournalError
 from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.session.epoch import Flushing, version_hash

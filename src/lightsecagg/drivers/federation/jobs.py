@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from lightsecagg.crypto.transcript import derive_key
-from lightsecagg.drivers.federation.config import TrainingTable, VectorsTable
 from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
 from lightsecagg.drivers.federation.stopping import CLIENTS
+from lightsecagg.drivers.federation.training_tables import TrainingTable, VectorsTable
 from lightsecagg.errors import (
     ConfigurationError,
     JournalError,

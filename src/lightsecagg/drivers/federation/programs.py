@@ -23,13 +23,7 @@ from lightsecagg.drivers.federation.callbacks import (
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.config import (
-    ClientConfig,
-    FederationTable,
-    ServerConfig,
-    StoppingTable,
-    TlsTable,
-)
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig
 from lightsecagg.drivers.federation.dashboard.live import make_dashboard
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.epoch_server import EpochFederationServer
@@ -45,7 +39,9 @@ from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.provisioning import load_identity
 from lightsecagg.drivers.federation.server import FederationServer, TellProgress, make_settings
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
+from lightsecagg.drivers.federation.tables import FederationTable, TlsTable
 from lightsecagg.drivers.federation.trackers import make_trackers
+from lightsecagg.drivers.federation.training_tables import StoppingTable
 from lightsecagg.drivers.transport.communicator import (
     ClientCommunicator,
     Limits,

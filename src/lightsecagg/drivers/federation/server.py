@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from lightsecagg.drivers.federation.callbacks import Callbacks, Overview, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.computing import Computer
-from lightsecagg.drivers.federation.config import AggregationTable, RoundsTable
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal
@@ -35,6 +34,7 @@ from lightsecagg.drivers.federation.membership import Membership, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.stopping import EarlyStopping
+from lightsecagg.drivers.federation.tables import AggregationTable, RoundsTable
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
 from lightsecagg.errors import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from lightsecagg.drivers.federation.config import AcceptTable, ScheduleTable
+from lightsecagg.drivers.federation.training_tables import AcceptTable, ScheduleTable
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.foreign import shown
 from lightsecagg.session.instructions import Instructions, Value

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lightsecagg.drivers.federation.config import StoppingTable
+from lightsecagg.drivers.federation.training_tables import StoppingTable
 
 CLIENTS = "clients."
 """Prefix of a figure that the clients measure."""
