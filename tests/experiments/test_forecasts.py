@@ -19,7 +19,8 @@ def test_forecasts_of_bytes_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(cell, ForecastCell)
         small = ForecastCell(replace(cell.round, dimension=997, repeats=1))
         found = small.measure()
-        off = found["forecast"]["client_upload_bytes"] - found["simulated"]["client_upload_bytes"]
+        (sent,) = found["simulated"]["client_upload_bytes"]
+        off = found["forecast"]["client_upload_bytes"] - sent
         assert 0 <= off <= (2 if cell.round.protocol is ProtocolName.SECAGG_PLUS else 0)
         assert found["forecast"]["server_seconds"] > 0
 
@@ -33,13 +34,13 @@ def test_the_report_counts_what_is_within_the_factor() -> None:
                 "client_upload_bytes": 5,
             },
             "simulated": {
-                "client_seconds": 0.04,
-                "server_seconds": 0.2,
-                "client_upload_bytes": 5 if index != 4 else 6,
+                "client_seconds": [0.04, 0.03, 0.9],
+                "server_seconds": [0.2, 0.2, 0.2],
+                "client_upload_bytes": [5, 5, 5 if index != 4 else 6],
             },
         }
         for index, cell in enumerate(forecast_cells(FULL))
     }
     report = forecast_report(FULL, results)
-    # Clients are below 50 ms and do not count; of the servers, one is beyond a factor of 1.5.
+    # Clients take less than 50 ms by the median and do not count; one server is beyond the factor.
     assert (report.figures["within"], report.figures["of"], report.figures["exact"]) == (9, 10, 9)

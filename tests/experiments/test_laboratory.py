@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from lightsecagg.cli.experiments import app
 from lightsecagg.cli.laboratory import ASYNCHRONOUS
 from lightsecagg.cli.laboratory import EXPERIMENTS as LISTED
 from lightsecagg.drivers.simulation.scenario import Outcome, run
-from lightsecagg.errors import ParameterError
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.experiments import (
     complexity,
     gains,
@@ -25,12 +28,15 @@ from lightsecagg.experiments import (
 )
 from lightsecagg.experiments.catalogue import EXPERIMENTS, experiment
 from lightsecagg.experiments.cells import (
+    VERSION,
     Cell,
     Document,
     Results,
     RoundCell,
     TrainingCell,
     measure_cells,
+    missing_cells,
+    warm_rounds,
 )
 from lightsecagg.experiments.operation_counts import counting
 from lightsecagg.experiments.report import Plot, Report, Table, write_report
@@ -45,7 +51,8 @@ from lightsecagg.experiments.setups import (
     planned_survivors,
     privacy,
 )
-from lightsecagg.experiments.timing import client_upload, round_times
+from lightsecagg.experiments.statistics import Spread
+from lightsecagg.experiments.timing import client_upload, round_times, timed_rounds
 from lightsecagg.field import kernels
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS
@@ -96,18 +103,99 @@ def test_a_cell_is_the_simulators_round(tmp_path: Path) -> None:
     document = measure_cells([cell], tmp_path, silent)[cell.key]
     outcome: Outcome = next(run(cell.scenario()))
     for phase, loads in outcome.report.meter.phases.items():
-        found = document["phases"][phase.value]
+        found = document["cold"][phase.value]
         assert found["server_received"] == loads.server.received
         assert found["server_shares_received"] == loads.server.shares_received
         assert found["client_sent"] == max((c.sent for c in loads.clients.values()), default=0)
 
 
+def test_a_cell_keeps_every_round_and_the_cold_one_apart() -> None:
+    cell = RoundCell(SECAGG, clients=8, privacy=2, dropouts=2, dimension=300, repeats=3)
+    document = cell.measure()
+    rounds = warm_rounds(document)
+    assert len(rounds) == 3
+    for name, figures in document["cold"].items():
+        assert all(set(loads[name]) == set(figures) for loads in rounds)
+    seconds = [loads["recover"]["server_seconds"] for loads in rounds]
+    assert seconds == document["rounds"]["recover"]["server_seconds"]
+    assert len(set(seconds)) > 1, "each is measured by itself"
+
+
+def test_what_a_round_takes_is_computed_round_by_round() -> None:
+    """The median of the totals, which is not the total of the medians of the phases."""
+    cell = RoundCell(PLAIN, clients=8, privacy=2, dropouts=2, dimension=30, repeats=3)
+    document = cell.measure()
+    server = {"upload": [1.0, 5.0, 1.0], "recover": [5.0, 1.0, 1.0]}
+    for phase, loads in document["rounds"].items():
+        loads |= dict.fromkeys(loads, [0.0] * 3)
+        loads["server_seconds"] = server.get(phase, [0.0] * 3)
+    times = timed_rounds(document, Network(latency=0.0), trainings=[10.0])
+    assert times.total(overlap=True) == Spread(16.0, 14.0, 16.0)
+    assert times.breakdown()["recovery"] == Spread(1.0, 1.0, 3.0)
+    varied = timed_rounds(document, Network(latency=0.0), trainings=[0.0, 10.0, 20.0])
+    assert varied.breakdown()["training"] == Spread.of([0.0, 10.0, 20.0] * 3)
+    assert varied.total(overlap=True).high > times.total(overlap=True).high
+
+
+def test_cells_of_another_version_are_measured_again(tmp_path: Path) -> None:
+    cell = RoundCell(PLAIN, clients=8, privacy=2, dropouts=2, dimension=30)
+    older = tmp_path / f"{cell.key.removesuffix(f'-{VERSION}')}.json"
+    older.write_text('{"phases": {}}', encoding="utf-8")
+    assert missing_cells([cell, cell], tmp_path) == [cell]
+    assert "rounds" in measure_cells([cell], tmp_path, silent)[cell.key]
+    assert missing_cells([cell], tmp_path) == []
+
+
+@dataclass(frozen=True)
+class ForeignProcessCell(FakeCell):
+    """Says which process measured it."""
+
+    timed: ClassVar[bool] = True
+
+    def measure(self) -> Document:
+        if self.name == "refused":
+            raise ParameterError("this cannot be measured")
+        if self.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"pid": os.getpid()}
+
+
+def test_what_is_timed_is_alone_in_its_process_on_an_idle_machine(tmp_path: Path) -> None:
+    looks: list[str] = []
+    cells = [ForeignProcessCell("timed"), FakeCell("counted")]
+    found = measure_cells(cells, tmp_path, silent, lambda: looks.append("look"))
+    assert found["timed"]["pid"] != os.getpid()
+    assert looks == ["look"], "once, before the one that is timed"
+    for name, told in (("refused", "this cannot be measured"), ("killed", "ended with -9")):
+        with pytest.raises(ConfigurationError, match=told):
+            measure_cells([ForeignProcessCell(name)], tmp_path, silent)
+
+
+def test_long_cells_are_repeated_less_and_never_once() -> None:
+    assert [FULL.repetitions(seconds) for seconds in (0.1, 5.0, 60.0)] == [14, 7, 3]
+    for name in ("table2", "table4", "overhead", "figure6", "figure8"):
+        for cell in experiment(name).cells(FULL):
+            assert isinstance(cell, RoundCell | TrainingCell)
+            assert cell.repeats >= 3
+            assert cell.expected_seconds > cell.repeats * 0.01
+
+
+def test_the_recording_of_the_running_times_stays_within_its_hour() -> None:
+    """By the forecast that is printed before it starts."""
+
+    def minutes(*names: str) -> float:
+        cells = {cell.key: cell for name in names for cell in experiment(name).cells(FULL)}
+        return sum(cell.expected_seconds for cell in cells.values()) / 60
+
+    assert minutes("table4", "overhead") <= 15
+    assert minutes("table4", "overhead", "table2", "table3", "figure5", "figure6", "figure8") <= 66
+
+
 @pytest.mark.parametrize("topology", list(Topology))
 def test_link_times_of_a_cell_are_those_of_the_simulator(topology: Topology) -> None:
     cell = RoundCell(SECAGG, clients=8, privacy=2, dropouts=2, dimension=300)
-    document = cell.measure()
     network = Network(5.0, 60.0, 3.0, topology)
-    times = round_times(document, network, training=1.5)
+    times = round_times(cell.measure()["cold"], network, training=1.5)
     outcome = next(run(replace(cell.scenario(), network=network)))
     for phase, parts in outcome.times.items():
         assert times.phases[phase].link == pytest.approx(parts.link, rel=0.02)
@@ -141,7 +229,7 @@ def tiny_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             small = replace(cell, dimension=64)
             results[cell.key] = small.measure()
         if isinstance(cell, TrainingCell):
-            results[cell.key] = {"seconds": 2.0}
+            results[cell.key] = {"seconds": [1.9, 2.0, 2.2]}
     return results
 
 
@@ -169,7 +257,9 @@ def test_a_report_of_another_n_says_which_n_the_papers_figures_are_of(
     name: str, tiny_results: Results
 ) -> None:
     report = experiment(name).report(TINY, tiny_results)
-    for table in report.tables:
+    beside = [t for t in report.tables if "paper" in " ".join([t.caption, *t.header])]
+    assert beside
+    for table in beside:
         assert "N = 200" in table.caption
     assert any("N = 12 clients, the paper's are of N = 200" in text for text in report.paragraphs)
     assert not any("must not be compared" in text for text in method(FULL))
@@ -177,10 +267,12 @@ def test_a_report_of_another_n_says_which_n_the_papers_figures_are_of(
 
 def test_table2_states_the_papers_gains(tiny_results: Results) -> None:
     report = gains.table2_report(TINY, tiny_results)
-    cnn = next(row for row in report.tables[0].rows if "CNN" in row[0])
-    assert "(11.3×, 3.7×)" in cnn[2]
-    assert "(12.7×, 4.1×)" in cnn[3]
-    assert "(13.2×, 4.2×)" in cnn[4]
+    rows = {row[0]: row for row in report.tables[0].rows}
+    stated = {"SecAgg": ("11.3", "12.7", "13.2"), "SecAgg+": ("3.7", "4.1", "4.2")}
+    for other, papers in stated.items():
+        cnn = rows[f"FEMNIST, CNN, over {other}"]
+        for cell, paper in zip(cnn[2:], papers, strict=False):
+            assert cell.endswith(f"× [{paper}×]")
 
 
 def test_the_papers_table2_follows_from_its_table4_at_thirty_per_cent() -> None:
@@ -208,16 +300,16 @@ def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> 
         for protocol in (LIGHT, PLAIN)
     }
     ratio = client_upload(cells[LIGHT]) / client_upload(cells[PLAIN])
-    assert report.figures["lightsecagg/relay"]["upload_ratio"] == pytest.approx(ratio)
-    assert report.figures["plain/relay"]["time_ratio"] == 1.0
+    assert report.figures["lightsecagg/relay"]["upload_ratio"] == ratio
+    assert report.figures["plain/relay"]["time_ratio"] == Spread.exactly(1.0)
 
 
 @pytest.mark.parametrize("name", ["table2", "table3", "table4", "figure6", "figure8", "overhead"])
 def test_short_keys_have_rows_of_their_own(name: str, tiny_results: Results) -> None:
     report = experiment(name).report(TINY, tiny_results)
     for table in report.tables:
-        assert any("short keys" in row[0] for row in table.rows)
-        assert len({len(row) for row in table.rows}) == 1
+        assert any("short keys" in cell for row in table.rows for cell in row)
+        assert {len(row) for row in table.rows} == {len(table.header)}
     assert any("ring-LWE" in text for text in report.paragraphs)
 
 
@@ -304,9 +396,24 @@ def test_reports_escape_what_they_print(tmp_path: Path) -> None:
 
 
 def test_reports_say_that_the_machine_was_busy(tmp_path: Path) -> None:
-    machine = {"date": "2026-01-01", "load_average": [9.0, 1, 1], "cores": 2}
-    write_report(Report("x", "t"), {"cell": {"machine": machine}}, "command", tmp_path)
-    assert "other work competed" in (tmp_path / "x.md").read_text("utf-8")
+    results = {
+        name: {"machine": {"date": "2026-01-01", "competition": {"others": others, "stolen": 0.0}}}
+        for name, others in (("busy", 1.2), ("idle", 0.02))
+    }
+    write_report(Report("x", "t"), results, "command", tmp_path)
+    text = (tmp_path / "x.md").read_text("utf-8")
+    assert "1 of 2 cells were measured while others used" in text
+    assert "Those cells: `busy`." in text
+
+
+def test_reports_name_the_cells_with_fewer_repetitions(tmp_path: Path) -> None:
+    results = {
+        name: {"cell": {"repeats": repeats}}
+        for name, repeats in (("cheap", 14), ("usual", 7), ("long", 3))
+    }
+    write_report(Report("x", "t"), results, "command", tmp_path)
+    text = (tmp_path / "x.md").read_text("utf-8")
+    assert "after the cold one: 14 in 1 cells, 7 in 1 cells, 3 in 1 cells (`long`)." in text
 
 
 def test_plots_are_drawn_by_the_report(tmp_path: Path) -> None:
@@ -337,4 +444,5 @@ def test_the_command_prints_json_and_keeps_its_files(tmp_path: Path) -> None:
 
 def test_phases_of_a_cell_are_the_protocols(tiny_results: Results) -> None:
     document = next(iter(tiny_results[k] for k in tiny_results if k.startswith("lightsecagg")))
-    assert set(document["phases"]) == {phase.value for phase in Phase if phase is not Phase.DONE}
+    phases = {phase.value for phase in Phase if phase is not Phase.DONE}
+    assert set(document["rounds"]) == set(document["cold"]) == phases

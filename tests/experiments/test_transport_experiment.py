@@ -10,5 +10,5 @@ from lightsecagg.experiments.transport import TransportCell
 @pytest.mark.parametrize("method", ["grpc-communicator", "torch-rpc-communicator"])
 def test_every_batch_is_acknowledged_through_the_interface(method: str) -> None:
     document = TransportCell(method, messages=5, size=100_000, tries=2).measure()
-    assert len(document["all_seconds"]) == 2
-    assert document["seconds"] == min(document["all_seconds"]) > 0
+    assert len(document["seconds"]) == 2
+    assert min(document["seconds"]) > 0

@@ -108,7 +108,24 @@ def accuracy(
     report = accuracy_report(task, results)
     laboratory.show(report, results, command, out, as_json=as_json)
     if as_json:
-        print_json(report.figures)
+        print_json(report.document())
+
+
+@app.command()
+def stability(
+    first: Annotated[Path, typer.Argument(help="A folder of reports.")],
+    second: Annotated[Path, typer.Argument(help="Another, of the same experiments.")],
+    out: Annotated[Path, typer.Option(help="Folder for the comparison.")] = Path("results"),
+    as_json: laboratory.AsJson = False,
+) -> None:
+    """Whether two recordings agree: each median within the other's interquartile range."""
+    from lightsecagg.experiments.stability import stability_report
+
+    report = stability_report(first, second)
+    command = f"lightsecagg experiments stability {first} {second}"
+    laboratory.show(report, {}, command, out, as_json=as_json)
+    if as_json:
+        print_json(report.document())
 
 
 laboratory.register(app)

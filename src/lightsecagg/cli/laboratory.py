@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,11 +46,18 @@ ASYNCHRONOUS = {
 
 ALL = "all"
 
+CELLS = "cells"
+"""The folder of finished cells, in that of the reports."""
+
 Out = Annotated[
     Path, typer.Option(help="Folder for reports; finished cells are kept in OUT/cells.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, one epoch: minutes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+BusyAnyway = Annotated[
+    bool,
+    typer.Option("--busy-anyway", help="Measure even while others use this machine's cores."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,13 +68,18 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(name: str) -> Callable[..., None]:
-    def command(out: Out = Path("results"), quick: Quick = False, as_json: AsJson = False) -> None:
-        _run(list(EXPERIMENTS) if name == ALL else [name], out, quick, as_json)
+    def command(
+        out: Out = Path("results"),
+        quick: Quick = False,
+        busy_anyway: BusyAnyway = False,
+        as_json: AsJson = False,
+    ) -> None:
+        _run(list(EXPERIMENTS) if name == ALL else [name], out, quick, busy_anyway, as_json)
 
     return command
 
 
-def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
+def _run(names: list[str], out: Path, quick: bool, busy_anyway: bool, as_json: bool) -> None:
     from lightsecagg.experiments.catalogue import experiment
     from lightsecagg.experiments.setups import FULL, QUICK
     from lightsecagg.field import kernels
@@ -76,25 +89,45 @@ def _run(names: list[str], out: Path, quick: bool, as_json: bool) -> None:
         require(f"experiments {name}", *sorted(experiment(name).extras(profile)))
     if kernels.backend() != "native":
         warn("the native kernels are not in use: these figures are those of the NumPy fallback")
+    cells = {name: experiment(name).cells(profile) for name in names}
+    _announce([cell for listed in cells.values() for cell in listed], out)
     documents = {}
     for name in names:
-        chosen = experiment(name)
-        cells = chosen.cells(profile)
-        results = measure(name, cells, out)
-        report = chosen.report(profile, results)
+        results = measure(name, cells[name], out, busy_anyway=busy_anyway)
+        report = experiment(name).report(profile, results)
         command = f"lightsecagg experiments {name}" + (" --quick" if quick else "")
         show(report, results, command, out, as_json=as_json)
-        documents[name] = report.figures
+        documents[name] = report.document()
     if as_json:
         print_json(documents[names[0]] if len(names) == 1 else documents)
 
 
-def measure(name: str, cells: list[Cell], out: Path) -> Results:
-    """Measure what is not in OUT/cells yet, with a bar."""
-    from lightsecagg.experiments.cells import measure_cells
+def _announce(cells: list[Cell], out: Path) -> None:
+    """Say how long it will take."""
+    from lightsecagg.experiments.cells import missing_cells
 
-    with progress_bar(name, len({cell.key for cell in cells})) as progress:
-        return measure_cells(cells, out / "cells", progress)
+    missing = missing_cells(cells, out / CELLS)
+    known = [cell.expected_seconds for cell in missing if cell.expected_seconds]
+    if not missing:
+        return
+    said = f"{len(missing)} cells to measure"
+    if known:
+        said += f", about {sum(known) / 60:.0f} min on an idle machine"
+    if len(known) < len(missing):
+        said += f" and what the {len(missing) - len(known)} take that are not timed"
+    typer.echo(said, err=True)
+
+
+def measure(name: str, cells: list[Cell], out: Path, *, busy_anyway: bool = False) -> Results:
+    """Measure what is not in OUT/cells yet, with a bar, while nobody else uses the machine."""
+    from lightsecagg.experiments.cells import measure_cells
+    from lightsecagg.experiments.competition import observe, wait_until_quiet
+
+    if any(cell.timed for cell in cells) and observe() is None:
+        warn("this system does not tell who uses its cores: whether it is idle is yours to see")
+    with progress_bar(name, len({cell.key for cell in cells})) as (progress, tell):
+        quiet = None if busy_anyway else partial(wait_until_quiet, tell)
+        return measure_cells(cells, out / CELLS, progress, quiet)
 
 
 def show(report: Report, results: Results, command: str, out: Path, *, as_json: bool) -> None:
@@ -108,8 +141,8 @@ def show(report: Report, results: Results, command: str, out: Path, *, as_json: 
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Progress]:
-    """A bar on stderr that counts cells."""
+def progress_bar(name: str, total: int) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """A bar on stderr that counts cells, and what tells why it does not move."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -128,4 +161,7 @@ def progress_bar(name: str, total: int) -> Iterator[Progress]:
             bar.update(task, completed=len(seen - {cell.key}), description=f"{name}: {cell.key}")
             seen.add(cell.key)
 
-        yield advance
+        def tell(reason: str) -> None:
+            bar.update(task, description=f"{name}: {reason}")
+
+        yield advance, tell

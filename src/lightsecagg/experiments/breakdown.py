@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lightsecagg.experiments import paper_values
@@ -28,6 +31,8 @@ from lightsecagg.experiments.setups import (
     planned_survivors,
     privacy,
 )
+from lightsecagg.experiments.statistics import Spread, error_bars
+from lightsecagg.experiments.winners import Breakdown, Winner, decisive_phase, winner
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 from lightsecagg.planning.timeline import Span, timeline
@@ -42,27 +47,23 @@ def table4_report(profile: Profile, results: Results) -> Report:
     """Breakdown by phase."""
     measured, task, N = Measured(profile, results), TASKS["femnist"], profile.largest
     report = Report("table4", f"Table 4: breakdown of a round by phase, CNN, N = {N}")
+    columns: list[Column] = []
     for topology in Topology:
-        rows = []
+        on = Network(topology=topology)
+        parts: dict[str, dict[float, Breakdown]] = {}
         figures: dict[str, Any] = {}
-        for protocol in SECURE:
-            times = [
-                measured.times(protocol, task, rate, Network(topology=topology)) for rate in RATES
-            ]
-            parts = [each.breakdown() for each in times]
-            figures[protocol.value] = {f"{r:g}": p for r, p in zip(RATES, parts, strict=True)}
-            paper = paper_values.TABLE4[protocol.value]
-            for phase in _PHASES:
-                theirs = [f"{value:g}" for value in paper[phase]]
-                rows.append([*_row(LABELS[protocol], phase, parts), *theirs])
-        short = [
-            measured.times(
-                LIGHT, task, rate, Network(topology=topology), mode=ShareMode.SHORT_KEY
-            ).breakdown()
-            for rate in RATES
-        ]
-        figures["short-key"] = {f"{r:g}": p for r, p in zip(RATES, short, strict=True)}
-        rows += [[*_row(SHORT_KEYS, phase, short), *("" for _ in RATES)] for phase in _PHASES]
+        rows = []
+        for label, (protocol, mode) in _SHOWN.items():
+            times = {rate: measured.times(protocol, task, rate, on, mode=mode) for rate in RATES}
+            parts[label] = {rate: found.breakdown() for rate, found in times.items()}
+            cold = {rate: found.cold.total(overlap=True) for rate, found in times.items()}
+            figures[label] = {
+                f"{rate:g}": {**parts[label][rate], "overlapped_cold": cold[rate]} for rate in RATES
+            }
+            paper = paper_values.TABLE4[protocol.value] if mode is ShareMode.SEEDED else {}
+            rows += [_row(label, phase, parts[label], paper) for phase in _PHASES]
+            rows.append([f"{label}: total, overlapped, cold"])
+            rows[-1] += [f"{seconds:.2f}" for seconds in cold.values()] + ["" for _ in RATES]
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
@@ -72,6 +73,19 @@ def table4_report(profile: Profile, results: Results) -> Report:
                 rows,
             )
         )
+        columns += [
+            Column(topology, rate, overlap, {label: parts[label][rate] for label in parts})
+            for rate in RATES
+            for overlap in (True, False)
+        ]
+    report.figures["fastest"] = {column.title: column.fastest.document() for column in columns}
+    report.tables.append(
+        Table(
+            f"The fastest protected protocol of each column, N = {N}",
+            ["setting", "fastest", "seconds", "the next", "its time over the fastest's", "decides"],
+            [column.verdict() for column in columns],
+        )
+    )
     graphs = {
         rate: measured.round(profile.round(SECAGG_PLUS, N, rate, task.dimension)) for rate in RATES
     }
@@ -81,21 +95,96 @@ def table4_report(profile: Profile, results: Results) -> Report:
         "SecAgg+'s degree k = "
         f"{', '.join(str(graph['neighbours']) for graph in graphs.values())}. Offline is advertise "
         "+ share, recovery is agree + recover; without overlap, the total is the sum of the rows.",
-        "At 50 % the parameters leave U - T = 2 pieces, so that every explicit share is half as "
-        "long as the model; then the offline phase of LightSecAgg costs more than its recovery "
-        "saves when shares are relayed. The paper sees the same growth of its offline phase, on a "
-        "smaller scale.",
+        _summary(columns),
         *method(profile),
     ]
     return report
 
 
-_PHASES = ("offline", "training", "uploading", "recovery", "total", "overlapped")
+_PHASES = {
+    "offline": "offline",
+    "training": "training",
+    "uploading": "uploading",
+    "recovery": "recovery",
+    "total": "total",
+    "overlapped": "total, overlapped",
+}
+
+_SHOWN = {LABELS[protocol]: (protocol, ShareMode.SEEDED) for protocol in SECURE} | {
+    SHORT_KEYS: (LIGHT, ShareMode.SHORT_KEY)
+}
 
 
-def _row(label: str, phase: str, parts: list[dict[str, float]]) -> list[str]:
-    title = "total, overlapped" if phase == "overlapped" else phase
-    return [f"{label}: {title}", *(f"{part[phase]:.2f}" for part in parts)]
+def _row(
+    label: str,
+    phase: str,
+    parts: Mapping[float, Breakdown],
+    paper: Mapping[str, Sequence[float]],
+) -> list[str]:
+    theirs = [f"{value:g}" for value in paper[phase]] if phase in paper else ["" for _ in RATES]
+    return [f"{label}: {_PHASES[phase]}", *(f"{parts[rate][phase]:.2f}" for rate in RATES), *theirs]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One setting in which the protocols are compared."""
+
+    topology: Topology
+    rate: float
+    overlap: bool
+    rounds: Mapping[str, Breakdown]
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        overlapped = "overlapped" if self.overlap else "not overlapped"
+        return f"{self.topology}, p = {self.rate:.0%}, {overlapped}"
+
+    @property
+    def fastest(self) -> Winner:
+        """Of all protected protocols."""
+        return winner(self.rounds, self.overlap)
+
+    def verdict(self) -> list[str]:
+        """Its row of the table of winners."""
+        best = self.fastest
+        return [
+            self.title,
+            best.name,
+            f"{best.seconds:.2f}",
+            best.runner_up,
+            f"{best.ahead:.2f}" + ("" if best.clear else ", within the quartiles"),
+            f"{best.decisive}: {best.decisive_seconds:.2f} s less",
+        ]
+
+    def loss(self) -> str:
+        """Where LightSecAgg in seeded mode loses to a baseline, and in which phase; or nothing."""
+        without = {LABELS[protocol]: self.rounds[LABELS[protocol]] for protocol in SECURE}
+        best = winner(without, self.overlap)
+        light = LABELS[LIGHT]
+        if best.name == light:
+            return ""
+        total = "overlapped" if self.overlap else "total"
+        phase, lost = decisive_phase(self.rounds[best.name], self.rounds[light], self.overlap)
+        ratio = self.rounds[light][total] / self.rounds[best.name][total]
+        return (
+            f"{self.title}: {light} takes {ratio:.2f} times as long as {best.name}, and loses "
+            f"{lost:.2f} s in the {phase} phase."
+        )
+
+
+def _summary(columns: Sequence[Column]) -> str:
+    """Who wins how often, and where LightSecAgg in seeded mode does not beat the baselines."""
+    won = Counter(column.fastest.name for column in columns)
+    said = [
+        f"Of {len(columns)} settings the fastest is "
+        + ", ".join(f"{name} in {often}" for name, often in won.most_common())
+        + "."
+    ]
+    losses = [loss for column in columns if (loss := column.loss())]
+    if losses:
+        said.append(f"Without short keys, a baseline wins in {len(losses)}.")
+    return " ".join([*said, *losses])
 
 
 def figure5_cells(profile: Profile) -> list[Cell]:
@@ -114,19 +203,23 @@ def figure5_report(profile: Profile, results: Results) -> Report:
         LABELS[SECAGG_PLUS]: (SECAGG_PLUS, ShareMode.SEEDED),
     }
     report = Report("figure5", f"Figure 5: timing diagram of one round, MobileNetV3, N = {N}")
-    spans = {
-        (overlap, label): timeline(
-            measured.times(protocol, task, TABLE_RATE, Network(), mode=mode).phases,
-            measured.training(task),
-            overlap,
-        )
-        for overlap in (False, True)
+    times = {
+        label: measured.times(protocol, task, TABLE_RATE, Network(), mode=mode)
         for label, (protocol, mode) in shown.items()
     }
+    training = Spread.of(measured.trainings(task)).median
+    spans = {
+        (overlap, label): timeline(found.median_phases(), training, overlap)
+        for overlap in (False, True)
+        for label, found in times.items()
+    }
     report.figures = {
-        f"{label}/{'overlapped' if overlap else 'non-overlapped'}": [
-            {"party": s.party, "phase": s.phase, "start": s.start, "end": s.end} for s in found
-        ]
+        f"{label}/{'overlapped' if overlap else 'non-overlapped'}": {
+            "seconds": times[label].total(overlap),
+            "spans": [
+                {"party": s.party, "phase": s.phase, "start": s.start, "end": s.end} for s in found
+            ],
+        }
         for (overlap, label), found in spans.items()
     }
 
@@ -139,6 +232,8 @@ def figure5_report(profile: Profile, results: Results) -> Report:
                 for span in spans[overlap, label]:
                     if span.party == party:
                         _bar(axes, row, span)
+                if party == "server":
+                    _end_of_round(axes, row, times[label].total(overlap))
             axes.set_yticks(range(len(lanes)), [f"{label}: {party}" for label, party in lanes])
             axes.invert_yaxis()
             axes.set_xlim(0, last * 1.02)
@@ -150,8 +245,9 @@ def figure5_report(profile: Profile, results: Results) -> Report:
     report.plots.append(
         Plot(
             "figure5",
-            "Who is busy when: the slowest client, the links and the server "
-            "(training on a core of its own when overlapped)",
+            "Who is busy when: the slowest client, the links and the server, each part by its "
+            "median (training on a core of its own when overlapped); black: the end of the round, "
+            "median and interquartile range",
             draw,
             (10, 7.6),
         )
@@ -187,6 +283,12 @@ def _bar(axes: Any, row: int, span: Span) -> None:
         color=_PHASE_COLOURS[span.phase],
         edgecolor="white",
         linewidth=0.4,
+    )
+
+
+def _end_of_round(axes: Any, row: int, total: Spread) -> None:
+    axes.errorbar(
+        [total.median], [row], xerr=error_bars([total]), fmt="|", color="black", capsize=3
     )
 
 

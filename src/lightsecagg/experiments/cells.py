@@ -4,16 +4,22 @@ A cell is measured once; an experiment that is started again, or another one tha
 cell, reads the file. That is what makes a run resumable, and what makes Tables 2, 3 and 4, Figure 6
 and the overheads share their rounds: a cell holds CPU seconds and bytes per party and phase, and
 bandwidth, topology and overlap are applied to them afterwards (`timing`).
+
+What is timed is repeated, in a process of its own, so that no cell depends on what ran before it.
+The first round of a process is cold (pages, caches and tables are made at first use): it is kept
+apart from the others, of which every one is kept.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +27,14 @@ from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.scenario import Scenario, run
 from lightsecagg.drivers.simulation.synchronous import RoundReport
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.competition import compare, observe
 from lightsecagg.experiments.machine import describe_machine, load_average
+from lightsecagg.experiments.processes import alone
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode
+from lightsecagg.planning.planner import Federation, round_settings
+from lightsecagg.planning.unit_costs import STATED
+from lightsecagg.planning.work import forecast_work
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 
@@ -31,12 +42,25 @@ Document = dict[str, Any]
 Results = dict[str, Document]
 """Key of a cell -> what was measured."""
 
+VERSION = "v2"
+"""Of what the files of timed cells hold. It is part of their keys: older ones are not misread."""
+
+REPEATS = 7
+"""How often something is measured that is neither cheap nor long."""
+
+_DIGITS = 6
+"""Microseconds."""
+_START, _START_TORCH = 3.0, 8.0
+"""Seconds that the process of a cell takes to start, and to look at the machine before."""
+
 
 class Cell(ABC):
     """One measurement."""
 
     extras: ClassVar[tuple[str, ...]] = ()
     """The extras of this package that it takes."""
+    timed: ClassVar[bool] = False
+    """Whether it needs an idle machine, and a process of its own."""
 
     @property
     @abstractmethod
@@ -47,11 +71,17 @@ class Cell(ABC):
     def measure(self) -> Document:
         """Do it."""
 
+    @property
+    def expected_seconds(self) -> float:
+        """About how long that takes on an idle machine; 0 where nobody knows."""
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCell(Cell):
-    """A simulated round of real parties, in which D clients vanish before their upload."""
+    """Simulated rounds of real parties, in which D clients vanish before their upload."""
 
+    timed: ClassVar[bool] = True
     protocol: ProtocolName
     clients: int
     privacy: int
@@ -63,7 +93,7 @@ class RoundCell(Cell):
     sample: int = 0
     """So many clients are real, the others stand-ins; 0: all are real."""
     repeats: int = 1
-    """Rounds; the median of each figure is kept."""
+    """Rounds after the cold one."""
     seed: int = 0
 
     @property
@@ -73,8 +103,17 @@ class RoundCell(Cell):
             name += f"-{self.share_mode}-U{self.survivors or self.clients - self.dropouts}"
         return (
             f"{name}-N{self.clients}-T{self.privacy}-D{self.dropouts}-d{self.dimension}"
-            f"-n{self.sample or self.clients}-r{self.repeats}-s{self.seed}"
+            f"-n{self.sample or self.clients}-r{self.repeats}-s{self.seed}-{VERSION}"
         )
+
+    @property
+    def expected_seconds(self) -> float:
+        return _START + (self.repeats + 1) * self.expected_round_seconds
+
+    @property
+    def expected_round_seconds(self) -> float:
+        """The planner's forecast of the work that the simulator really does."""
+        return _forecast(replace(self, repeats=1))
 
     def scenario(self) -> Scenario:
         """What the simulator runs."""
@@ -96,37 +135,63 @@ class RoundCell(Cell):
     def measure(self) -> Document:
         scenario = self.scenario()
         rounds = []
-        for outcome in run(scenario, self.repeats):
+        for outcome in run(scenario, self.repeats + 1):
             if outcome.report.aborted or outcome.report.exact is False:
                 raise ConfigurationError(
                     f"{self.key} gave no sum to measure: {outcome.report.aborted or 'wrong sum'}"
                 )
             rounds.append(_loads(outcome.report))
+        cold, *warm = rounds
         parameters, neighbours, threshold = scenario.resolved()
         return {
             "cell": asdict(self),
             "neighbours": neighbours,
             "threshold": threshold or parameters.survivors,
-            "phases": {
-                phase.value: {
-                    name: statistics.median(loads[phase][name] for loads in rounds)
-                    for name in rounds[0][phase]
-                }
-                for phase in rounds[0]
+            "cold": cold,
+            "rounds": {
+                phase: {name: [loads[phase][name] for loads in warm] for name in cold[phase]}
+                for phase in cold
             },
         }
 
 
-def _loads(report: RoundReport) -> dict[Phase, dict[str, float]]:
+@cache
+def _forecast(cell: RoundCell) -> float:
+    federation = Federation(cell.clients, cell.privacy, cell.dropouts, cell.dimension)
+    settings = round_settings(federation, cell.protocol, cell.survivors, cell.share_mode)
+    work = forecast_work(settings, cell.dropouts, STATED).values()
+    return sum(each.server + (cell.sample or cell.clients) * each.client for each in work)
+
+
+Loads = dict[str, dict[str, float]]
+"""Phase -> what -> seconds or bytes of one round."""
+
+
+def warm_rounds(document: Document) -> list[Loads]:
+    """Each round of a cell but the cold one."""
+    rounds: dict[str, dict[str, list[float]]] = document["rounds"]
+    return [
+        {
+            phase: {name: each[index] for name, each in loads.items()}
+            for phase, loads in rounds.items()
+        }
+        for index in range(document["cell"]["repeats"])
+    ]
+
+
+def _loads(report: RoundReport) -> Loads:
     """The slowest client's seconds, the busiest client's bytes, and the server's."""
     return {
-        phase: {
-            "client_seconds": loads.work.client,
-            "client_seconds_median": statistics.median(
-                [c.seconds for c in loads.clients.values() if c.seconds] or [0.0]
+        phase.value: {
+            "client_seconds": round(loads.work.client, _DIGITS),
+            "client_seconds_median": round(
+                statistics.median(
+                    [c.seconds for c in loads.clients.values() if c.seconds] or [0.0]
+                ),
+                _DIGITS,
             ),
-            "server_seconds": loads.work.server,
-            "server_relay_seconds": loads.work.server_relaying,
+            "server_seconds": round(loads.work.server, _DIGITS),
+            "server_relay_seconds": round(loads.work.server_relaying, _DIGITS),
             **asdict(loads.traffic),
         }
         for phase, loads in report.meter.phases.items()
@@ -138,16 +203,29 @@ class TrainingCell(Cell):
     """Local training of one client, in CPU seconds of one thread, on tensors of random pixels."""
 
     extras: ClassVar[tuple[str, ...]] = ("torch",)
+    timed: ClassVar[bool] = True
     task: str
     """A key of `PAPER_MODELS`."""
     samples: int
     epochs: int = 5
     """E, of which `measured_epochs` are really run."""
     measured_epochs: int = 5
+    repeats: int = 1
+    """Trainings after the cold one."""
+    expected: float = 0.0
+    """About how many seconds all E epochs take."""
 
     @property
     def key(self) -> str:
-        return f"training-{self.task}-s{self.samples}-e{self.measured_epochs}of{self.epochs}"
+        return (
+            f"training-{self.task}-s{self.samples}-e{self.measured_epochs}of{self.epochs}"
+            f"-r{self.repeats}-{VERSION}"
+        )
+
+    @property
+    def expected_seconds(self) -> float:
+        trained = self.expected * self.measured_epochs / self.epochs
+        return _START_TORCH + (self.repeats + 1) * trained
 
     def measure(self) -> Document:
         from lightsecagg.training import (
@@ -166,41 +244,71 @@ class TrainingCell(Cell):
         local = LocalConfig(epochs=self.measured_epochs, learning_rate=1e-3)
         # What torch prepares at first use is not charged.
         local_update(replace(config, samples_per_client=4), 0, model, LocalConfig())
-        started = time.process_time()
-        local_update(task, 0, model, local)
-        seconds = time.process_time() - started
-        return {
-            "cell": asdict(self),
-            "measured_seconds": seconds,
-            "seconds": seconds * self.epochs / self.measured_epochs,
-        }
+        seconds = []
+        for _ in range(self.repeats + 1):
+            started = time.process_time()
+            local_update(task, 0, model, local)
+            trained = (time.process_time() - started) * self.epochs / self.measured_epochs
+            seconds.append(round(trained, _DIGITS))
+        return {"cell": asdict(self), "cold_seconds": seconds[0], "seconds": seconds[1:]}
 
 
 Progress = Callable[[Cell, bool], None]
 """Called before each cell; the flag says whether it has to be measured."""
 
 
-def measure_cells(cells: Iterable[Cell], folder: Path, progress: Progress) -> Results:
+Quiet = Callable[[], None]
+"""Called before a cell that is timed: returns when the machine is idle enough."""
+
+
+def measure_cells(
+    cells: Iterable[Cell], folder: Path, progress: Progress, quiet: Quiet | None = None
+) -> Results:
     """Measure what is not there yet; each finished cell is on disk before the next begins."""
     folder.mkdir(parents=True, exist_ok=True)
     results: Results = {}
     for cell in cells:
-        path = folder / f"{cell.key}.json"
+        path = _path(cell, folder)
         needed = cell.key not in results and not path.exists()
         progress(cell, needed)
         if needed:
-            before = load_average()
-            document = cell.measure()
-            document["machine"] = describe_machine() | {"load_average_before": before}
-            _write(path, document)
+            if cell.timed and quiet is not None:
+                quiet()
+            _write(path, _measured(cell))
         if cell.key not in results:
             with reading(path, "a finished cell"):
                 results[cell.key] = json.loads(path.read_text("utf-8"))
     return results
 
 
+def missing_cells(cells: Iterable[Cell], folder: Path) -> list[Cell]:
+    """Each cell that has to be measured, once."""
+    wanted = {cell.key: cell for cell in cells}
+    return [cell for cell in wanted.values() if not _path(cell, folder).exists()]
+
+
+def _measured(cell: Cell) -> Document:
+    before, load = observe(), load_average()
+    document = alone(cell.measure) if cell.timed else cell.measure()
+    competition = compare(before, observe())
+    return document | {
+        "machine": describe_machine()
+        | {"load_average_before": load, "competition": competition and asdict(competition)}
+    }
+
+
+def _path(cell: Cell, folder: Path) -> Path:
+    return folder / f"{cell.key}.json"
+
+
 def _write(path: Path, document: Document) -> None:
     """Whole or not at all, so that an interrupted run leaves no half cell."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(to_json(document), encoding="utf-8")
     partial.replace(path)
+
+
+def to_json(document: Document) -> str:
+    """Indented, but for lists of numbers: each stands on one line."""
+    text = json.dumps(document, indent=1)
+    return re.sub(r"\[[-+.\w,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"

@@ -29,6 +29,7 @@ from lightsecagg.experiments.setups import (
     planned_survivors,
     privacy,
 )
+from lightsecagg.experiments.statistics import Spread
 from lightsecagg.experiments.timing import RoundTimes
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
@@ -57,41 +58,32 @@ def table2_report(profile: Profile, results: Results) -> Report:
         rows: list[list[str]] = []
         figures: dict[str, Any] = {}
         for task in TASKS.values():
-            times = {
-                p: measured.times(p, task, TABLE_RATE, Network(topology=topology)) for p in SECURE
-            }
-            gains = {
-                name: [of(times[other]) / of(times[LIGHT]) for other in (SECAGG, SECAGG_PLUS)]
-                for name, (_, of, _) in _GAINS.items()
-            }
-            figures[task.key] = gains | {"seconds": {p.value: times[p].breakdown() for p in SECURE}}
-            paper = paper_values.TABLE2[task.key]
-            short = measured.times(
-                LIGHT, task, TABLE_RATE, Network(topology=topology), mode=ShareMode.SHORT_KEY
-            )
-            short_gains = {
-                name: [of(times[other]) / of(short) for other in (SECAGG, SECAGG_PLUS)]
-                for name, (_, of, _) in _GAINS.items()
-            }
-            figures[f"{task.key}, short keys"] = short_gains | {"seconds": short.breakdown()}
-            rows.append(
-                [task.title, f"{task.dimension:,}"]
-                + [
-                    _gain(*gains[name])
-                    + (
-                        f" ({paper[stated].secagg}×, {paper[stated].secagg_plus}×)"
-                        if stated
-                        else ""
+            on = Network(topology=topology)
+            times = {p: measured.times(p, task, TABLE_RATE, on) for p in SECURE}
+            short = measured.times(LIGHT, task, TABLE_RATE, on, mode=ShareMode.SHORT_KEY)
+            seconds = {p.value: times[p].breakdown() for p in SECURE}
+            figures[task.key] = {"seconds": seconds}
+            figures[f"{task.key}, short keys"] = {"seconds": short.breakdown()}
+            for column, other in enumerate((SECAGG, SECAGG_PLUS)):
+                for ours, suffix in ((times[LIGHT], ""), (short, ", short keys")):
+                    gains = {
+                        name: times[other].spread(of) / ours.spread(of)
+                        for name, (_, of, _) in _GAINS.items()
+                    }
+                    figures[f"{task.key}{suffix}"][other.value] = gains
+                    stated = paper_values.TABLE2[task.key] if ours is times[LIGHT] else {}
+                    rows.append(
+                        [f"{task.title}{suffix}, over {LABELS[other]}", f"{task.dimension:,}"]
+                        + [
+                            _gain(gains[name])
+                            + (f" [{stated[paper][column]}×]" if paper in stated else "")
+                            for name, (_, _, paper) in _GAINS.items()
+                        ]
                     )
-                    for name, (_, _, stated) in _GAINS.items()
-                ]
-            )
-            rows.append([f"{task.title}, short keys", f"{task.dimension:,}"])
-            rows[-1] += [_gain(*short_gains[name]) for name in _GAINS]
         report.figures[topology.value] = figures
         report.tables.append(
             Table(
-                f"Gain over SecAgg, SecAgg+ ({topology}; in brackets the paper's, "
+                f"Gain over SecAgg and SecAgg+ ({topology}; in square brackets the paper's, "
                 f"N = {PAPER_CLIENTS})",
                 ["task", "d", *(title for title, _, _ in _GAINS.values())],
                 rows,
@@ -109,12 +101,9 @@ def table2_report(profile: Profile, results: Results) -> Report:
     return report
 
 
-def _gain(secagg: float, secagg_plus: float) -> str:
-    return f"{_short(secagg)}×, {_short(secagg_plus)}×"
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _gain(gain: Spread) -> str:
+    digits = 0 if gain.median >= 100 else 1 if gain.median >= 10 else 2
+    return f"{gain:.{digits}f}×"
 
 
 _SETTINGS = {
@@ -138,27 +127,27 @@ def table3_report(profile: Profile, results: Results) -> Report:
         for overlap in (True, False):
             for column, other in enumerate((SECAGG, SECAGG_PLUS)):
                 row = [f"{LABELS[other]}, {'' if overlap else 'not '}overlapped, {setting}"]
+                short_row = [f"{row[0]}; short keys"]
                 for bandwidth, paper in paper_values.TABLE3.items():
                     on = Network(bandwidth, server, topology=topology)
-                    times = {p: measured.times(p, task, TABLE_RATE, on) for p in (LIGHT, other)}
-                    gain = times[other].total(overlap) / times[LIGHT].total(overlap)
-                    figures[f"{other}/{setting}/{overlap}/{bandwidth:g}"] = gain
-                    stated = f" ({paper[column]}×)" if overlap else ""
-                    row.append(f"{gain:.2f}×{stated}")
-                rows.append(row)
-                row = [f"{row[0]}; short keys"]
-                for bandwidth in paper_values.TABLE3:
-                    on = Network(bandwidth, server, topology=topology)
-                    short = measured.times(LIGHT, task, TABLE_RATE, on, mode=ShareMode.SHORT_KEY)
-                    theirs = measured.times(other, task, TABLE_RATE, on)
-                    gain = theirs.total(overlap) / short.total(overlap)
-                    figures[f"{other}/{setting}/{overlap}/{bandwidth:g}/short keys"] = gain
-                    row.append(f"{gain:.2f}×")
-                rows.append(row)
+                    light, short, theirs = (
+                        measured.times(p, task, TABLE_RATE, on, mode=mode).total(overlap)
+                        for p, mode in (
+                            (LIGHT, ShareMode.SEEDED),
+                            (LIGHT, ShareMode.SHORT_KEY),
+                            (other, ShareMode.SEEDED),
+                        )
+                    )
+                    name = f"{other}/{setting}/{overlap}/{bandwidth:g}"
+                    figures[name] = theirs / light
+                    figures[f"{name}/short keys"] = theirs / short
+                    row.append(_gain(theirs / light) + (f" [{paper[column]}×]" if overlap else ""))
+                    short_row.append(_gain(theirs / short))
+                rows += [row, short_row]
     report.figures = figures
     report.tables.append(
         Table(
-            "Gain of LightSecAgg in total round time (in brackets the paper's, overlapped, "
+            "Gain of LightSecAgg in total round time (in square brackets the paper's, overlapped, "
             f"N = {PAPER_CLIENTS})",
             ["over", *(f"{bandwidth:g} Mbit/s" for bandwidth in paper_values.TABLE3)],
             rows,

@@ -16,6 +16,7 @@ from lightsecagg.experiments.rounds import (
     round_cells,
 )
 from lightsecagg.experiments.setups import LABELS, RATES, SECURE, TASKS, Profile, method
+from lightsecagg.experiments.statistics import error_bars
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network
 
@@ -63,9 +64,11 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
             axes = figure.add_subplot(1, 2, index + 1)
             for (o, who, rate), values in series.items():
                 if o is overlap:
-                    axes.plot(
+                    axes.errorbar(
                         profile.clients,
-                        values,
+                        [each.median for each in values],
+                        yerr=error_bars(values),
+                        capsize=3,
                         marker=_MARKERS[rate],
                         color=_COLOURS[who],
                         linestyle={0.1: "-", 0.3: "--", 0.5: ":"}[rate],
@@ -89,7 +92,7 @@ def growth_report(name: str, profile: Profile, results: Results) -> Report:
     report.plots.append(
         Plot(
             name,
-            f"Total time of a round, {task.title}, shares relayed"
+            f"Total time of a round, {task.title}, shares relayed; bars: interquartile range"
             + ("; hollow marks: the paper's totals at N = 200" if stated else ""),
             draw,
             (10, 5.4),

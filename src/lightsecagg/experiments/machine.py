@@ -36,11 +36,6 @@ def load_average() -> list[float]:
     return [round(load, 2) for load in os.getloadavg()]
 
 
-def is_busy(load: list[float], cores: int | None = None) -> bool:
-    """Whether other work competes for the cores: more than this process's own load."""
-    return load[0] > (cores or os.cpu_count() or 1)
-
-
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():

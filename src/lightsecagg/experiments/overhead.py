@@ -6,6 +6,7 @@ from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.rounds import LIGHT, PLAIN, SHORT_KEYS, Measured, round_cells
 from lightsecagg.experiments.setups import LABELS, SECURE, TASKS, Profile, method
+from lightsecagg.experiments.statistics import Spread
 from lightsecagg.experiments.timing import client_download, client_upload
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
@@ -37,12 +38,16 @@ def overhead_report(profile: Profile, results: Results) -> Report:
             figures = {
                 "round_seconds": beside,
                 "time_ratio": beside / plain.total(overlap=True),
+                "round_seconds_non_overlapped": apart,
                 "time_ratio_non_overlapped": apart / plain.total(overlap=False),
                 "client_upload_bytes": client_upload(cell),
                 "upload_ratio": client_upload(cell) / client_upload(plain_cell),
                 "client_download_bytes": client_download(cell),
             }
-            report.figures[f"{name}/{topology}"] = figures
+            if protocol is PLAIN:
+                figures |= {ratio: Spread.exactly(1.0) for ratio in figures if "ratio" in ratio}
+            cold = times.cold.total(overlap=True)
+            report.figures[f"{name}/{topology}"] = figures | {"cold_round_seconds": cold}
             rows.append(
                 [
                     label,
@@ -50,9 +55,10 @@ def overhead_report(profile: Profile, results: Results) -> Report:
                     f"{figures['time_ratio']:.3f}",
                     f"{apart:.2f}",
                     f"{figures['time_ratio_non_overlapped']:.3f}",
-                    f"{figures['client_upload_bytes'] / 1e6:.3f}",
+                    f"{cold:.2f}",
+                    f"{figures['client_upload_bytes'].scaled(1e-6):.3f}",
                     f"{figures['upload_ratio']:.3f}",
-                    f"{figures['client_download_bytes'] / 1e3:.1f}",
+                    f"{figures['client_download_bytes'].scaled(1e-3):.1f}",
                 ]
             )
         report.tables.append(
@@ -64,6 +70,7 @@ def overhead_report(profile: Profile, results: Results) -> Report:
                     "over plain",
                     "non-overlapped (s)",
                     "over plain",
+                    "cold, overlapped (s)",
                     "client sends (MB)",
                     "over plain",
                     "client receives (kB)",
@@ -72,13 +79,15 @@ def overhead_report(profile: Profile, results: Results) -> Report:
             )
         )
     light = report.figures[f"{LIGHT}/{Topology.RELAY}"]
-    met = light["time_ratio"] <= TIME_GOAL and light["upload_ratio"] <= BYTES_GOAL
+    ratio, upload = light["time_ratio"], light["upload_ratio"]
+    met = ratio.median <= TIME_GOAL and upload.median <= BYTES_GOAL
     report.figures["goal_met"] = met
     report.paragraphs = [
         f"Goal for LightSecAgg (relayed, overlapped): at most {TIME_GOAL} times the round time and "
-        f"{BYTES_GOAL} times the upload of plain FedAvg. Measured: {light['time_ratio']:.3f} and "
-        f"{light['upload_ratio']:.3f}: {'met' if met else 'NOT met'}. The download of the global "
-        "model, the same for all protocols, is not counted.",
+        f"{BYTES_GOAL} times the upload of plain FedAvg. Measured: {ratio:.3f} and {upload:.3f}: "
+        f"{'met' if met else 'NOT met'} by the median, and "
+        f"{'by' if ratio.high <= TIME_GOAL else 'NOT by'} all of the range. The download of the "
+        "global model, the same for all protocols, is not counted.",
         *method(profile),
     ]
     return report

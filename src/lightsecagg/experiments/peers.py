@@ -18,13 +18,15 @@ import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from lightsecagg.crypto import prg
-from lightsecagg.experiments.cells import Cell, Document, Results
+from lightsecagg.experiments.cells import REPEATS, VERSION, Cell, Document, Results
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import Profile
+from lightsecagg.experiments.statistics import Spread
 from lightsecagg.field import kernels, ntt, shamir
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import PrimeField
@@ -36,19 +38,19 @@ _STEPS = {
     "encode": "encoding a mask for N clients",
     "shamir": "sharing one secret among N clients",
 }
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PeersCell(Cell):
     """CPU seconds of the four steps, by implementation."""
 
+    timed: ClassVar[bool] = True
     clients: int
     dimension: int
 
     @property
     def key(self) -> str:
-        return f"peers-N{self.clients}-d{self.dimension}"
+        return f"peers-N{self.clients}-d{self.dimension}-r{REPEATS}-{VERSION}"
 
     def measure(self) -> Document:
         seconds = {"ours": _ours(self), "numpy": _plain_numpy(self)}
@@ -71,7 +73,10 @@ def _cell(profile: Profile) -> PeersCell:
 def peers_report(profile: Profile, results: Results) -> Report:
     """Milliseconds by implementation."""
     cell = _cell(profile)
-    seconds: dict[str, dict[str, float]] = results[cell.key]["seconds"]
+    seconds: dict[str, dict[str, Spread]] = {
+        name: {step: Spread.of(tries[1:]) for step, tries in found.items()}
+        for name, found in results[cell.key]["seconds"].items()
+    }
     report = Report("peers", "Our kernels beside plain NumPy and Flower's SecAgg+ library")
     report.figures = dict(seconds)
     report.tables.append(
@@ -91,25 +96,27 @@ def peers_report(profile: Profile, results: Results) -> Report:
         else "Flower (`flwr`) is not installed here and is left out."
     )
     report.paragraphs = [
-        "The fastest of three runs each, one core, on the same vectors in the same process. A "
+        f"The median and interquartile range of {REPEATS} runs each after one that warms up, one "
+        "core, on the same vectors in the same process. A "
         f"dash: the implementation has no such step. {about}"
     ]
     return report
 
 
-def _milliseconds(seconds: float | None) -> str:
+def _milliseconds(seconds: Spread | None) -> str:
     if seconds is None:
         return "-"
-    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+    return f"{seconds.scaled(1e3):{',.0f' if seconds.median >= 0.1 else '.3g'}}"
 
 
-def _fastest(work: Callable[[], object]) -> float:
+def _tries(work: Callable[[], object]) -> list[float]:
+    """Seconds of each run, the cold one first."""
     times = []
-    for _ in range(_TRIES):
+    for _ in range(REPEATS + 1):
         started = time.process_time()
         work()
-        times.append(time.process_time() - started)
-    return min(times)
+        times.append(round(time.process_time() - started, 6))
+    return times
 
 
 def _shape(cell: PeersCell) -> tuple[int, int, int]:
@@ -119,7 +126,7 @@ def _shape(cell: PeersCell) -> tuple[int, int, int]:
     return U, T, -(-cell.dimension // (U - T))
 
 
-def _ours(cell: PeersCell) -> dict[str, float]:
+def _ours(cell: PeersCell) -> dict[str, list[float]]:
     field = PrimeField(DEFAULT_MODULUS)
     U, T, L = _shape(cell)
     vector = prg.expand(bytes(32), cell.dimension, field.modulus)
@@ -129,14 +136,14 @@ def _ours(cell: PeersCell) -> dict[str, float]:
     secret = np.arange(32, dtype=np.uint8).reshape(1, 32)
     noise = prg.expand(b"\2" * 32, T * 16, field.modulus).reshape(shamir.noise_shape(1, T + 1))
     return {
-        "prg": _fastest(lambda: prg.expand(bytes(32), cell.dimension, field.modulus)),
-        "add": _fastest(lambda: field.add(vector, vector)),
-        "encode": _fastest(lambda: code.encode(rows[: U - T], rows[U - T :])),
-        "shamir": _fastest(lambda: shamir.share(field, secret, points.tolist(), noise)),
+        "prg": _tries(lambda: prg.expand(bytes(32), cell.dimension, field.modulus)),
+        "add": _tries(lambda: field.add(vector, vector)),
+        "encode": _tries(lambda: code.encode(rows[: U - T], rows[U - T :])),
+        "shamir": _tries(lambda: shamir.share(field, secret, points.tolist(), noise)),
     }
 
 
-def _plain_numpy(cell: PeersCell) -> dict[str, float]:
+def _plain_numpy(cell: PeersCell) -> dict[str, list[float]]:
     q = np.int64(DEFAULT_MODULUS)
     U, _, L = _shape(cell)
     generator = np.random.default_rng(0)
@@ -152,13 +159,13 @@ def _plain_numpy(cell: PeersCell) -> dict[str, float]:
                 power = power * point % q
 
     return {
-        "prg": _fastest(lambda: np.random.default_rng(1).integers(0, q, cell.dimension)),
-        "add": _fastest(lambda: (vector + vector) % q),
-        "encode": _fastest(encode),
+        "prg": _tries(lambda: np.random.default_rng(1).integers(0, q, cell.dimension)),
+        "add": _tries(lambda: (vector + vector) % q),
+        "encode": _tries(encode),
     }
 
 
-def _flower(cell: PeersCell) -> dict[str, float]:
+def _flower(cell: PeersCell) -> dict[str, list[float]]:
     """Flower's own functions: 32-bit-seeded PRG, modular addition, Shamir."""
     package = "flwr.common.secure_aggregation"
     create_shares = importlib.import_module(f"{package}.crypto.shamir").create_shares
@@ -170,7 +177,7 @@ def _flower(cell: PeersCell) -> dict[str, float]:
     vector = [np.zeros(cell.dimension, dtype=np.int64)]
     threshold = cell.clients // 2 + 1
     return {
-        "prg": _fastest(lambda: pseudo_rand_gen(b"\1" * 32, bound, [(cell.dimension,)])),
-        "add": _fastest(lambda: parameters_addition(vector, vector)),
-        "shamir": _fastest(lambda: create_shares(bytes(32), threshold, cell.clients)),
+        "prg": _tries(lambda: pseudo_rand_gen(b"\1" * 32, bound, [(cell.dimension,)])),
+        "add": _tries(lambda: parameters_addition(vector, vector)),
+        "shamir": _tries(lambda: create_shares(bytes(32), threshold, cell.clients)),
     }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lightsecagg.drivers.federation.observer import set_up_logging
+from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.training.parent import end_with_parent
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -50,3 +56,33 @@ def begin(log: Path, level: str) -> None:
     end_with_parent()
     sys.stderr = log.open("a", encoding="utf-8", buffering=1)
     set_up_logging(level)
+
+
+def alone(work: Callable[[], Result]) -> Result:
+    """Do it in a process that nothing has warmed up."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_do, args=(theirs, work))
+    with running([process]):
+        theirs.close()
+        try:
+            done, outcome = ours.recv()
+        except EOFError:
+            process.join()
+            raise ConfigurationError(
+                f"the process that measured ended with {process.exitcode} and no result: "
+                "what it wrote above says why; -9 is often too little memory"
+            ) from None
+    if not done:
+        raise ConfigurationError(outcome)
+    result: Result = outcome
+    return result
+
+
+def _do(pipe: Connection[Any, Any], work: Callable[[], object]) -> None:
+    os.setpgrp()  # Ctrl-C is the parent's to handle
+    end_with_parent()
+    try:
+        pipe.send((True, work()))
+    except LightSecAggError as error:
+        pipe.send((False, str(error)))

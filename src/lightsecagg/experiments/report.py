@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightsecagg.errors import MissingExtra
-from lightsecagg.experiments.cells import Results
-from lightsecagg.experiments.machine import describe_machine, is_busy
+from lightsecagg.experiments.cells import REPEATS, Results, to_json
+from lightsecagg.experiments.competition import MOST_OTHERS, MOST_STOLEN, Competition
+from lightsecagg.experiments.machine import describe_machine
+from lightsecagg.experiments.statistics import as_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class Report:
     timed: bool = True
     """Whether any of them depends on how busy the machine was."""
 
+    def document(self) -> dict[str, Any]:
+        """The figures as JSON has them."""
+        found: dict[str, Any] = as_document(self.figures)
+        return found
+
 
 def write_report(report: Report, results: Results, command: str, out: Path) -> list[Path]:
     """Write NAME.md, NAME.html, NAME.json and the pictures; returns their paths."""
@@ -60,13 +66,13 @@ def write_report(report: Report, results: Results, command: str, out: Path) -> l
         "title": report.title,
         "command": command,
         "machine": machine,
-        "figures": report.figures,
+        "figures": report.document(),
         "cells": results,
     }
     texts = {
         "md": _markdown(report, notes),
         "html": _html(report, notes, pictures),
-        "json": json.dumps(document, indent=1) + "\n",
+        "json": to_json(document),
     }
     paths = [*pictures.values()]
     for suffix, text in texts.items():
@@ -85,20 +91,43 @@ def _provenance(results: Results, command: str, machine: dict[str, Any], timed: 
     measured = [cell["machine"] for cell in results.values() if "machine" in cell]
     if measured:
         dates = sorted(each["date"] for each in measured)
-        loads = [each["load_average"][0] for each in measured]
-        said.append(
-            f"The {len(measured)} cells were measured from {dates[0]} to {dates[-1]} at load "
-            f"averages of {min(loads)} to {max(loads)}."
-        )
-        busy = sum(is_busy(each["load_average"], each["cores"]) for each in measured)
-        if busy and timed:
-            said.append(
-                f"**{busy} of {len(measured)} cells were measured while other work competed for "
-                "the cores. What is counted is CPU seconds (elapsed time in `transport` only), but "
-                "shared caches and memory make them longer too; ratios are more trustworthy than "
-                "absolute values.**"
-            )
+        said.append(f"{len(measured)} cells were measured from {dates[0]} to {dates[-1]}.")
+    if timed:
+        said += [*_repetitions(results), *_competition(results)]
     return said
+
+
+def _repetitions(results: Results) -> list[str]:
+    """How often cells were measured; those that were measured less than usual are named."""
+    keys: dict[int, list[str]] = {}
+    for key, cell in results.items():
+        if "repeats" in cell.get("cell", {}):
+            keys.setdefault(cell["cell"]["repeats"], []).append(key)
+    parts = [
+        f"{often} in {len(found)} cells"
+        + (f" ({', '.join(f'`{key}`' for key in found)})" if often < REPEATS else "")
+        for often, found in sorted(keys.items(), reverse=True)
+    ]
+    return [f"Repetitions after the cold one: {', '.join(parts)}."] if parts else []
+
+
+def _competition(results: Results) -> list[str]:
+    """Beside which cells others worked."""
+    beside = {
+        key: Competition(**found)
+        for key, cell in results.items()
+        if (found := cell.get("machine", {}).get("competition"))
+    }
+    busy = [key for key, each in beside.items() if each.too_much]
+    if not busy:
+        return []
+    return [
+        f"**{len(busy)} of {len(beside)} cells were measured while others used more than "
+        f"{MOST_OTHERS} cores or {MOST_STOLEN} were stolen. What is counted is CPU seconds "
+        "(elapsed time in `transport` only), but shared caches and memory make them longer too; "
+        f"ratios are more trustworthy than absolute values.** Those cells: "
+        f"{', '.join(f'`{key}`' for key in busy)}."
+    ]
 
 
 def _markdown(report: Report, notes: list[str]) -> str:

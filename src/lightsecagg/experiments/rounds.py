@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightsecagg.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg.experiments.setups import SECURE, LearningTask, Profile
-from lightsecagg.experiments.timing import RoundTimes, round_times
+from lightsecagg.experiments.timing import TimedRounds, timed_rounds
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network
 from lightsecagg.protocol.settings import ProtocolName
@@ -28,12 +28,13 @@ class Measured:
     profile: Profile
     results: Results
 
-    def training(self, task: LearningTask) -> float:
-        """Seconds of local training."""
-        return float(self.results[self.profile.training(task).key]["seconds"])
+    def trainings(self, task: LearningTask) -> list[float]:
+        """Seconds of each local training."""
+        seconds: list[float] = self.results[self.profile.training(task).key]["seconds"]
+        return seconds
 
     def round(self, cell: RoundCell) -> Document:
-        """What was measured in a round."""
+        """What was measured in the rounds of a cell."""
         return self.results[cell.key]
 
     def times(
@@ -44,11 +45,11 @@ class Measured:
         on: Network,
         clients: int | None = None,
         mode: ShareMode = ShareMode.SEEDED,
-    ) -> RoundTimes:
-        """How long a round takes on these links; of the largest N unless it is given."""
+    ) -> TimedRounds:
+        """How long rounds take on these links; of the largest N unless it is given."""
         N = clients or self.profile.largest
         cell = self.profile.round(protocol, N, rate, task.dimension, mode=mode)
-        return round_times(self.round(cell), on, self.training(task))
+        return timed_rounds(self.round(cell), on, self.trainings(task))
 
 
 def round_cells(

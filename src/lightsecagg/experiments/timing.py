@@ -8,9 +8,12 @@ recovery    agree + recover
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from lightsecagg.experiments.cells import Document
+from lightsecagg.experiments.cells import Document, Loads, warm_rounds
+from lightsecagg.experiments.statistics import Spread
 from lightsecagg.planning import Network
 from lightsecagg.planning.timeline import OFFLINE, PhaseTimes, round_seconds
 from lightsecagg.planning.traffic import PhaseTraffic
@@ -56,29 +59,75 @@ class RoundTimes:
         """The round without training: the paper's "aggregation-only"."""
         return self.offline + self.uploading + self.recovery
 
-    def breakdown(self) -> dict[str, float]:
-        """For tables and JSON."""
-        return {
-            "offline": self.offline,
-            "training": self.training,
-            "uploading": self.uploading,
-            "recovery": self.recovery,
-            "server_recovery": self.server_recovery,
-            "total": self.total(overlap=False),
-            "overlapped": self.total(overlap=True),
-        }
-
     def _total(self, wanted: tuple[Phase, ...]) -> float:
         return sum(parts.total for phase, parts in self.phases.items() if phase in wanted)
 
 
-def round_times(document: Document, network: Network, training: float) -> RoundTimes:
-    """How long the measured round takes on these links."""
-    phases = {
+PARTS: dict[str, Callable[[RoundTimes], float]] = {
+    "offline": lambda times: times.offline,
+    "training": lambda times: times.training,
+    "uploading": lambda times: times.uploading,
+    "recovery": lambda times: times.recovery,
+    "server_recovery": lambda times: times.server_recovery,
+    "total": lambda times: times.total(overlap=False),
+    "overlapped": lambda times: times.total(overlap=True),
+}
+"""What a round is broken down to, for tables and JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRounds:
+    """The rounds of a cell on given links."""
+
+    warm: tuple[RoundTimes, ...]
+    """Each measured round beside each measured training."""
+    cold: RoundTimes
+    """The first round of its process, beside the median training."""
+
+    def spread(self, of: Callable[[RoundTimes], float]) -> Spread:
+        """What this figure of a round comes to."""
+        return Spread.of(of(times) for times in self.warm)
+
+    def total(self, overlap: bool) -> Spread:
+        """The round."""
+        return self.spread(lambda times: times.total(overlap))
+
+    def breakdown(self) -> dict[str, Spread]:
+        """All of `PARTS`."""
+        return {name: self.spread(of) for name, of in PARTS.items()}
+
+    def median_phases(self) -> dict[Phase, PhaseTimes]:
+        """A round of which every part takes its median."""
+        return {
+            phase: PhaseTimes(
+                **{
+                    part.name: statistics.median(
+                        getattr(times.phases[phase], part.name) for times in self.warm
+                    )
+                    for part in fields(PhaseTimes)
+                }
+            )
+            for phase in self.cold.phases
+        }
+
+
+def round_times(loads: Loads, network: Network, training: float) -> RoundTimes:
+    """How long a measured round takes on these links."""
+    return RoundTimes(_phases(loads, network), training)
+
+
+def timed_rounds(document: Document, network: Network, trainings: Sequence[float]) -> TimedRounds:
+    """How long the measured rounds of a cell take on these links."""
+    phases = [_phases(loads, network) for loads in warm_rounds(document)]
+    warm = tuple(RoundTimes(each, training) for each in phases for training in trainings)
+    return TimedRounds(warm, round_times(document["cold"], network, statistics.median(trainings)))
+
+
+def _phases(loads: Loads, network: Network) -> dict[Phase, PhaseTimes]:
+    return {
         Phase(name): network.phase(_traffic(figures), _work(figures))
-        for name, figures in document["phases"].items()
+        for name, figures in loads.items()
     }
-    return RoundTimes(phases, training)
 
 
 def _traffic(figures: dict[str, float]) -> PhaseTraffic:
@@ -93,13 +142,18 @@ def _work(figures: dict[str, float]) -> PhaseWork:
     )
 
 
-def client_upload(document: Document) -> int:
+def client_upload(document: Document) -> Spread:
     """All that the busiest client sends in a round."""
-    return int(sum(p["client_sent"] + p["client_shares_sent"] for p in document["phases"].values()))
+    return _bytes(document, "client_sent", "client_shares_sent")
 
 
-def client_download(document: Document) -> int:
+def client_download(document: Document) -> Spread:
     """All that the busiest client receives in a round."""
-    return int(
-        sum(p["client_received"] + p["client_shares_received"] for p in document["phases"].values())
+    return _bytes(document, "client_received", "client_shares_received")
+
+
+def _bytes(document: Document, *names: str) -> Spread:
+    return Spread.of(
+        sum(phase[name] for phase in loads.values() for name in names)
+        for loads in warm_rounds(document)
     )

@@ -2,7 +2,7 @@
 
 The paper chose PyTorch RPC because "its tensor-aware communication API can reduce the latency" when
 every client sends N coded segments. Two processes on loopback; each way is timed from the first
-message to the last acknowledgement, the fastest of a few runs:
+message to the last acknowledgement, after one run that warms up:
 
 * gRPC, one stream: raw chunks on one bidirectional stream, as this package's transport does
 * gRPC, unary calls: one call per message, one after the other
@@ -27,9 +27,10 @@ from lightsecagg.drivers.transport.communicator import (
     Received,
 )
 from lightsecagg.errors import ConfigurationError, MissingExtra
-from lightsecagg.experiments.cells import Cell, Document, Results
+from lightsecagg.experiments.cells import VERSION, Cell, Document, Results
 from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.setups import Profile
+from lightsecagg.experiments.statistics import Spread
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -42,6 +43,7 @@ _METHODS = {
     "grpc-communicator": "gRPC, through the Communicator",
     "torch-rpc-communicator": "PyTorch RPC, through the Communicator",
 }
+_TRIES = 15
 _WAIT = 120.0
 """Seconds after which a peer that does not answer is given up."""
 # Loopback only, and only raw bytes and tensors of our own: this is a laboratory.
@@ -53,18 +55,19 @@ class TransportCell(Cell):
     """Seconds for all messages, by one way of sending them."""
 
     extras: ClassVar[tuple[str, ...]] = ("grpc", "torch")
+    timed: ClassVar[bool] = True
     method: str
     messages: int = 200
     size: int = 120 * 1024
-    tries: int = 5
+    tries: int = _TRIES
 
     @property
     def key(self) -> str:
-        return f"transport-{self.method}-{self.messages}x{self.size}-r{self.tries}"
+        return f"transport-{self.method}-{self.messages}x{self.size}-r{self.tries}-{VERSION}"
 
     def measure(self) -> Document:
         seconds = _SENDERS[self.method](self)
-        return {"cell": asdict(self), "seconds": min(seconds), "all_seconds": seconds}
+        return {"cell": asdict(self), "seconds": seconds}
 
 
 def transport_cells(profile: Profile) -> list[Cell]:
@@ -78,16 +81,17 @@ def transport_report(profile: Profile, results: Results) -> Report:
     rows = []
     for method, title in _METHODS.items():
         cell = TransportCell(method)
-        seconds = results[cell.key]["seconds"]
-        rate = cell.messages * cell.size / seconds
+        seconds = Spread.of(results[cell.key]["seconds"])
+        rate = Spread.exactly(cell.messages * cell.size) / seconds
         report.figures[method] = {"seconds": seconds, "bytes_per_second": rate}
-        rows.append([title, f"{seconds * 1e3:.0f} ms", f"{rate / 1e6:,.0f} MB/s"])
+        rows.append([title, f"{seconds.scaled(1e3):.0f} ms", f"{rate.scaled(1e-6):,.0f} MB/s"])
     report.tables.append(
         Table("From the first message to the last acknowledgement", ["way", "time", "rate"], rows)
     )
     report.paragraphs = [
-        "Two processes on one machine, loopback, elapsed time, the fastest of five runs after one "
-        "that warms up; no TLS on any of them. Each message is one coded segment of about 30,000 "
+        "Two processes on one machine, loopback, elapsed time, the median and interquartile range "
+        f"of {_TRIES} runs after one that warms up; no TLS on any of them. Each message is one "
+        "coded segment of about 30,000 "
         "elements. The bare ways hand a message over and forget it; the Communicator's also bound "
         "what waits, keep the order, and notice who is gone. PyTorch RPC executes pickled calls "
         "and does not authenticate its peer, so it stays in the laboratory."
