@@ -163,5 +163,7 @@ def progress_bar(name: str, total: int) -> Iterator[tuple[Progress, Callable[[st
 
         def tell(reason: str) -> None:
             bar.update(task, description=f"{name}: {reason}")
+            if not bar.console.is_terminal:
+                typer.echo(f"{name}: {reason}", err=True)
 
         yield advance, tell

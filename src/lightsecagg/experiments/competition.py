@@ -19,8 +19,8 @@ MOST_OTHERS = 0.25
 """Cores that others may use."""
 MOST_STOLEN = 0.05
 """Cores that the hypervisor may give to somebody else."""
-WINDOW = 1.0
-"""Seconds of one look."""
+WINDOW, PAUSE = 1.0, 9.0
+"""Seconds of one look, and between two."""
 PATIENCE = 300.0
 """Seconds after which one gives up to wait."""
 
@@ -114,3 +114,5 @@ def wait_until_quiet(
                 "start again (finished cells are kept), or measure beside it with --busy-anyway"
             )
         tell(f"waiting for an idle machine ({waited:.0f} of {patience:.0f} s): {competition}")
+        sleep(PAUSE)
+        waited += PAUSE
