@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -171,20 +172,15 @@ def test_what_is_timed_is_alone_in_its_process_on_an_idle_machine(tmp_path: Path
             measure_cells([ForeignProcessCell(name)], tmp_path, silent)
 
 
-def test_long_cells_are_repeated_less_and_never_once() -> None:
-    assert [FULL.repetitions(seconds) for seconds in (0.1, 5.0, 60.0)] == [14, 7, 3]
-    for name in ("table2", "table4", "overhead", "figure6", "figure8"):
-        for cell in experiment(name).cells(FULL):
-            assert isinstance(cell, RoundCell | TrainingCell)
-            assert cell.repeats >= 3
-            assert cell.expected_seconds > cell.repeats * 0.01
-
-
-def test_the_recording_of_the_running_times_stays_within_its_hour() -> None:
+def test_a_recording_stays_within_its_hour_and_repeats_even_the_longest_cells() -> None:
     """By the forecast that is printed before it starts."""
+    assert [FULL.repetitions(seconds) for seconds in (0.1, 5.0, 60.0)] == [14, 7, 3]
 
     def minutes(*names: str) -> float:
         cells = {cell.key: cell for name in names for cell in experiment(name).cells(FULL)}
+        for cell in cells.values():
+            assert isinstance(cell, RoundCell | TrainingCell)
+            assert cell.repeats >= 3
         return sum(cell.expected_seconds for cell in cells.values()) / 60
 
     assert minutes("table4", "overhead") <= 15
@@ -224,10 +220,10 @@ def tiny_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for found in EXPERIMENTS.values():
         cells += found.cells(TINY)
     results: Results = {}
+    measure = cache(RoundCell.measure)  # without their dimensions, the tasks are alike
     for cell in cells:
         if isinstance(cell, RoundCell) and cell.key not in results:
-            small = replace(cell, dimension=64)
-            results[cell.key] = small.measure()
+            results[cell.key] = measure(replace(cell, dimension=64, repeats=2))
         if isinstance(cell, TrainingCell):
             results[cell.key] = {"seconds": [1.9, 2.0, 2.2]}
     return results
@@ -308,7 +304,8 @@ def test_overhead_compares_bytes_with_plain_summation(tiny_results: Results) -> 
 def test_short_keys_have_rows_of_their_own(name: str, tiny_results: Results) -> None:
     report = experiment(name).report(TINY, tiny_results)
     for table in report.tables:
-        assert any("short keys" in cell for row in table.rows for cell in row)
+        winners = "fastest" in table.header  # whoever they are
+        assert winners or any("short keys" in row[0] for row in table.rows)
         assert {len(row) for row in table.rows} == {len(table.header)}
     assert any("ring-LWE" in text for text in report.paragraphs)
 

@@ -7,6 +7,7 @@ instead of five, so that everything is done in minutes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from lightsecagg.experiments.cells import REPEATS, RoundCell, TrainingCell
 from lightsecagg.params import ShareMode
@@ -143,6 +144,7 @@ def dropouts(clients: int, rate: float) -> int:
     return min(round(rate * clients), clients - privacy(clients) - 2)
 
 
+@cache
 def planned_survivors(
     clients: int, rate: float, dimension: int, mode: ShareMode = ShareMode.SEEDED
 ) -> int:
