@@ -147,8 +147,8 @@ def test_S41_an_interruption_is_not_a_malformed_message() -> None:
 
 # Programs that read back what they wrote themselves, from folders of their own.
 OWN_FILES = {
-    "drivers/federation/demo.py",
-    "drivers/federation/epoch_demo.py",
+    "drivers/federation/demo_audit.py",
+    "drivers/federation/demo_processes.py",
     "drivers/federation/history.py",
     "experiments/federation_bench.py",
     "experiments/flush_bench.py",

@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
-from lightsecagg.drivers.federation.demo import DemoConfig, plan_deaths
+from lightsecagg.drivers.federation.demo import plan_deaths
+from lightsecagg.drivers.federation.demo_config import DemoConfig
 from lightsecagg.errors import ConfigurationError
 
 pytest.importorskip("torch")

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client
-from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.transport.certificates import Authority, Validity
 from lightsecagg.drivers.transport.grpc import GrpcClient
 from lightsecagg.drivers.transport.tls import Credentials
@@ -39,13 +39,6 @@ from lightsecagg.protocol.interface import Update
 
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()"]
 CLIENTS, DIMENSION = 5, 11
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Programs:

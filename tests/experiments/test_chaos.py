@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightsecagg.drivers.federation.demo import Comparison
-from lightsecagg.drivers.federation.epoch_demo import SERVER, audit
+from lightsecagg.drivers.federation.demo_audit import Comparison, audit
+from lightsecagg.drivers.federation.epoch_demo import SERVER
 from lightsecagg.experiments.chaos import Chaos, plan
 
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()", "bench", "chaos"]

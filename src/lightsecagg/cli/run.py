@@ -26,7 +26,8 @@ from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
 if TYPE_CHECKING:
-    from lightsecagg.drivers.federation.demo import DemoConfig, DemoResult
+    from lightsecagg.drivers.federation.demo import DemoResult
+    from lightsecagg.drivers.federation.demo_config import DemoConfig
 
 app = typer.Typer(add_completion=False)
 
@@ -128,7 +129,9 @@ def run(
     temporary folder, which no real client does.
     """
     require("run", "grpc", "torch")
-    from lightsecagg.drivers.federation.demo import DemoConfig, check_demo, free_port, run_demo
+    from lightsecagg.drivers.federation.demo import check_demo, run_demo
+    from lightsecagg.drivers.federation.demo_config import DemoConfig
+    from lightsecagg.drivers.federation.provisioning import free_port
 
     weak = bool(traits_of(protocol).weakness)
     d = dropouts if dropouts is not None else (2 if clients == 8 else clients // 4)

@@ -105,13 +105,14 @@ def run(
     temporary folder, which no real client does. Ctrl-C ends it with a report of what there is.
     """
     require("run", "grpc", "torch")
-    from lightsecagg.drivers.federation.demo import check_demo, free_port
+    from lightsecagg.drivers.federation.demo import check_demo
     from lightsecagg.drivers.federation.epoch_demo import (
         EpochDemoConfig,
         check_epoch_demo,
         plan_kills,
         run_epochs,
     )
+    from lightsecagg.drivers.federation.provisioning import free_port
 
     weak = bool(traits_of(protocol).weakness)
     t = privacy if privacy is not None else max(1, clients // 4)

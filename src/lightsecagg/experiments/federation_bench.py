@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client, build_server, prepare_to_serve
-from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.federation.report import phase_table
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import Aborted
@@ -297,10 +297,3 @@ def _host_main(
         await asyncio.gather(*(client.run() for client in clients))
 
     asyncio.run(main())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

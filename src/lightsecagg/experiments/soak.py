@@ -25,9 +25,9 @@ import numpy as np
 
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client, run_server
-from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.errors import Aborted
-from lightsecagg.experiments.federation_bench import RandomVectors, free_port
+from lightsecagg.experiments.federation_bench import RandomVectors
 from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.settings import ProtocolName

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_client, build_server
-from lightsecagg.drivers.federation.provisioning import Provisioned, provision
+from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.params import ShareMode
@@ -39,13 +38,6 @@ class Contribution:
     def compute(self, model: bytes, round_number: int, bound: float) -> Update:
         self.given[round_number] = contribution(self.client, round_number)
         return Update(self.given[round_number])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class NetworkFederation:

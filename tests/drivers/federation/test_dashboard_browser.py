@@ -17,8 +17,9 @@ import browser as browsers
 import numpy as np
 import pytest
 from browser import Browser
-from network_federation import Contribution, NetworkFederation, free_port
+from network_federation import Contribution, NetworkFederation
 
+from lightsecagg.drivers.federation.provisioning import free_port
 from lightsecagg.protocol.interface import Update
 
 pytestmark = [

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from network_federation import free_port
 
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import TrainingServer
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.programs import build_client, build_server
-from lightsecagg.drivers.federation.provisioning import provision
+from lightsecagg.drivers.federation.provisioning import free_port, provision
 from lightsecagg.drivers.federation.training_tables import TrainingTable
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer

@@ -1,0 +1,187 @@
+"""What the processes of a demonstration have written down, and whether the sums are right.
+
+Its clients ALSO write their plain updates into a local folder; no real client does that. Whoever
+may be killed notes at once what it does: from these notes `audit` finds what became of every
+update, and whether anything has happened that must not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightsecagg.session.epoch import GOES_ON
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A secure average beside the plain one."""
+
+    difference: float
+    """The largest, of any entry."""
+    bound: float
+    """What rounding may do to an entry."""
+    exact: bool
+    """Whether it is the average of the same samples, but for rounding."""
+
+
+def versions_of(record: dict[str, Any]) -> list[int]:
+    """Of the model that each update was trained from; in a round all from the same."""
+    return record["versions"] or [record["round"]] * len(record["included"])
+
+
+def compare(record: dict[str, Any], trace: Path) -> Comparison:
+    """A round, or a buffer with the staleness of its updates, and what its clients have written."""
+    number, included = record["round"], record["included"]
+    with np.load(trace / f"average-{number}.npz") as secure:
+        average = secure["average"]
+    weights = record["weights"] or [1] * len(included)
+    total, samples = np.zeros(average.size), 0
+    for client, version, weight in zip(included, versions_of(record), weights, strict=True):
+        with np.load(trace / f"update-{version}-{client}.npz") as plain:
+            counted = weight * int(plain["samples"])
+            total += counted * plain["vector"].astype(np.float64)
+        samples += counted
+    difference = float(np.abs(average - total / samples).max())
+    # Each client's rounding moves an entry by less than one step per weight, noise by its bound.
+    bound = (sum(weights) + record["noise"]) * record["quantisation_step"] / samples
+    return Comparison(difference, bound, difference <= bound and samples == record["samples"])
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What must not happen, and what may: numbers of updates, buffers and masks."""
+
+    acknowledged: int
+    """Updates that the server has promised to keep."""
+    summed: int
+    dropped: int
+    """Too stale, or pushed out by newer ones of their owner; it was told."""
+    in_failed_buffers: int
+    """Of which too few clients were left to answer."""
+    left_behind: int
+    """In epochs that ended with too few of them for a buffer, or with too few clients."""
+    waiting: int
+    """When the federation ended."""
+    lost: int
+    """None of these: this must be 0, as all below."""
+    wrong: int
+    """Sums that are not the weighted sum of the plain updates."""
+    summed_twice: int
+    masks_used_twice: int
+    changed: int
+    """Buffers that were announced in two versions."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing has happened that must not."""
+        return not any((self.lost, self.wrong, self.summed_twice, self.masks_used_twice)) and (
+            not self.changed
+        )
+
+
+def audit(
+    records: list[dict[str, Any]],
+    compared: list[Comparison],
+    notes: list[dict[str, Any]],
+    *,
+    least: int,
+) -> Audit:
+    """What became of every update; `least` of them suffice for a buffer."""
+    sums = [
+        (record["epoch"], *term)
+        for record in records
+        for term in zip(record["included"], versions_of(record), strict=True)
+    ]
+    summed = set(sums)
+    uploads = {_mask(note): note for note in notes if note["what"] == "upload"}
+    digests = {(*_mask(note), note["digest"]) for note in notes if note["what"] == "upload"}
+    stored = {_mask(note) for note in notes if note["what"] == "stored"}
+    dropped = {_mask(note) for note in notes if note["what"] == "dropped"}
+    announced = {
+        (note["epoch"], note["at"], tuple(map(tuple, note["terms"])))
+        for note in notes
+        if note["what"] == "announced"
+    }
+    announced_masks = {(epoch, *term) for epoch, _, terms in announced for term in terms}
+    endings = {
+        note["epoch"]: note["aborted"]
+        for note in notes
+        if note["what"] == "over" and note["aborted"] != GOES_ON
+    }
+    last = max(((epoch, at) for epoch, at, _ in announced), default=None)
+    in_flight = {
+        (epoch, *term) for epoch, at, terms in announced for term in terms if (epoch, at) == last
+    }
+    fates: Counter[str] = Counter()
+    left: defaultdict[int, list[int]] = defaultdict(list)
+    for mask in stored:
+        epoch, owner, _ = mask
+        if (epoch, owner, uploads[mask]["version"]) in summed:
+            fates["summed"] += 1
+        elif mask in in_flight:
+            fates["waiting"] += 1
+        elif mask in announced_masks:
+            fates["in_failed_buffers"] += 1
+        elif mask in dropped:
+            fates["dropped"] += 1
+        else:
+            left[epoch].append(owner)
+    for epoch, owners in left.items():
+        if epoch not in endings or epoch == max(endings):
+            fates["waiting"] += len(owners)
+        elif endings[epoch] is not None or len(set(owners)) < least:
+            fates["left_behind"] += len(owners)
+        else:
+            fates["lost"] += len(owners)
+    kinds = ("summed", "dropped", "in_failed_buffers", "left_behind", "waiting", "lost")
+    return Audit(
+        acknowledged=len(stored),
+        wrong=sum(not each.exact for each in compared),
+        summed_twice=len(sums) - len(summed),
+        masks_used_twice=len(digests) - len(uploads),
+        changed=len(announced) - len({(epoch, at) for epoch, at, _ in announced}),
+        **{kind: fates[kind] for kind in kinds},
+    )
+
+
+def _mask(note: dict[str, Any]) -> tuple[int, int, int]:
+    return note["epoch"], note["client"], note["serial"]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """(round, client) -> what that client did, and when."""
+    spans = {}
+    for path in trace.glob("spans-*.json"):
+        _, number, client = path.stem.split("-")
+        spans[int(number), int(client)] = json.loads(path.read_text())
+    return spans
+
+
+def read_sums(trace: Path) -> list[dict[str, Any]]:
+    """The record of every sum that the server has learned, by version; `time` is when it did."""
+    records = []
+    for path in trace.glob("average-*.npz"):
+        if ".new" in path.name:
+            continue
+        with np.load(path) as stored:
+            records.append(json.loads(str(stored["record"])) | {"time": float(stored["time"])})
+    return sorted(records, key=lambda record: int(record["round"]))
+
+
+def read_notes(trace: Path) -> list[dict[str, Any]]:
+    """What clients did, in the order of time."""
+    lines = [
+        json.loads(line)
+        for path in trace.glob("notes-*.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return sorted(lines, key=lambda note: float(note["time"]))

@@ -1,0 +1,288 @@
+"""The processes of a demonstration: a server and clients over loopback TLS, gone when it ends.
+
+They are forked from a server that has imported torch once: nine imports would take most of the
+time. It is a new program, so nothing of this one, keys least of all, is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.jobs import ClientJob
+from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
+from lightsecagg.errors import (
+    Aborted,
+    ConfigurationError,
+    InputRefused,
+    LightSecAggError,
+    ParameterError,
+)
+from lightsecagg.foreign import explain
+
+_PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
+_LOOK = 0.05
+"""Seconds between two looks at the processes."""
+_SWEEPS = 30
+_USAGE = 2
+"""Exit code of a process that found something for the user to mend."""
+
+Watch = Callable[[str, int, int], None]
+"""Told (phase, done, expected)."""
+Ask = Callable[[], None]
+"""Called wherever a demonstration may stop; what it raises ends it, and its processes."""
+
+
+class Processes:
+    """The server and the clients of a demonstration, each a process."""
+
+    def __init__(self, config: DemoConfig, folder: Path) -> None:
+        """Starts none but the one that removes the folder if this program cannot."""
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._config, self._folder = config, folder
+        self.trace = folder / "trace"
+        self.trace.mkdir(mode=0o700, parents=True)
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(self._preloaded())
+        self._progress, self._report = self._context.Pipe(duplex=False)
+        self._janitor = self._process(_janitor_main, (folder,), daemon=True)
+        self.server: ForkServerProcess | None = None
+        self.clients: dict[int, ForkServerProcess] = {}
+        self.killed: list[dict[str, Any]] = []
+
+    @property
+    def state(self) -> Path:
+        """The server's state folder."""
+        return self._made.server.parent / "state"
+
+    @contextmanager
+    def running(self, ask: Ask, **provisioned: Any) -> Iterator[None]:
+        """Inside, all run; none does afterwards. `provisioned` are arguments of `provision`."""
+        try:
+            folder, clients = self._folder / "federation", self._config.clients
+            self._made: Provisioned = provision(folder, clients, port=free_port(), **provisioned)
+            ask()
+            self.start_server()
+            for client in self._made.clients:
+                ask()
+                self.start_client(client)
+            yield
+        finally:
+            self._stop()
+
+    def looks(self, watch: Watch, ask: Ask) -> Iterator[float]:
+        """What time it is, every now and then until the server ends; `watch` hears what it says."""
+        timeout = self._config.timeout
+        deadline = time.monotonic() + timeout
+        while True:
+            ask()
+            now = time.monotonic()
+            if now > deadline:
+                raise Aborted(f"the demonstration did not finish within --timeout {timeout:g} s")
+            yield now
+            while self._progress.poll():
+                watch(*self._progress.recv())  # or the server would wait for us
+            server = self.server  # of which there may be another by now
+            assert server is not None  # noqa: S101 - started
+            server.join(_LOOK)
+            if server.exitcode is not None:
+                ask()
+                if server.exitcode != 0:
+                    raise self.failure("server", server.exitcode)
+                return
+
+    def start_server(self) -> None:
+        """The server, or the next one after it."""
+        arguments = (self._made.server, self._overrides(), self._folder, self._report)
+        self.server = self._process(_server_main, arguments, daemon=True)
+
+    def start_client(self, client: int) -> None:
+        """A client, or one in its place."""
+        path, overrides = self._made.clients[client], self._client_overrides()
+        arguments = (path, overrides, self._folder, *self._client(client))
+        # A daemon may have no children, and in `process` mode a client trains in one.
+        daemon = self._config.overlap != "process"
+        self.clients[client] = self._process(_client_main, arguments, daemon=daemon)
+
+    def failure(self, name: str, exit_code: int | None) -> LightSecAggError:
+        """Why a process has ended, in its own words: its folder is gone when the demo is."""
+        path = self._folder / f"{name}.error"
+        words = path.read_text(encoding="utf-8") if path.exists() else f"exit code {exit_code}"
+        if exit_code == _USAGE:
+            return ConfigurationError(words)
+        reasons = [words, *self.complaints()[:1]]
+        return Aborted(f"the {name.replace('-', ' ')} failed: {'; '.join(reasons)}")
+
+    def complaints(self) -> list[str]:
+        """What clients have logged as errors."""
+        return [
+            str(json.loads(line)["message"])
+            for path in sorted(self._folder.glob("client-*.log"))
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.startswith("{") and '"level": "error"' in line
+        ]
+
+    def _stop(self) -> None:
+        """Nothing of them is needed any more."""
+        everything = [*self.clients.values(), *filter(None, (self.server,)), self._janitor]
+        for process in everything:
+            process.kill()
+        for process in everything:
+            process.join()
+        self._progress.close()
+        self._report.close()
+
+    def _process(
+        self, target: Callable[..., None], arguments: tuple[Any, ...], *, daemon: bool
+    ) -> ForkServerProcess:
+        """A terminal sends Ctrl-C to all processes; these inherit that it is none of theirs."""
+        process = self._context.Process(target=target, args=arguments, daemon=daemon)
+        resource_tracker.ensure_running()  # or it would be started below, and unblock the signal
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return process
+
+    # -- what a demonstration has of its own -------------------------------------------------
+
+    def _preloaded(self) -> list[str]:
+        """What all processes import."""
+        return _PRELOAD
+
+    def _client(self, client: int) -> tuple[Callable[..., FederationClient], ClientJob | None]:
+        """How it is made, and its job; None: to train."""
+        return FederationClient, None
+
+    def _overrides(self) -> list[str]:
+        """Of the server's configuration."""
+        config, port = self._config, self._config.dashboard_port
+        return [
+            *_toml(
+                "aggregation", config.aggregation.model_dump(mode="json", exclude_defaults=True)
+            ),
+            f"rounds.number={config.rounds}",
+            "rounds.settle=5.0",
+            "rounds.grace=0.5",
+            "rounds.upload=300.0",
+            "rounds.wait_for_clients=300.0",
+            "server.state=state",
+            f'server.trace="{self.trace}"',
+            *([] if port is None else [f"server.dashboard_port={port}"]),
+            *self._shared(),
+        ]
+
+    def _client_overrides(self) -> list[str]:
+        config = self._config
+        return [
+            f'client.protocols=["{config.protocol}"]',
+            f'client.threat_model="{config.threat_model}"',
+            f"client.privacy={config.privacy}",
+            f'client.share_mode="{config.share_mode}"',
+            f'client.overlap="{config.overlap}"',
+            f'client.trace="{self.trace}"',
+            *self._shared(),
+        ]
+
+    def _shared(self) -> list[str]:
+        """Of the configurations of all."""
+        config = self._config
+        return [
+            f"training.seed={config.seed}",
+            *_toml("training.task", asdict(config.own_task)),
+            *_toml("training.local", asdict(config.local)),
+        ]
+
+
+def _toml(table: str, values: Mapping[str, Any]) -> list[str]:
+    """Overrides for all that is set; TOML writes what is left like JSON."""
+    return [
+        f"{table}.{name}={json.dumps(value, default=str)}"
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+# -- in the processes ----------------------------------------------------------------------------
+
+
+def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
+    from lightsecagg.training.parent import end_with_parent
+
+    end_with_parent()
+    last = ("", -1)
+
+    def report(phase: str, done: int, expected: int) -> None:
+        nonlocal last
+        if (phase, done) != last:
+            last = (phase, done)
+            progress.send((phase, done, expected))
+
+    with _last_words(folder, "server"):
+        from lightsecagg.drivers.federation.programs import run_server
+
+        run_server(load_config(ServerConfig, path, overrides, environment={}), report)
+
+
+def _client_main(
+    path: Path,
+    overrides: list[str],
+    folder: Path,
+    kind: Callable[..., FederationClient],
+    job: ClientJob | None,
+) -> None:
+    from lightsecagg.training.parent import end_with_parent
+
+    end_with_parent()
+    with _last_words(folder, path.stem):
+        from lightsecagg.drivers.federation.programs import build_client
+
+        if job is None:
+            from lightsecagg.training import use_one_thread
+
+            use_one_thread()
+        config = load_config(ClientConfig, path, overrides, environment={})
+        asyncio.run(build_client(config, kind, job=job).run())
+
+
+def _janitor_main(folder: Path) -> None:
+    """A parent that is killed cannot remove the keys and the plain updates; this does."""
+    from lightsecagg.training.parent import wait_for_parents_end
+
+    wait_for_parents_end()
+    for _ in range(_SWEEPS):  # the others end too, but may still be writing
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
+@contextmanager
+def _last_words(folder: Path, name: str) -> Iterator[None]:
+    """Inside, a process logs to a file; if it fails, its parent can read why in another."""
+    from lightsecagg.drivers.federation.observer import set_up_logging
+
+    sys.stdout = sys.stderr = (folder / f"{name}.log").open("a", encoding="utf-8", buffering=1)
+    set_up_logging("info")
+    try:
+        yield
+    except Exception as error:
+        (folder / f"{name}.error").write_text(explain(error), encoding="utf-8")
+        usage = isinstance(error, ParameterError | ConfigurationError | InputRefused)
+        sys.exit(_USAGE if usage else 1)
