@@ -6,7 +6,8 @@ Defaults stay with the commands: the simulator's links have no latency, the plan
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, get_args
 
 import typer
 
@@ -14,6 +15,7 @@ from lightsecagg.errors import ParameterError
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Decoding, ShareMode, ThreatModel
 from lightsecagg.planning import Topology
 from lightsecagg.protocol.schemes.traits import TRAITS, traits_of
+from lightsecagg.training.config import Partition
 
 
 class Field(StrEnum):
@@ -118,4 +120,39 @@ SharesTravel = Annotated[Topology, typer.Option(help="How shares travel.")]
 TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
 Overlap = Annotated[
     bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
+]
+AnswersNeeded = Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")]
+HowShared = Annotated[ShareMode, typer.Option(help="LightSecAgg: how shares are made.")]
+Timeout = Annotated[float, typer.Option(help="Give up after this many seconds.")]
+
+# -- of `run`, in both modes -----------------------------------------------------------------------
+
+ClientProcesses = Annotated[int, typer.Option(help="N: client processes.")]
+TaskChoice = Annotated[
+    str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
+]
+ModelChoice = Annotated[str | None, typer.Option(help="Another model for a built-in task.")]
+DataFolder = Annotated[Path | None, typer.Option(help="Where the task's data is.")]
+Partitioning = Annotated[str, typer.Option(help=" | ".join(get_args(Partition)))]
+TaskOptions = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
+]
+Samples = Annotated[
+    int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
+]
+LocalEpochs = Annotated[int, typer.Option(help="Local epochs.")]
+LocalBatches = Annotated[int, typer.Option(help="Local batch size.")]
+LocalRate = Annotated[float, typer.Option(help="Local learning rate.")]
+ClippedAt = Annotated[
+    float, typer.Option(help="Largest entry of an update; larger ones are clipped.")
+]
+DemoSeed = Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")]
+ReportFolder = Annotated[Path, typer.Option(help="Folder for the report.")]
+SaveModel = Annotated[
+    Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
+]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show it in a browser, until Ctrl-C.")]
+DashboardPort = Annotated[
+    int | None,
+    typer.Option(help="The page's port, instead of any free one; implies --dashboard."),
 ]

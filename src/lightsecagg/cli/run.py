@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import math
-import shutil
-import sys
-import tempfile
-from enum import StrEnum
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lightsecagg.cli import options
 from lightsecagg.cli.by_mode import ByMode
-from lightsecagg.cli.dashboard import serve_folder
+from lightsecagg.cli.demonstration import (
+    Overlap,
+    conclude,
+    finite,
+    in_words,
+    page_port,
+    progress_bar,
+    show_page,
+    stage,
+    strongest,
+)
 from lightsecagg.cli.extras import require
-from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.options import Mode
-from lightsecagg.cli.output import print_json, warn
+from lightsecagg.cli.output import warn
 from lightsecagg.cli.task import parse_options
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
-from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
+from lightsecagg.protocol.schemes.traits import ProtocolName
+from lightsecagg.training.config import LocalConfig, TaskConfig
 
 if TYPE_CHECKING:
     from lightsecagg.drivers.federation.demo import DemoResult
     from lightsecagg.drivers.federation.demo_config import DemoConfig
 
 app = typer.Typer(add_completion=False)
-
-PLAIN_UPDATES = (
-    "demo: to check the result, its clients also write their plain updates to a temporary folder; "
-    "no real client does that"
-)
-
-
-class Overlap(StrEnum):
-    """`client.overlap` of the configuration."""
-
-    PROCESS = "process"
-    THREAD = "thread"
-    OFF = "off"
 
 
 class _ByMode(ByMode):
@@ -56,7 +49,7 @@ def run(
     mode: Annotated[
         Mode, typer.Option(help="Rounds, or buffers: see run --mode async --help.")
     ] = Mode.SYNC,
-    clients: Annotated[int, typer.Option(help="N: client processes.")] = 8,
+    clients: options.ClientProcesses = 8,
     privacy: Annotated[
         int | None,
         typer.Option(help="T, how many may collude with the server.", show_default="3, or N/4"),
@@ -64,10 +57,8 @@ def run(
     dropouts: Annotated[
         int | None, typer.Option(help="D, how many may vanish.", show_default="2, or N/4")
     ] = None,
-    survivors: Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")] = 0,
-    share_mode: Annotated[
-        ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
-    ] = ShareMode.SEEDED,
+    survivors: options.AnswersNeeded = 0,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     decoding: options.HowToDecode = None,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 4,
     protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
@@ -75,18 +66,14 @@ def run(
         ThreatModel | None,
         typer.Option(help="[default: malicious-server; honest-but-curious for secagg+ and plain]"),
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
-    ] = "digits",
-    model: Annotated[str | None, typer.Option(help="Another model for a built-in task.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
-    partition: Annotated[str, typer.Option(help=" | ".join(get_args(Partition)))] = "iid",
+    task: options.TaskChoice = "digits",
+    model: options.ModelChoice = None,
+    data_dir: options.DataFolder = None,
+    partition: options.Partitioning = "iid",
     dirichlet_alpha: Annotated[float, typer.Option(help="Label skew of dirichlet.")] = 0.5,
     classes: Annotated[int | None, typer.Option(help="Number of classes of your data.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of images in pixels.")] = None,
-    task_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
-    ] = None,
+    task_option: options.TaskOptions = None,
     client_metrics: Annotated[
         bool,
         typer.Option("--client-metrics", help="Clients measure accuracy and loss too."),
@@ -94,31 +81,20 @@ def run(
     dropout: Annotated[
         int | None, typer.Option(help="Clients killed per round, at most. [default: D]")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Local epochs.")] = 5,
-    batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Local learning rate.")] = 0.1,
-    bound: Annotated[
-        float, typer.Option(help="Largest entry of an update; larger ones are clipped.")
-    ] = 4.0,
+    epochs: options.LocalEpochs = 5,
+    batch_size: options.LocalBatches = 16,
+    learning_rate: options.LocalRate = 0.1,
+    bound: options.ClippedAt = 4.0,
     overlap: Annotated[
         Overlap, typer.Option(help="Where clients train while they share their masks.")
     ] = Overlap.THREAD,
-    samples: Annotated[
-        int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
-    save_model: Annotated[
-        Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
-    ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Show it in a browser, until Ctrl-C.")
-    ] = False,
-    dashboard_port: Annotated[
-        int | None,
-        typer.Option(help="The page's port, instead of any free one; implies --dashboard."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 600.0,
+    samples: options.Samples = None,
+    seed: options.DemoSeed = 0,
+    out: options.ReportFolder = Path("report"),
+    save_model: options.SaveModel = None,
+    dashboard: options.Dashboard = False,
+    dashboard_port: options.DashboardPort = None,
+    timeout: options.Timeout = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Start a server and N clients as processes over loopback TLS, train, kill some, and report.
@@ -131,9 +107,7 @@ def run(
     require("run", "grpc", "torch")
     from lightsecagg.drivers.federation.demo import check_demo, run_demo
     from lightsecagg.drivers.federation.demo_config import DemoConfig
-    from lightsecagg.drivers.federation.provisioning import free_port
 
-    weak = bool(traits_of(protocol).weakness)
     d = dropouts if dropouts is not None else (2 if clients == 8 else clients // 4)
     config = DemoConfig(
         clients=clients,
@@ -141,8 +115,7 @@ def run(
         dropouts=d,
         survivors=survivors,
         protocol=protocol,
-        threat_model=threat_model
-        or (ThreatModel.HONEST_BUT_CURIOUS if weak else ThreatModel.MALICIOUS_SERVER),
+        threat_model=threat_model or strongest(protocol),
         share_mode=share_mode,
         decoding=decoding,
         rounds=rounds,
@@ -164,102 +137,34 @@ def run(
         overlap=overlap,
         seed=seed,
         timeout=timeout,
-        dashboard_port=dashboard_port or (free_port() if dashboard else None),
+        dashboard_port=page_port(dashboard, dashboard_port),
     )
-    check_folder(out)
-    check_demo(config)
-    if save_model is not None:
-        from lightsecagg.training import check_target
-
-        check_target(save_model)
-    warn(PLAIN_UPDATES)
-    if config.dashboard_port is not None:
-        typer.echo(f"dashboard on http://127.0.0.1:{config.dashboard_port}/", err=True)
-    with (
-        deferred_signals() as ask,
-        tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder,
-    ):
-        with _progress(config) as watch:
-            result = run_demo(config, Path(folder), watch, ask)
+    with stage(config, check_demo, out, save_model) as (folder, ask):
+        with progress_bar(_describer(config.rounds)) as watch:
+            result = run_demo(config, folder, watch, ask)
             document = _write_report(result, out)
-            for complaint in result.complaints:
-                warn(complaint)
-        if save_model is not None:
-            from lightsecagg.training import save_state, state_dict
-
-            save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
-        if as_json:
-            print_json(document)
-        else:
-            _print(config, document)
-            if save_model is not None:
-                typer.echo(f"the model is in {save_model}")
+        show = None if as_json else partial(_print, config, document)
+        conclude(config, result, document, save_model, show)
         if not document["matches_plain_average"]:
             raise Aborted(
                 "the secure average differs from the plain average beyond the rounding bound"
             )
-        if config.dashboard_port is not None:
-            sys.stdout.flush()
-            state = without_secrets(result.state, Path(folder))
-            serve_folder(state, config.dashboard_port, None, ask)
+        show_page(config, result.state, folder, ask)
 
 
-def without_secrets(state: Path, folder: Path) -> Path:
-    """The state alone is left: no key and no plain update waits for somebody's Ctrl-C."""
-    moved = state.rename(folder / "state")
-    for each in folder.iterdir():
-        if each.is_file():
-            each.unlink()
-        elif each != moved:
-            shutil.rmtree(each)
-    return moved
+def _describer(rounds: int) -> Callable[[str, int, int], str]:
+    """For the progress bar: the round, and who has answered in its current phase."""
+    number, last = 0, ""
 
+    def describe(phase: str, done: int, expected: int) -> str:
+        nonlocal number, last
+        if phase in ("advertise", "upload") and last not in ("advertise", "share", phase):
+            number += 1
+        last = phase
+        label = f"round {number}/{rounds}" if number else "connecting"
+        return f"{label}: {phase} {done}/{expected}"
 
-def check_folder(out: Path) -> None:
-    """A report that cannot be written would be lost with all the work."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}") from error
-
-
-class _progress:  # noqa: N801 - used like a function
-    """A progress bar on stderr: rounds, and who has answered in the current phase."""
-
-    def __init__(self, config: DemoConfig) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._config = config
-        self._round, self._last = 0, ""
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        self._task = self._progress.add_task("starting processes", total=None)
-        return self._watch
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def _watch(self, phase: str, done: int, expected: int) -> None:
-        if phase in ("advertise", "upload") and self._last not in ("advertise", "share", phase):
-            self._round += 1
-        self._last = phase
-        label = f"round {self._round}/{self._config.rounds}" if self._round else "connecting"
-        self._progress.update(
-            self._task,
-            description=f"{label}: {phase} {done}/{expected}",
-            completed=done,
-            total=expected,
-        )
+    return describe
 
 
 def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
@@ -291,11 +196,6 @@ def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     return document
 
 
-def finite(figures: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN and no infinity."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
-
-
 def _print(config: DemoConfig, document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -319,10 +219,7 @@ def _print(config: DemoConfig, document: dict[str, Any]) -> None:
             if item["round"] == record["round"]
         ]
         included = f"{len(record['included'])} of {len(record['invited'])} included"
-        figures = [
-            f"{name} {'not finite' if value is None else f'{value:.4g}'}"
-            for name, value in record["figures"].items()
-        ]
+        figures = in_words(record["figures"])
         figures += [
             f"clients' {name} {metric['mean']:.4g} \u00b1 {metric['error']:.1g}"
             for name, metric in record["metrics"].items()

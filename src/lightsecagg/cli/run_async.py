@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lightsecagg.cli import options
-from lightsecagg.cli.dashboard import serve_folder
+from lightsecagg.cli.demonstration import (
+    Overlap,
+    conclude,
+    finite,
+    in_words,
+    page_port,
+    progress_bar,
+    show_page,
+    stage,
+    strongest,
+)
 from lightsecagg.cli.extras import require
-from lightsecagg.cli.interruption import deferred_signals
-from lightsecagg.cli.output import AsJson, print_json, warn
-from lightsecagg.cli.run import PLAIN_UPDATES, Overlap, check_folder, finite, without_secrets
+from lightsecagg.cli.output import AsJson, warn
 from lightsecagg.cli.task import parse_options
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
-from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
+from lightsecagg.protocol.schemes.traits import ProtocolName
+from lightsecagg.training.config import LocalConfig, TaskConfig
 
 if TYPE_CHECKING:
     from lightsecagg.drivers.federation.epoch_demo import EpochDemoConfig, EpochDemoResult
@@ -31,7 +38,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def run(
-    clients: Annotated[int, typer.Option(help="N: client processes.")] = 8,
+    clients: options.ClientProcesses = 8,
     privacy: Annotated[
         int | None,
         typer.Option(help="T, how many may collude with the server.", show_default="N/4"),
@@ -39,7 +46,7 @@ def run(
     dropouts: Annotated[
         int | None, typer.Option(help="D, how many may vanish.", show_default="N/4")
     ] = None,
-    survivors: Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")] = 0,
+    survivors: options.AnswersNeeded = 0,
     buffer: Annotated[
         int | None,
         typer.Option(help="K, the updates in a buffer.", show_default="N/2, or T + 2"),
@@ -51,50 +58,33 @@ def run(
     slowdown: Annotated[float, typer.Option(help="How many times as long they train.")] = 10.0,
     client_kills: Annotated[int, typer.Option(min=0, help="SIGKILLs of clients.")] = 2,
     server_kills: Annotated[int, typer.Option(min=0, help="SIGKILLs of the server.")] = 1,
-    share_mode: Annotated[
-        ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
-    ] = ShareMode.SEEDED,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     decoding: options.HowToDecode = None,
     protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: Annotated[
         ThreatModel | None,
         typer.Option(help="[default: malicious-server; honest-but-curious for plain]"),
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
-    ] = "digits",
-    model: Annotated[str | None, typer.Option(help="Another model for a built-in task.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
-    partition: Annotated[str, typer.Option(help=" | ".join(get_args(Partition)))] = "iid",
-    task_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Local epochs.")] = 5,
-    batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Local learning rate.")] = 0.1,
+    task: options.TaskChoice = "digits",
+    model: options.ModelChoice = None,
+    data_dir: options.DataFolder = None,
+    partition: options.Partitioning = "iid",
+    task_option: options.TaskOptions = None,
+    epochs: options.LocalEpochs = 5,
+    batch_size: options.LocalBatches = 16,
+    learning_rate: options.LocalRate = 0.1,
     server_rate: Annotated[float, typer.Option(help="eta_g, the server's learning rate.")] = 0.5,
-    bound: Annotated[
-        float, typer.Option(help="Largest entry of an update; larger ones are clipped.")
-    ] = 4.0,
+    bound: options.ClippedAt = 4.0,
     overlap: Annotated[
         Overlap, typer.Option(help="Where clients train while they share masks and answer.")
     ] = Overlap.THREAD,
-    samples: Annotated[
-        int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
-    save_model: Annotated[
-        Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
-    ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Show it in a browser, until Ctrl-C.")
-    ] = False,
-    dashboard_port: Annotated[
-        int | None,
-        typer.Option(help="The page's port, instead of any free one; implies --dashboard."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 600.0,
+    samples: options.Samples = None,
+    seed: options.DemoSeed = 0,
+    out: options.ReportFolder = Path("report"),
+    save_model: options.SaveModel = None,
+    dashboard: options.Dashboard = False,
+    dashboard_port: options.DashboardPort = None,
+    timeout: options.Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Train in the asynchronous mode: stragglers, killed clients, a killed server, over TLS.
@@ -105,16 +95,13 @@ def run(
     temporary folder, which no real client does. Ctrl-C ends it with a report of what there is.
     """
     require("run", "grpc", "torch")
-    from lightsecagg.drivers.federation.demo import check_demo
     from lightsecagg.drivers.federation.epoch_demo import (
         EpochDemoConfig,
         check_epoch_demo,
         plan_kills,
         run_epochs,
     )
-    from lightsecagg.drivers.federation.provisioning import free_port
 
-    weak = bool(traits_of(protocol).weakness)
     t = privacy if privacy is not None else max(1, clients // 4)
     config = EpochDemoConfig(
         clients=clients,
@@ -122,8 +109,7 @@ def run(
         dropouts=dropouts if dropouts is not None else clients // 4,
         survivors=survivors,
         protocol=protocol,
-        threat_model=threat_model
-        or (ThreatModel.HONEST_BUT_CURIOUS if weak else ThreatModel.MALICIOUS_SERVER),
+        threat_model=threat_model or strongest(protocol),
         share_mode=share_mode,
         decoding=decoding,
         rounds=flushes,
@@ -141,7 +127,7 @@ def run(
         overlap=overlap,
         seed=seed,
         timeout=timeout,
-        dashboard_port=dashboard_port or (free_port() if dashboard else None),
+        dashboard_port=page_port(dashboard, dashboard_port),
         buffer=max(t + 2, clients // 2) if buffer is None else buffer,
         staleness=staleness,
         tau_max=tau_max,
@@ -149,39 +135,16 @@ def run(
         slow=slow,
         slowdown=slowdown,
     )
-    config = replace(config, kills=plan_kills(config, client_kills, server_kills))
-    check_folder(out)
-    check_demo(config)
-    check_epoch_demo(config)
-    if save_model is not None:
-        from lightsecagg.training import check_target
-
-        check_target(save_model)
-    warn(PLAIN_UPDATES)
-    if config.dashboard_port is not None:
-        typer.echo(f"dashboard on http://127.0.0.1:{config.dashboard_port}/", err=True)
-    with (
-        deferred_signals() as ask,
-        tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder,
-    ):
-        with _progress(config) as watch:
-            result = run_epochs(config, Path(folder), watch, ask)
+    with stage(config, check_epoch_demo, out, save_model) as (folder, ask):
+        config = replace(config, kills=plan_kills(config, client_kills, server_kills))
+        with progress_bar(_describe) as watch:
+            result = run_epochs(config, folder, watch, ask)
             document = _write_report(config, result, out)
-        for complaint in result.complaints:
-            warn(complaint)
-        if save_model is not None and result.model is not None:
-            from lightsecagg.training import save_state, state_dict
-
-            save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
-        if as_json:
-            print_json(document)
-        else:
-            _print(config, document)
+        show = None if as_json else partial(_print, document)
+        conclude(config, result, document, save_model, show)
         _judge(result)
-        if config.dashboard_port is not None and result.interrupted is None:
-            sys.stdout.flush()
-            state = without_secrets(result.state, Path(folder))
-            serve_folder(state, config.dashboard_port, None, ask)
+        if result.interrupted is None:
+            show_page(config, result.state, folder, ask)
 
 
 def _judge(result: EpochDemoResult) -> None:
@@ -192,34 +155,9 @@ def _judge(result: EpochDemoResult) -> None:
         raise Aborted("no buffer was recovered for a long time; the report tells of those before")
 
 
-class _progress:  # noqa: N801 - used like a function
-    """A progress bar on stderr: buffers, and how many updates wait for the next."""
-
-    def __init__(self, config: EpochDemoConfig) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._config = config
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        self._task = self._progress.add_task("starting processes", total=self._config.rounds)
-        return self._watch
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def _watch(self, phase: str, done: int, expected: int) -> None:
-        if phase == "sums":
-            self._progress.update(
-                self._task, description=f"{done} of {expected} buffers", completed=done
-            )
+def _describe(phase: str, done: int, expected: int) -> str | None:
+    """For the progress bar: how many buffers are recovered."""
+    return f"{done} of {expected} buffers" if phase == "sums" else None
 
 
 def _write_report(config: EpochDemoConfig, result: EpochDemoResult, out: Path) -> dict[str, Any]:
@@ -283,20 +221,16 @@ def _stragglers(config: EpochDemoConfig, flushes: list[dict[str, Any]]) -> list[
     return found
 
 
-def _print(config: EpochDemoConfig, document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     for flush in document["flushes"]:
-        figures = [
-            f"{name} {'not finite' if value is None else f'{value:.4g}'}"
-            for name, value in flush["figures"].items()
-        ]
         owners = ", ".join(map(str, flush["owners"]))
         verdict = "exact" if flush["exact"] else "WRONG"
         stale = f"up to {max(flush['staleness'])} versions behind"
-        text = ", ".join([f"clients {owners}", stale, verdict, *figures])
+        text = ", ".join([f"clients {owners}", stale, verdict, *in_words(flush["figures"])])
         console.print(f"buffer {flush['version']}: {text}", highlight=False)
     table = Table(title="staleness of the updates")
     for column in ("versions behind", "updates", ""):

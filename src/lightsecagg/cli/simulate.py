@@ -45,9 +45,7 @@ def simulate(
     survivors: Annotated[
         int, typer.Option(help="LightSecAgg: U, the answers needed.", show_default="N - D")
     ] = 0,
-    share_mode: Annotated[
-        ShareMode, typer.Option(help="LightSecAgg: how shares are made.")
-    ] = ShareMode.SEEDED,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     decoding: options.HowToDecode = None,
     threat_model: options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
     field: options.FieldChoice = options.Field.DEFAULT,

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.demo import check_demo
 from lightsecagg.drivers.federation.demo_audit import (
     Audit,
     Comparison,
@@ -151,7 +152,8 @@ def plan_kills(config: EpochDemoConfig, clients: int, server: int) -> tuple[Kill
 
 
 def check_epoch_demo(config: EpochDemoConfig) -> None:
-    """Refuse what would fail in a process later on, beside what `check_demo` refuses."""
+    """Refuse what would fail in a process later on: what `check_demo` refuses, and more."""
+    check_demo(config)
     least = config.privacy + 2
     if not least <= config.buffer <= config.clients:
         raise ConfigurationError(
