@@ -54,6 +54,21 @@ def protocol_or_all(name: str) -> str:
     return ALL if name == ALL else protocol_named(name)
 
 
+FEDBUFF = "fedbuff"
+"""What `--protocol` takes for plain sums in the asynchronous simulator."""
+
+
+def buffered_or_fedbuff(name: str) -> str:
+    """A protocol that is registered, protects and has an asynchronous mode, or FedBuff."""
+    if name not in (able := [*_buffered(), FEDBUFF]):
+        raise typer.BadParameter(f"protocol {name!r}: choose one of {', '.join(able)}")
+    return name
+
+
+def _buffered() -> list[str]:
+    return [traits.name for traits in TRAITS.values() if traits.buffered and traits.protected]
+
+
 _NAMES = "|".join(TRAITS)
 
 ProtocolChoice = Annotated[
@@ -61,6 +76,14 @@ ProtocolChoice = Annotated[
 ]
 ProtocolOrAll = Annotated[
     str, typer.Option(parser=protocol_or_all, metavar=f"[{_NAMES}|{ALL}]", help="Which protocol.")
+]
+BufferedProtocol = Annotated[
+    str,
+    typer.Option(
+        parser=buffered_or_fedbuff,
+        metavar=f"[{'|'.join([*_buffered(), FEDBUFF])}]",
+        help="Protected, or FedBuff without any protection.",
+    ),
 ]
 Protocols = Annotated[
     list[str] | None,

@@ -28,18 +28,12 @@ from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.plain_epoch import FedBuffServer
 from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.schemes.traits import ProtocolName
 
 app = typer.Typer(add_completion=False)
 
 # Random streams that never meet; batches are seeded by the training engine.
 _SCHEDULE, _ROUNDING = 1, 2
-
-
-class Protocol(StrEnum):
-    """Protected, or the baseline."""
-
-    LIGHTSECAGG = "lightsecagg"
-    FEDBUFF = "fedbuff"
 
 
 class Arrivals(StrEnum):
@@ -64,9 +58,7 @@ def simulate(
     model: Annotated[str | None, typer.Option(help="Model of the built-in task.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the task's data is.")] = None,
     flushes: Annotated[int, typer.Option(min=1, help="Buffers to recover.")] = 10,
-    protocol: Annotated[
-        Protocol, typer.Option(help="Protected, or FedBuff without any protection.")
-    ] = Protocol.LIGHTSECAGG,
+    protocol: options.BufferedProtocol = ProtocolName.LIGHTSECAGG,
     survivors: Annotated[
         int, typer.Option(help="U, the answers needed.", show_default="N - D")
     ] = 0,
@@ -161,7 +153,7 @@ def simulate(
     evaluations: list[dict[str, float]] = []
     federation: Federation
     with _progress_bar(clients, flushes) as progress:
-        if protocol is Protocol.FEDBUFF:
+        if protocol == options.FEDBUFF:
             server = FedBuffServer(workload.dimension, buffer, function, tau_max)
             federation = PlainFederation(clients, server)
         else:
@@ -178,6 +170,7 @@ def simulate(
                 dimension=workload.dimension,
                 buffer_size=buffer,
                 stock=stock,
+                protocol=protocol,
                 departures=departures,
             )
             rounding = np.random.default_rng((seed, _ROUNDING))
@@ -286,7 +279,7 @@ def _training(
 
 
 def _document(
-    protocol: Protocol,
+    protocol: str,
     report: AsyncReport,
     federation: Federation,
     workload: Workload,
@@ -296,7 +289,7 @@ def _document(
     lost = [asdict(flush) for flush in report.flushes if flush.lost is not None]
     document: dict[str, Any] = {
         "mode": "async",
-        "protocol": protocol.value,
+        "protocol": protocol,
         "dimension": workload.dimension,
         "exact": report.exact,
         "flushes": report.recovered,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from pydantic import ValidationError
 from secagg_driver import Fault
 from secagg_driver import Federation as Baseline
 from toy import PADS, PadsClient, PadsServer
+from typer.testing import CliRunner
 
 import lightsecagg
+from lightsecagg.cli.main import app
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.server import make_settings
@@ -165,6 +168,25 @@ def test_a_foreign_scheme_is_simulated_asynchronously(pads: str) -> None:
     report = simulate_async(federation, RandomVectors(29), schedule, 4, max_staleness=6)
     assert report.recovered == 4
     assert report.exact is True
+
+
+def test_a_foreign_scheme_is_simulated_by_the_command_in_both_modes(pads: str) -> None:
+    common = f"--clients 10 --privacy 0 --dropouts 3 --dim 29 --protocol {pads} --json"
+    for mode in ("sync", "async --buffer 5 --flushes 2"):
+        arguments = f"simulate --mode {mode} {common}".split()
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert (document["protocol"], document["exact"]) == (pads, True)
+
+
+@pytest.mark.parametrize("name", ["plain", "secagg", "nix"])
+def test_the_asynchronous_simulator_names_the_protocols_that_it_takes(pads: str, name: str) -> None:
+    arguments = "simulate --mode async --clients 10 --privacy 0 --dropouts 3 --dim 29 --buffer 5"
+    result = CliRunner().invoke(app, [*arguments.split(), "--protocol", name])
+    assert result.exit_code == 2
+    shown = " ".join(result.output.replace("│", " ").split())
+    assert f"protocol '{name}': choose one of lightsecagg, pads, fedbuff" in shown
 
 
 def test_a_foreign_scheme_is_planned(pads: str) -> None:
