@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import Metrics
-from lightsecagg.drivers.federation.server import FederationServer, make_settings
+from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import AggregationTable, ClientTable, RoundsTable
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.memory import MemoryServer

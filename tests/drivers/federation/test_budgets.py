@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_federation import SESSION, Federation
 
-from lightsecagg.drivers.federation.server import make_settings
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.transport.framing import chunks
 from lightsecagg.planning.traffic import share_counts
 from lightsecagg.protocol.interface import Phase

@@ -80,7 +80,8 @@ def run(federation: Federation, figures: list[float], number: int, **table: Any)
     async def scenario() -> Any:
         clients = [federation.client(i) for i in range(4)]
         server = federation.server(number=number, upload=60, agree=60, recover=60, settle=5)
-        server._early = EarlyStopping(StoppingTable(figure="loss", goal="lower", **table))
+        rule = StoppingTable(figure="loss", goal="lower", **table)
+        server._learning.stopping = EarlyStopping(rule)
         tasks = [asyncio.create_task(client.run()) for client in clients]
         records = await asyncio.wait_for(server.run(), 120)
         await asyncio.wait_for(asyncio.gather(*tasks), 120)

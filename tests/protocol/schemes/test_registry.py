@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import lightsecagg
 from lightsecagg.cli.main import app
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.jobs import VectorServer
-from lightsecagg.drivers.federation.server import make_settings
 from lightsecagg.drivers.federation.tables import AggregationTable
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.demo_audit import compare, read_spans
 from lightsecagg.drivers.federation.demo_config import DemoConfig
@@ -35,7 +36,6 @@ from lightsecagg.drivers.federation.demo_processes import Ask, Processes, Watch
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import VectorServer, check_task
 from lightsecagg.drivers.federation.models import read_model
-from lightsecagg.drivers.federation.server import make_settings
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import Aborted, ConfigurationError, ParameterError
 from lightsecagg.params import ThreatModel, check_integer

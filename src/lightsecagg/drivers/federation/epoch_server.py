@@ -15,7 +15,7 @@ from typing import Any
 from lightsecagg.drivers.federation.callbacks import Overview
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.observer import log
-from lightsecagg.drivers.federation.server import FederationServer, as_travels
+from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import JournalError
 from lightsecagg.protocol.interface import EpochChanged
@@ -23,7 +23,7 @@ from lightsecagg.session.epoch import Flushing, version_hash
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
 from lightsecagg.session.past import Past
-from lightsecagg.session.round import Plan
+from lightsecagg.session.server import ServerSession
 
 _OVER = EpochChanged(b"", ())
 """What is left of an epoch that is over."""
@@ -32,6 +32,7 @@ _OVER = EpochChanged(b"", ())
 class EpochFederationServer(FederationServer):
     """Runs the epochs of one federation."""
 
+    session_type = EpochServerSession
     _journal: EpochJournal
 
     def __init__(self, *arguments: Any, buffering: ServerBufferingTable, **options: Any) -> None:
@@ -42,31 +43,16 @@ class EpochFederationServer(FederationServer):
         self._version = 0
         self._hashes: dict[int, bytes] = {}
 
-    def _begin(self, abandon: bool) -> EpochServerSession:
+    def _begin(self, abandon: bool) -> ServerSession:
         """The session of what the journal knows."""
-        self._version = self._restore_model()
+        self._version = self._learning.restore(self._journal)
         self._hashes = self._journal.hashes()
         self._note_hash()
         if abandon:
             self._abandon()
-        self._look_back()
-        buffers = self._journal.buffers()
-        past = Past(
-            next_round=self._journal.next_round(),
-            completed=buffers,
-            uploaders=self._journal.uploaders(),
-            enough=None if self._early is None else self._early.reason(buffers),
-        )
-        plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
-        members = None if self._members is None else as_travels(self._members.current)
-        return EpochServerSession(
-            self._settings,
-            plan,
-            self._allow_list,
-            self._announcement(buffers),
-            self._choose,
-            past,
-            members,
+        return self._open(
+            self._journal.buffers(),
+            Past(),
             flushing=self._flushing,
             version=self._version,
             models=self._hashes,
@@ -143,12 +129,12 @@ class EpochFederationServer(FederationServer):
         aggregate, record = effect.aggregate, effect.record
         version, completed = aggregate.time + 1, completed + 1
         average = partial(effect.settings.buffer_mean, aggregate.total, aggregate.weights)
-        after = await self._step(record, average, sum(aggregate.weights), version)
+        after = await self._learning.step(record, average, sum(aggregate.weights), version)
         if isinstance(after, Spoilt):
             return after
         put = partial(self._put_version, effect.settings.round, version, completed)
         await asyncio.to_thread(put, effect.change)
-        await self._note(record, version)
-        self._judge(record, completed)
+        await self._learning.note(record, version)
+        self._learning.judge(record, completed)
         await self._look_for_members()
         return Applied(self._announcement(completed), record.stopped)

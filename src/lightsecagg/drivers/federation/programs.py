@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.callbacks import (
     ClientCallback,
     ServerCallback,
@@ -37,7 +38,7 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.provisioning import load_identity
-from lightsecagg.drivers.federation.server import FederationServer, TellProgress, make_settings
+from lightsecagg.drivers.federation.server import FederationServer, TellProgress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.federation.tables import FederationTable, TlsTable
 from lightsecagg.drivers.federation.trackers import make_trackers

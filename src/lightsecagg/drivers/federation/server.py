@@ -4,25 +4,18 @@ The transport's events, the results of jobs and the ticks of the clock go throug
 transport's, into the session; its effects go to the transport, the journal, threads and the job.
 While something is being stored, averaged or evaluated, or the session takes long, the loop is free,
 and events wait.
-
-A sum that cannot be averaged or applied (somebody uploaded what it must not) harms its round only:
-the model stays what it was (S41). A model is stored before it is evaluated, so a failing evaluation
-costs nothing but its figures.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from lightsecagg.drivers.federation.callbacks import Callbacks, Overview, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
@@ -30,27 +23,18 @@ from lightsecagg.drivers.federation.computing import Computer
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.learning import Learning
 from lightsecagg.drivers.federation.membership import Membership, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.stopping import EarlyStopping
-from lightsecagg.drivers.federation.tables import AggregationTable, RoundsTable
+from lightsecagg.drivers.federation.tables import RoundsTable
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
-from lightsecagg.errors import (
-    ConfigurationError,
-    JournalError,
-    LightSecAggError,
-    ParameterError,
-)
-from lightsecagg.foreign import explain, where
-from lightsecagg.params import Parameters
+from lightsecagg.errors import ConfigurationError, JournalError, ParameterError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SharingClosed, SurvivorsChosen, UploadTaken
 from lightsecagg.protocol.jobs import Compute
-from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.session.envelope import describe
 from lightsecagg.session.interface import (
@@ -103,60 +87,10 @@ class _Tick:
     """The session's deadline is over."""
 
 
-def make_settings(
-    table: AggregationTable,
-    job: ServerJob,
-    session: bytes,
-    allow_list: AllowList,
-    buffering: Buffering | None = None,
-) -> Settings:
-    """What a configuration asks for, but for the number and the model of a round.
-
-    N is the most that a round takes: no more than there are members. T and D stay what they are.
-    SecAgg's U is its threshold t, by default the smallest that its threat model allows; SecAgg+'s
-    t and degree k are found from N, T and D.
-    """
-    traits = traits_of(table.protocol)
-    clients = min(table.clients, len(allow_list))
-    parameters = Parameters(
-        clients=clients,
-        privacy=table.privacy,
-        dropouts=table.dropouts,
-        survivors=0 if traits.has_threshold else table.survivors,
-        threat_model=table.threat_model,
-        share_mode=table.share_mode,
-        modulus=table.modulus,
-    )
-    threshold = table.survivors if traits.has_threshold else 0
-    neighbours = table.neighbours if traits.ring else 0
-    parameters, neighbours, threshold = traits.resolve(parameters, neighbours, threshold)
-    quantizer = make_quantizer(
-        parameters,
-        job.dimension,
-        table.bound,
-        max_samples=table.max_samples if job.weighted else 1,
-        weighted=job.weighted,
-        buffering=buffering,
-        decoding=table.decoding,
-    )
-    return Settings(
-        protocol=traits.name,
-        parameters=parameters,
-        quantizer=quantizer,
-        dimension=job.dimension,
-        session=session,
-        round=0,
-        allow_list=allow_list.digest,
-        neighbours=neighbours,
-        buffering=buffering,
-        threshold=threshold,
-    )
-
-
 class FederationServer:
     """Runs the rounds of one federation."""
 
-    session_type = ServerSession
+    session_type: type[ServerSession] = ServerSession
 
     def __init__(
         self,
@@ -185,10 +119,9 @@ class FederationServer:
         self._communicator, self._job, self._journal = communicator, job, journal
         self._metrics = metrics or Metrics()
         self._progress = progress or (lambda phase, done, expected: None)
-        self._trace = trace
-        self._callbacks, self._early = Callbacks(callbacks), stopping
+        self._callbacks = Callbacks(callbacks)
         self._members, self._settings_for = members, settings_for
-        self._checkpoints = checkpoints or Checkpoints(journal)
+        self._learning = Learning(job, checkpoints or Checkpoints(journal), stopping, trace)
         self._history = History(journal.folder / "rounds.json")
         self._computer = Computer(communicator.notify)
         self._log = PeerLog(log)
@@ -294,33 +227,36 @@ class FederationServer:
 
     def _begin(self, abandon: bool) -> ServerSession:
         """The session of what the journal knows."""
-        completed = self._restore_model()
+        completed = self._learning.restore(self._journal)
         if abandon:
             for number in self._journal.unfinished():
                 log.warning("round %d is abandoned as demanded", number)
                 self._journal.abandon(number, "abandoned by the operator")
-        self._look_back()
         try:
             unfinished = self._unfinished()
         except JournalError as error:
             raise JournalError(
                 f"{error}; restore it, or give the round up with --abandon-round"
             ) from error
-        announcement = self._announcement(completed)
-        model = announcement.model
-        past = Past(
+        model = self._job.model()
+        announced = self._journal.announced_for(hash_model(model)) if model else None
+        return self._open(completed, Past(announced=announced, unfinished=unfinished))
+
+    def _open(self, completed: int, past: Past, **more: Any) -> ServerSession:
+        """A session after so many sums; `more` is what this kind of session takes beside."""
+        self._learning.look_back(self._history.records())
+        past = replace(
+            past,
             next_round=self._journal.next_round(),
             completed=completed,
             uploaders=self._journal.uploaders(),
-            announced=self._journal.announced_for(hash_model(model)) if model else None,
-            unfinished=unfinished,
-            enough=None if self._early is None else self._early.reason(completed),
+            enough=self._learning.enough(completed),
         )
         plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
         members = None if self._members is None else as_travels(self._members.current)
-        return self.session_type(
-            self._settings, plan, self._allow_list, announcement, self._choose, past, members
-        )
+        announcement = self._announcement(completed)
+        fixed = (self._settings, plan, self._allow_list, announcement, self._choose, past, members)
+        return self.session_type(*fixed, **more)
 
     def _overview(self) -> Overview:
         parameters = self._settings.parameters
@@ -385,29 +321,6 @@ class FederationServer:
             invited=self._history.invited,
             first=first,
         )
-
-    def _restore_model(self) -> int:
-        """How many rounds are done; the job has their model."""
-        stored = self._journal.load_model()
-        if stored is None:
-            return 0
-        completed, data = stored
-        try:
-            self._job.load(data)
-        except LightSecAggError:
-            raise
-        except Exception as error:
-            raise JournalError(
-                "the checkpoint is of another kind of job; use the old configuration or another "
-                f"state folder ({where(error)})"
-            ) from error
-        return completed
-
-    def _look_back(self) -> None:
-        """Early stopping counts the rounds before a restart too."""
-        if self._early is not None:
-            for record in self._history.records():
-                self._early.observe(record)
 
     def _recall(self) -> None:
         """Rounds that are over in the journal alone: a crash or a full disk came in between."""
@@ -495,7 +408,7 @@ class FederationServer:
     async def _end_round(self, record: RoundRecord) -> None:
         await self._computer.clear()
         if record.aborted is not None:
-            self._judge(record, self._session.completed)
+            self._learning.judge(record, self._session.completed)
         self.records.append(record)
         self._metrics.connected = len(self._session.connected)
         self._metrics.record(record)
@@ -509,73 +422,17 @@ class FederationServer:
         settings, aggregate, record = effect.settings, effect.aggregate, effect.record
         completed, included = self._session.completed + 1, len(aggregate.included)
         average = partial(settings.average, aggregate.total, included)
-        after = await self._step(record, average, included, completed)
+        after = await self._learning.step(record, average, included, completed)
         if isinstance(after, Spoilt):
             return after
         store = partial(self._journal.complete, record.round, completed, after)
         await asyncio.to_thread(store)
-        await self._note(record, completed)
-        self._judge(record, completed)
+        await self._learning.note(record, completed)
+        self._learning.judge(record, completed)
         return Applied(self._announcement(completed), record.stopped)
 
     async def _advance(self, effect: ApplyBuffer | Renew) -> Applied | Spoilt:
         raise AssertionError("rounds have no buffers; see `epoch_server`")
-
-    async def _step(
-        self,
-        record: RoundRecord,
-        average: Callable[[], tuple[NDArray[np.float64], int]],
-        summands: int,
-        completed: int,
-    ) -> bytes | memoryview | Spoilt:
-        """The state after a sum of so many vectors; or, unchanged, why it cannot be used."""
-        before = await asyncio.to_thread(self._job.save)
-        try:
-            mean, samples = await asyncio.to_thread(average)
-            await asyncio.to_thread(self._job.apply, mean, samples, completed)
-            rounding = (summands + record.noise) * record.quantisation_step / samples
-            record.metrics = self._job.metrics(mean, rounding)
-            after = await asyncio.to_thread(self._job.save)
-        except (ConfigurationError, JournalError):
-            raise  # nobody lied: whoever mends it and starts again resumes this round
-        except Exception as error:
-            self._job.load(before)
-            foreign = not isinstance(error, LightSecAggError)
-            text = "round %d: the sum is spoilt: it cannot be used: %s"
-            log.error(text, record.round, explain(error), exc_info=foreign)
-            return Spoilt(explain(error))
-        record.samples = samples
-        if self._trace is not None:
-            self._trace_sum(self._trace / f"average-{record.round}.npz", record, mean)
-        return after
-
-    def _trace_sum(self, path: Path, record: RoundRecord, mean: NDArray[np.float64]) -> None:
-        """Whole, or not at all, and with its record: the server may be killed before that is."""
-        beside = path.with_suffix(".new.npz")
-        np.savez(beside, average=mean, record=json.dumps(record.to_json()), time=time.time())
-        beside.replace(path)
-
-    async def _note(self, record: RoundRecord, version: int) -> None:
-        """A model is stored: how good it is, and whether it is to be kept."""
-        await self._evaluate(record)
-        await asyncio.to_thread(self._checkpoints.note, version, record.to_json())
-
-    async def _evaluate(self, record: RoundRecord) -> None:
-        """The figures of a model that is stored already; whatever fails here, the round is done."""
-        try:
-            figures = await asyncio.to_thread(self._job.evaluate)
-            record.figures = {name: float(value) for name, value in figures.items()}
-        except Exception:
-            reason = "round %d is done and its model stored, but evaluating it failed"
-            log.warning(reason, record.round, exc_info=True)
-
-    def _judge(self, record: RoundRecord, completed: int) -> None:
-        """Whether this round is the last, by the rule of early stopping."""
-        if self._early is None:
-            return
-        if not self._early.observe(record.to_json()):
-            log.warning("round %d has no figure of [early_stopping] to judge by", record.round)
-        record.stopped = self._early.reason(completed)
 
 
 def as_travels(found: Membership) -> Members:
