@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightsecagg.cli import options
+from lightsecagg.cli import demonstration, options
 from lightsecagg.cli.by_mode import ByMode
-from lightsecagg.cli.demonstration import (
-    Overlap,
-    conclude,
-    finite,
-    in_words,
-    page_port,
-    progress_bar,
-    show_page,
-    stage,
-    strongest,
-)
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import warn
@@ -86,8 +75,9 @@ def run(
     learning_rate: options.LocalRate = 0.1,
     bound: options.ClippedAt = 4.0,
     overlap: Annotated[
-        Overlap, typer.Option(help="Where clients train while they share their masks.")
-    ] = Overlap.THREAD,
+        demonstration.Overlap,
+        typer.Option(help="Where clients train while they share their masks."),
+    ] = demonstration.Overlap.THREAD,
     samples: options.Samples = None,
     seed: options.DemoSeed = 0,
     out: options.ReportFolder = Path("report"),
@@ -115,7 +105,7 @@ def run(
         dropouts=d,
         survivors=survivors,
         protocol=protocol,
-        threat_model=threat_model or strongest(protocol),
+        threat_model=threat_model or demonstration.strongest(protocol),
         share_mode=share_mode,
         decoding=decoding,
         rounds=rounds,
@@ -137,19 +127,19 @@ def run(
         overlap=overlap,
         seed=seed,
         timeout=timeout,
-        dashboard_port=page_port(dashboard, dashboard_port),
+        dashboard_port=demonstration.page_port(dashboard, dashboard_port),
     )
-    with stage(config, check_demo, out, save_model) as (folder, ask):
-        with progress_bar(_describer(config.rounds)) as watch:
+    with demonstration.stage(config, check_demo, out, save_model) as (folder, ask):
+        with demonstration.progress_bar(_describer(config.rounds)) as watch:
             result = run_demo(config, folder, watch, ask)
             document = _write_report(result, out)
         show = None if as_json else partial(_print, config, document)
-        conclude(config, result, document, save_model, show)
+        demonstration.conclude(config, result, document, save_model, show)
         if not document["matches_plain_average"]:
             raise Aborted(
                 "the secure average differs from the plain average beyond the rounding bound"
             )
-        show_page(config, result.state, folder, ask)
+        demonstration.show_page(config, result.state, folder, ask)
 
 
 def _describer(rounds: int) -> Callable[[str, int, int], str]:
@@ -170,7 +160,9 @@ def _describer(rounds: int) -> Callable[[str, int, int], str]:
 def _write_report(result: DemoResult, out: Path) -> dict[str, Any]:
     from lightsecagg.drivers.federation.report import draw_timeline, phase_table, write_json
 
-    records = [record | {"figures": finite(record["figures"])} for record in result.records]
+    records = [
+        record | {"figures": demonstration.finite(record["figures"])} for record in result.records
+    ]
     done = [record for record in records if record["aborted"] is None]
     document: dict[str, Any] = {
         "figures": done[-1]["figures"] if done else {},
@@ -219,7 +211,7 @@ def _print(config: DemoConfig, document: dict[str, Any]) -> None:
             if item["round"] == record["round"]
         ]
         included = f"{len(record['included'])} of {len(record['invited'])} included"
-        figures = in_words(record["figures"])
+        figures = demonstration.in_words(record["figures"])
         figures += [
             f"clients' {name} {metric['mean']:.4g} \u00b1 {metric['error']:.1g}"
             for name, metric in record["metrics"].items()

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightsecagg.cli import options
-from lightsecagg.cli.demonstration import (
-    Overlap,
-    conclude,
-    finite,
-    in_words,
-    page_port,
-    progress_bar,
-    show_page,
-    stage,
-    strongest,
-)
+from lightsecagg.cli import demonstration, options
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.output import AsJson, warn
 from lightsecagg.cli.task import parse_options
@@ -76,8 +65,9 @@ def run(
     server_rate: Annotated[float, typer.Option(help="eta_g, the server's learning rate.")] = 0.5,
     bound: options.ClippedAt = 4.0,
     overlap: Annotated[
-        Overlap, typer.Option(help="Where clients train while they share masks and answer.")
-    ] = Overlap.THREAD,
+        demonstration.Overlap,
+        typer.Option(help="Where clients train while they share masks and answer."),
+    ] = demonstration.Overlap.THREAD,
     samples: options.Samples = None,
     seed: options.DemoSeed = 0,
     out: options.ReportFolder = Path("report"),
@@ -109,7 +99,7 @@ def run(
         dropouts=dropouts if dropouts is not None else clients // 4,
         survivors=survivors,
         protocol=protocol,
-        threat_model=threat_model or strongest(protocol),
+        threat_model=threat_model or demonstration.strongest(protocol),
         share_mode=share_mode,
         decoding=decoding,
         rounds=flushes,
@@ -127,7 +117,7 @@ def run(
         overlap=overlap,
         seed=seed,
         timeout=timeout,
-        dashboard_port=page_port(dashboard, dashboard_port),
+        dashboard_port=demonstration.page_port(dashboard, dashboard_port),
         buffer=max(t + 2, clients // 2) if buffer is None else buffer,
         staleness=staleness,
         tau_max=tau_max,
@@ -135,16 +125,16 @@ def run(
         slow=slow,
         slowdown=slowdown,
     )
-    with stage(config, check_epoch_demo, out, save_model) as (folder, ask):
+    with demonstration.stage(config, check_epoch_demo, out, save_model) as (folder, ask):
         config = replace(config, kills=plan_kills(config, client_kills, server_kills))
-        with progress_bar(_describe) as watch:
+        with demonstration.progress_bar(_describe) as watch:
             result = run_epochs(config, folder, watch, ask)
             document = _write_report(config, result, out)
         show = None if as_json else partial(_print, document)
-        conclude(config, result, document, save_model, show)
+        demonstration.conclude(config, result, document, save_model, show)
         _judge(result)
         if result.interrupted is None:
-            show_page(config, result.state, folder, ask)
+            demonstration.show_page(config, result.state, folder, ask)
 
 
 def _judge(result: EpochDemoResult) -> None:
@@ -174,7 +164,7 @@ def _write_report(config: EpochDemoConfig, result: EpochDemoResult, out: Path) -
             "owners": record["included"],
             "staleness": staleness_of(record),
             "weights": record["weights"],
-            "figures": finite(record["figures"]),
+            "figures": demonstration.finite(record["figures"]),
         }
         for record, compared in zip(result.records, result.compared, strict=True)
     ]
@@ -230,7 +220,9 @@ def _print(document: dict[str, Any]) -> None:
         owners = ", ".join(map(str, flush["owners"]))
         verdict = "exact" if flush["exact"] else "WRONG"
         stale = f"up to {max(flush['staleness'])} versions behind"
-        text = ", ".join([f"clients {owners}", stale, verdict, *in_words(flush["figures"])])
+        text = ", ".join(
+            [f"clients {owners}", stale, verdict, *demonstration.in_words(flush["figures"])]
+        )
         console.print(f"buffer {flush['version']}: {text}", highlight=False)
     table = Table(title="staleness of the updates")
     for column in ("versions behind", "updates", ""):

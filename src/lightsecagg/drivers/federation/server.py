@@ -36,40 +36,8 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SharingClosed, SurvivorsChosen, UploadTaken
 from lightsecagg.protocol.jobs import Compute
 from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import describe
-from lightsecagg.session.interface import (
-    NEVER,
-    Allow,
-    Announcement,
-    Applied,
-    Apply,
-    ApplyBuffer,
-    Backlog,
-    ClientLeft,
-    Computed,
-    ComputeFailed,
-    Connected,
-    Cut,
-    Disconnected,
-    Effect,
-    Event,
-    Finished,
-    Log,
-    Members,
-    MembersChanged,
-    PhaseBegan,
-    Post,
-    Progress,
-    Received,
-    Renew,
-    RoundBegan,
-    RoundEnded,
-    Spoilt,
-    Stop,
-    Store,
-    Stored,
-    StoreFailed,
-)
 from lightsecagg.session.past import Past, UnfinishedRound
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round import Plan
@@ -127,7 +95,7 @@ class FederationServer:
         self._log = PeerLog(log)
         self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
         self._timer: asyncio.TimerHandle | None = None
-        self._finished: Finished | None = None
+        self._finished: session.Finished | None = None
         self._settled = False
         """Whether the journal knows that all rounds from now on are of the list in use."""
         self.records: list[RoundRecord] = []
@@ -164,7 +132,7 @@ class FederationServer:
 
     def stop(self) -> None:
         """Finish the current round, then end (SIGTERM)."""
-        self._communicator.notify(Stop())
+        self._communicator.notify(session.Stop())
 
     @property
     def connected(self) -> list[int]:
@@ -183,25 +151,29 @@ class FederationServer:
         match event:
             case transport.Connected(client):
                 self._callbacks.tell("connected", client)
-                await self._tell(Connected(client))
+                await self._tell(session.Connected(client))
             case transport.Received(client, data):
                 self._trace_message("from", client, data)
-                await self._tell(Received(client, data))
+                await self._tell(session.Received(client, data))
             case transport.Disconnected(client, reason):
                 self._callbacks.tell("disconnected", client)
-                await self._tell(Disconnected(client, reason))
+                await self._tell(session.Disconnected(client, reason))
             case transport.Notice(_Tick()):
                 self._timer = None
                 await self._call(self._session.tick)
-            case transport.Notice(Stop() | Computed() | ComputeFailed() as what):
+            case transport.Notice(
+                session.Stop() | session.Computed() | session.ComputeFailed() as what
+            ):
                 await self._tell(what)
 
-    async def _tell(self, event: Event) -> None:
+    async def _tell(self, event: session.Event) -> None:
         # A message so long that it is in a file has to be read from there, and checked.
-        long = isinstance(event, Received) and not isinstance(event.data, bytes)
+        long = isinstance(event, session.Received) and not isinstance(event.data, bytes)
         await self._call(partial(self._session.handle, event), long)
 
-    async def _call(self, call: Callable[[float], list[Effect]], long: bool = False) -> None:
+    async def _call(
+        self, call: Callable[[float], list[session.Effect]], long: bool = False
+    ) -> None:
         """Call the session, in a thread if that may take long."""
         now = time.monotonic()
         if long or self._session.may_take_long:
@@ -220,7 +192,7 @@ class FederationServer:
                 return  # one that comes too early does no harm, and a second one no good
             self._timer.cancel()
             self._timer = None
-        if deadline < NEVER:
+        if deadline < session.NEVER:
             self._timer = loop.call_at(deadline, self._communicator.notify, _Tick())
 
     # -- the past ----------------------------------------------------------------------------
@@ -306,10 +278,10 @@ class FederationServer:
         self._allow_list, self._settings = found.allow_list, settings
         self._communicator.admit(frozenset(found.allow_list.clients), found.revoked)
         self._members.settle()
-        await self._tell(MembersChanged(as_travels(found), settings))
+        await self._tell(session.MembersChanged(as_travels(found), settings))
 
-    def _announcement(self, completed: int) -> Announcement:
-        return Announcement(self._job.model(), self._job.instructions(completed))
+    def _announcement(self, completed: int) -> session.Announcement:
+        return session.Announcement(self._job.model(), self._job.instructions(completed))
 
     def _choose(self, ready: list[int], number: int, first: list[int]) -> list[int]:
         return choose(
@@ -338,48 +310,48 @@ class FederationServer:
 
     # -- effects -----------------------------------------------------------------------------
 
-    async def _carry_out(self, effects: list[Effect]) -> None:
+    async def _carry_out(self, effects: list[session.Effect]) -> None:
         """In order; nothing that follows a record leaves before the record is stored."""
         for effect in effects:
             match effect:
-                case Post(client, data):
+                case session.Post(client, data):
                     self._trace_message("to", client, data)
                     self._communicator.post(client, data)
-                case Store():
+                case session.Store():
                     if not await self._store(effect):
                         return
-                case Log(level, message, arguments, peer):
+                case session.Log(level, message, arguments, peer):
                     self._write(level, message, arguments, peer)
-                case Cut(client, reason):
+                case session.Cut(client, reason):
                     self._communicator.disconnect(client, reason)
-                case Allow(client, incoming):
+                case session.Allow(client, incoming):
                     self._communicator.set_budget(client, incoming)
-                case Backlog(outgoing):
+                case session.Backlog(outgoing):
                     self._communicator.set_backlog(outgoing)
                 case Compute(job):
                     self._computer.put(job)
-                case Apply():
+                case session.Apply():
                     await self._tell(await self._apply(effect))
-                case ApplyBuffer() | Renew():
+                case session.ApplyBuffer() | session.Renew():
                     await self._tell(await self._advance(effect))
-                case PhaseBegan(phase):
+                case session.PhaseBegan(phase):
                     phase.start = time.time()
-                case Progress(phase_name, done, expected, awaited):
+                case session.Progress(phase_name, done, expected, awaited):
                     self._metrics.connected = len(self._session.connected)
                     self._progress(phase_name, done, expected)
                     self._callbacks.tell("progress", phase_name, awaited)
-                case ClientLeft(client, phase_name, how, reason):
+                case session.ClientLeft(client, phase_name, how, reason):
                     self._callbacks.tell("client_left", client, phase_name, how, reason)
-                case RoundBegan(number, invited):
+                case session.RoundBegan(number, invited):
                     self._callbacks.tell("round_begins", number, list(invited))
-                case RoundEnded(record):
+                case session.RoundEnded(record):
                     await self._end_round(record)
-                case Finished(goodbye):
+                case session.Finished(goodbye):
                     self._finished = effect
                     if goodbye is not None:
                         self._callbacks.tell("finished", goodbye)
 
-    async def _store(self, effect: Store) -> bool:
+    async def _store(self, effect: session.Store) -> bool:
         """Make a record durable, and tell the session; False if that was impossible."""
         record = effect.record
         try:
@@ -387,9 +359,9 @@ class FederationServer:
         except JournalError as error:
             if not isinstance(record, SharingClosed | UploadTaken | SurvivorsChosen):
                 raise  # without knowing of its rounds the server must not go on
-            await self._tell(StoreFailed(record, str(error)))
+            await self._tell(session.StoreFailed(record, str(error)))
             return False
-        await self._tell(Stored(record, upload))
+        await self._tell(session.Stored(record, upload))
         return True
 
     def _write(
@@ -417,24 +389,26 @@ class FederationServer:
 
     # -- what becomes of a sum -----------------------------------------------------------------
 
-    async def _apply(self, effect: Apply) -> Applied | Spoilt:
+    async def _apply(self, effect: session.Apply) -> session.Applied | session.Spoilt:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
         settings, aggregate, record = effect.settings, effect.aggregate, effect.record
         completed, included = self._session.completed + 1, len(aggregate.included)
         average = partial(settings.average, aggregate.total, included)
         after = await self._learning.step(record, average, included, completed)
-        if isinstance(after, Spoilt):
+        if isinstance(after, session.Spoilt):
             return after
         store = partial(self._journal.complete, record.round, completed, after)
         await asyncio.to_thread(store)
         await self._learning.note(record, completed)
         self._learning.judge(record, completed)
-        return Applied(self._announcement(completed), record.stopped)
+        return session.Applied(self._announcement(completed), record.stopped)
 
-    async def _advance(self, effect: ApplyBuffer | Renew) -> Applied | Spoilt:
+    async def _advance(
+        self, effect: session.ApplyBuffer | session.Renew
+    ) -> session.Applied | session.Spoilt:
         raise AssertionError("rounds have no buffers; see `epoch_server`")
 
 
-def as_travels(found: Membership) -> Members:
+def as_travels(found: Membership) -> session.Members:
     """An allow-list as a session passes it on."""
-    return Members(found.number, found.allow_list, found.content)
+    return session.Members(found.number, found.allow_list, found.content)
