@@ -16,6 +16,7 @@ pytest.importorskip("sklearn")
 
 from lightsecagg.cli.main import app
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.async_report import plot, summarise, to_markdown
 from lightsecagg.experiments.asynchronous import (
     FEDBUFF,
     LIGHTSECAGG,
@@ -24,11 +25,8 @@ from lightsecagg.experiments.asynchronous import (
     Cell,
     UncheckedFieldServer,
     convergence_cells,
-    plot,
     run_cells,
-    summarise,
     sweep_cells,
-    to_markdown,
 )
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import PAPER_MODULUS

@@ -55,6 +55,7 @@ def asynchronous(
     Finished runs are kept in OUT/cells and not computed again.
     """
     require("experiments async", "torch", "report")
+    from lightsecagg.experiments import async_report as report
     from lightsecagg.experiments import asynchronous as experiment
     from lightsecagg.training import use_one_thread
 
@@ -76,14 +77,14 @@ def asynchronous(
         typer.echo(f"{cell.name}: {'running' if needed else 'done before'}", err=True)
 
     documents = experiment.run_cells(setup, cells, out, data_dir, progress, jobs)
-    summary = experiment.summarise(documents)
+    summary = report.summarise(documents)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(experiment.to_markdown(setup, summary), encoding="utf-8")
-    figures = experiment.plot(setup, documents, out)
+    (out / "README.md").write_text(report.to_markdown(setup, summary), encoding="utf-8")
+    figures = report.plot(setup, documents, out)
     if as_json:
         print_json(summary)
         return
-    typer.echo(experiment.to_markdown(setup, summary))
+    typer.echo(report.to_markdown(setup, summary))
     for path in figures:
         typer.echo(f"wrote {path}")
 

@@ -1,0 +1,193 @@
+"""What the asynchronous training runs come to: differences, the sweep, costs, tables, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lightsecagg.errors import MissingExtra
+from lightsecagg.experiments.asynchronous import (
+    FEDBUFF,
+    LAST_ROUNDS,
+    LIGHTSECAGG,
+    UNMASKED,
+    Setup,
+)
+
+
+def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Final accuracies by scheme and staleness, their differences, the sweep, and the costs."""
+    done = list(documents)
+    final: dict[tuple[str, str], dict[int, float]] = {}
+    for document in done:
+        cell = document["cell"]
+        if cell["scheme"] != UNMASKED:
+            by_seed = final.setdefault((cell["scheme"], cell["staleness"]), {})
+            by_seed[cell["seed"]] = document["final_accuracy"]
+    convergence = []
+    for (scheme, function), protected in sorted(final.items()):
+        plain = final.get((FEDBUFF, function), {})
+        both = sorted(set(protected) & set(plain))
+        if scheme == LIGHTSECAGG and both:
+            ours, theirs = (fmean(acc[s] for s in both) for acc in (protected, plain))
+            by_seed_points = [100 * (protected[s] - plain[s]) for s in both]
+            convergence.append(
+                {
+                    "staleness": function,
+                    "seeds": both,
+                    FEDBUFF: theirs,
+                    LIGHTSECAGG: ours,
+                    "difference_points": 100 * (ours - theirs),
+                    "difference_points_by_seed": by_seed_points,
+                    "spread_points": 100 * (max(plain.values()) - min(plain.values())),
+                }
+            )
+    return {
+        "convergence": convergence,
+        "sweep": _sweep(done),
+        "exact": all(d["exact"] for d in done if d["cell"]["scheme"] == LIGHTSECAGG),
+        "cost": _cost([d for d in done if d["cell"]["scheme"] == LIGHTSECAGG]),
+    }
+
+
+def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The sweep's points, by c_l: accuracy, and the errors that cause it."""
+    points = [
+        {
+            "scale_bits": document["cell"]["scale_bits"],
+            "accuracy": document["final_accuracy"],
+            "wrapped": document["wrapped"],
+            "noise": document["noise"],
+        }
+        for document in documents
+        if document["cell"]["scheme"] == UNMASKED
+    ]
+    return sorted(points, key=lambda point: point["scale_bits"])
+
+
+def _cost(protected: list[Mapping[str, Any]]) -> dict[str, float]:
+    """What protection costs per run, on average: the price list of the real thing."""
+    if not protected:
+        return {}
+    phases = [phase for document in protected for phase in document["phases"].values()]
+    runs = len(protected)
+
+    def total(*names: str) -> float:
+        return float(sum(phase[name] for phase in phases for name in names)) / runs
+
+    return {
+        "training_seconds": fmean(document["training_seconds"] for document in protected),
+        "client_protocol_seconds": total("client_seconds"),
+        "server_protocol_seconds": total("server_seconds"),
+        "megabytes": total("upload_bytes", "download_bytes") / 1e6,
+        "unprotected_megabytes": fmean(
+            4 * document["parameters"] * document["uploads"] for document in protected
+        )
+        / 1e6,
+    }
+
+
+def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
+    """The summary as tables."""
+    lines = [
+        f"# Asynchronous convergence on {setup.task}",
+        "",
+        f"N = {setup.clients}, K = {setup.buffer}, T = {setup.privacy}, U = {setup.survivors}, "
+        f"tau_max = {setup.max_staleness}, c_g = {setup.staleness_scale}, q = {setup.modulus}, "
+        f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
+        f"lr {setup.learning_rate}, eta_g = {setup.server_rate}; staleness uniform on "
+        f"[0, {setup.max_staleness}]; accuracy is the mean of the last {LAST_ROUNDS} rounds.",
+        "",
+    ]
+    if summary["convergence"]:
+        lines += [
+            "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference | by seed | "
+            "FedBuff's spread over seeds |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
+            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+z.2f} points | "
+            f"{', '.join(f'{points:+z.2f}' for points in row['difference_points_by_seed'])} | "
+            + (f"{row['spread_points']:.2f} points |" if len(row["seeds"]) > 1 else "- |")
+            for row in summary["convergence"]
+        ]
+        exact = "every" if summary["exact"] else "NOT every"
+        lines += ["", f"In the protected runs {exact} recovered sum was exact in F_q.", ""]
+    if summary["cost"]:
+        cost = summary["cost"]
+        lines += [
+            "Cost of one protected run, all parties together: "
+            f"{cost['client_protocol_seconds']:.0f} s CPU of clients and "
+            f"{cost['server_protocol_seconds']:.1f} s of the server, against "
+            f"{cost['training_seconds']:.0f} s of training; {cost['megabytes']:.0f} MB on the "
+            f"wire, against {cost['unprotected_megabytes']:.0f} MB of unprotected uploads.",
+            "",
+        ]
+    if summary["sweep"]:
+        lines += [
+            "Sweep over c_l (poly, one seed): quantised arithmetic over F_q without masks and "
+            "without the range check, which a real client never switches off. Rounding error: of "
+            "a buffer's mean, relative to it (r.m.s., mean over buffers). Wrapped: entries of the "
+            "sum that left [-q/2, q/2).",
+            "",
+            "| c_l | accuracy | rounding error | wrapped |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| 2^{point['scale_bits']} | {point['accuracy']:.2%} | {point['noise']:.2g} | "
+            f"{point['wrapped']:.2%} |"
+            for point in summary["sweep"]
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> list[Path]:
+    """`accuracy.png` (accuracy against rounds) and `sweep.png`, of what there is."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise MissingExtra("figures need matplotlib", "report") from error
+    done, written = list(documents), []
+    curves: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for document in done:
+        cell = document["cell"]
+        if cell["scheme"] != UNMASKED:
+            curves.setdefault((cell["scheme"], cell["staleness"]), []).append(document["accuracy"])
+    names = {FEDBUFF: "FedBuff", LIGHTSECAGG: "LightSecAgg"}
+    if curves:
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        colours = {function: f"C{i}" for i, function in enumerate(sorted({f for _, f in curves}))}
+        for (scheme, function), runs in sorted(curves.items()):
+            rounds = sorted(map(int, runs[0]))
+            mean = [fmean(run[str(done)] for run in runs) for done in rounds]
+            # The curves coincide: FedBuff is a broad pale band with LightSecAgg's line on it.
+            width, alpha = (6.0, 0.35) if scheme == FEDBUFF else (1.2, 1.0)
+            seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+            label = f"{names[scheme]}, {function} ({seeds})"
+            axes.plot(
+                rounds, mean, color=colours[function], label=label, linewidth=width, alpha=alpha
+            )
+        axes.set(xlabel="round", ylabel="accuracy", title=f"{setup.task}, N = {setup.clients}")
+        axes.legend()
+        written.append(out / "accuracy.png")
+        figure.savefig(written[-1], dpi=120)
+    sweep = summarise(done)["sweep"]
+    if sweep:
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(
+            [point["scale_bits"] for point in sweep], [point["accuracy"] for point in sweep], "o-"
+        )
+        axes.set(
+            xlabel="log2 of c_l",
+            ylabel=f"accuracy, last {LAST_ROUNDS} rounds",
+            title=f"{setup.task}: rounding (left), wrap-around (right)",
+        )
+        written.append(out / "sweep.png")
+        figure.savefig(written[-1], dpi=120)
+    return written
