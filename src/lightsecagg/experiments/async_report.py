@@ -8,13 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lightsecagg.errors import MissingExtra
-from lightsecagg.experiments.asynchronous import (
-    FEDBUFF,
-    LAST_ROUNDS,
-    LIGHTSECAGG,
-    UNMASKED,
-    Setup,
-)
+from lightsecagg.experiments.asynchronous import FEDBUFF, LAST_ROUNDS, LIGHTSECAGG, UNMASKED, Setup
 
 
 def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

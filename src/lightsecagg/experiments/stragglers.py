@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.epoch_demo import EpochDemoConfig, run_epochs
-from lightsecagg.errors import Aborted, MissingExtra
+from lightsecagg.drivers.federation.report import drawing
+from lightsecagg.errors import Aborted
 from lightsecagg.training.config import LocalConfig
 
 _MODES = ("sync", "async")
@@ -94,13 +95,7 @@ def _run(config: EpochDemoConfig, accuracy: float, ask: Callable[[], None]) -> d
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Accuracy over time, of both."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise MissingExtra("the picture needs matplotlib", "report") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = drawing("the picture")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     names = {"sync": "rounds", "async": "buffers"}
     for name, run in document["runs"].items():

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.errors import MissingExtra
+from lightsecagg.drivers.federation.report import drawing
 
 _TRAINING, _STORED, _SUM, _KILLED = "#dd8452", "#55a868", "#4c72b0", "#c00000"
 
@@ -31,12 +31,7 @@ def draw_epochs(
     path: Path,
 ) -> None:
     """One row per party over the whole time, and the histogram of staleness below."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise MissingExtra("the timeline needs matplotlib", "report") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = drawing("the timeline")
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.aggregation import make_settings
-from lightsecagg.drivers.federation.callbacks import (
-    ClientCallback,
-    ServerCallback,
-    load_callbacks,
-)
+from lightsecagg.drivers.federation.callbacks import ClientCallback, ServerCallback, load_callbacks
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger

@@ -35,6 +35,18 @@ def phase_table(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return table
 
 
+def drawing(what: str) -> Any:
+    """pyplot without a screen, for `what`."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"{what} needs matplotlib", "report") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def draw_timeline(
     record: dict[str, Any],
     spans: dict[tuple[int, int], list[dict[str, Any]]],
@@ -42,12 +54,7 @@ def draw_timeline(
     path: Path,
 ) -> None:
     """One row per party, phases in colour."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise MissingExtra("the timeline needs matplotlib", "report") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = drawing("the timeline")
     from matplotlib.patches import Patch
 
     number = record["round"]
