@@ -8,11 +8,11 @@ random streams, so that runs with and without protection differ in quantisation 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from lightsecagg.drivers.simulation.async_federation import Federation, Flush
+from lightsecagg.drivers.simulation.metering import uncollected
 from lightsecagg.drivers.simulation.schedule import Finished, Left, Returned, Schedule
 from lightsecagg.drivers.simulation.workload import Workload
 from lightsecagg.errors import Aborted
@@ -49,6 +49,7 @@ class AsyncReport:
         return None if None in checks else all(checks)
 
 
+@uncollected()
 def simulate_async(
     federation: Federation,
     workload: Workload,
@@ -64,24 +65,6 @@ def simulate_async(
     * `flush_after`: virtual seconds after which the server flushes what there is.
     * `on_flush`: called when the model has been updated.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # collecting garbage at random moments would be charged to whoever is at work
-    try:
-        return _run(federation, workload, schedule, flushes, max_staleness, flush_after, on_flush)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _run(
-    federation: Federation,
-    workload: Workload,
-    schedule: Schedule,
-    flushes: int,
-    max_staleness: int,
-    flush_after: float | None,
-    on_flush: Callable[[Flush], None] | None,
-) -> AsyncReport:
     report = AsyncReport()
     hashes = {federation.time: workload.model_hash}
     federation.publish(workload.model_hash, federation.time)

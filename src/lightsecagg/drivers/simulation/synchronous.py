@@ -11,7 +11,6 @@ vector at a time is in memory; `early_input` gives it to them as soon as they as
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from functools import partial
 from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation.faults import Faults, Moment
-from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire
+from lightsecagg.drivers.simulation.metering import PHASE_OF, Clock, Meter, MeteredWire, uncollected
 from lightsecagg.drivers.simulation.recording import largest_error, quantised
 from lightsecagg.drivers.simulation.sampling import Sample, StandIn
 from lightsecagg.errors import ParameterError
@@ -102,14 +101,8 @@ def simulate_round(
     if sample is not None and (faults.late or faults.duplicates):
         raise ParameterError("sampled clients can drop, but not be late or heard twice")
     run = _Run(cohort, inputs, faults, early_input, sample, progress, clock)
-    # Collecting garbage at random moments would be charged to whoever is at work.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         return run.play()
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _plainly(faults: Faults) -> Faults:

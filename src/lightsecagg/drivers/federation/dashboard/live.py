@@ -6,8 +6,9 @@ import ssl
 
 from lightsecagg.drivers.federation.config import ServerConfig
 from lightsecagg.drivers.federation.dashboard.board import Board
-from lightsecagg.drivers.federation.dashboard.web import PageServer, is_loopback, read_token
+from lightsecagg.drivers.federation.dashboard.web import PageServer, read_token
 from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError
 
 

@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 
 from lightsecagg.drivers.federation.dashboard.board import Board
 from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.foreign import reading
 
@@ -193,15 +194,6 @@ class Gate:
     def _pass(self) -> str:
         """Not the token: cookies go to every port of a host."""
         return hmac.new((self._token or "").encode(), b"dashboard cookie", "sha256").hexdigest()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to it."""
-    if address == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return False
 
 
 class PageServer:
