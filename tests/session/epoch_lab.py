@@ -21,7 +21,7 @@ from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import EpochChanged, LedgerChanged
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import SumRequest, Tag
+from lightsecagg.protocol.messages import SealedShare, SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.epoch import EpochInProgress, Flushing, version_hash
@@ -56,6 +56,7 @@ class EpochDisk:
         self.over: dict[int, str] = {}
         self.memory = b""
         self.uploads: dict[tuple[int, int, int], UploadInMemory] = {}
+        self.shares: list[SealedShare] = []
         self.version = self.completed = 0
         self.model = np.zeros(DIMENSION, dtype=np.float32)
         self.hashes = {0: version_hash(self.model.tobytes(), 0)}
@@ -66,6 +67,7 @@ class EpochDisk:
                 self.opened[number] = settings
             case RoundAbandoned(reason):
                 self.over[number], self.memory, self.uploads = reason, b"", {}
+                self.shares = []
             case EpochChanged():
                 return self.change(number, record)
             case _:
@@ -82,6 +84,8 @@ class EpochDisk:
         kept = {(number, owner, serial) for owner, serial in record.kept}
         assert kept <= set(self.uploads), "an upload that is needed was never stored"
         self.uploads = {key: upload for key, upload in self.uploads.items() if key in kept}
+        shares = [*self.shares, *record.shares]
+        self.shares = [s for s in shares if (s.owner, s.serial) in record.relayed]
         return stored
 
     @property
@@ -97,7 +101,8 @@ class EpochDisk:
         def recall(tag: Tag) -> Upload:
             return self.uploads[number, tag.owner, tag.serial]
 
-        return UnfinishedEpoch(self.opened[number], self.memory, recall, lab.allow_list)
+        settings, shares = self.opened[number], list(self.shares)
+        return UnfinishedEpoch(settings, self.memory, recall, lab.allow_list, shares)
 
 
 class EpochLaboratory(Laboratory):

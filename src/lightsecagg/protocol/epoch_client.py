@@ -319,18 +319,19 @@ class EpochClient(ClientMachine[AnyState]):
     # -- keeping shares ----------------------------------------------------------------------
 
     def _on_shares(self, state: Registered, message: ShareBundle) -> list[Output]:
-        """Keep the peers' shares; one that does not open is simply not kept."""
-        scheme, newest = self._scheme(state), dict(state.last_serial)
+        """Keep the peers' shares; one that does not open is simply not kept.
+
+        Nor is one that comes again, or after a newer one of its owner: it may have been used. A
+        server that cannot know what has arrived here sends it again in good faith.
+        """
+        scheme = self._scheme(state)
         for share in message.shares:
             check_address(scheme, share)
-            if share.serial <= newest.get(share.owner, -1):
-                raise RemoteProtocolError(
-                    f"share {share.serial} of client {share.owner} is refused: serials only "
-                    f"increase and {newest[share.owner]} was seen; a used share must not come back"
-                )
-            newest[share.owner] = share.serial
         changed = state
         for share in message.shares:
+            if share.serial <= changed.last_serial.get(share.owner, -1):
+                self.late_messages["SealedShare"] += 1
+                continue
             try:
                 opened = open_peer_share(scheme, self._key(state), share)
             except CryptoError as error:

@@ -24,7 +24,6 @@ from lightsecagg.protocol.messages import (
     AggregatedShare,
     Certificate,
     SumRequest,
-    Tag,
 )
 from lightsecagg.protocol.roles.agreement import Agreement
 from lightsecagg.protocol.schemes.interface import Answer, MaskSum, ServerScheme
@@ -76,11 +75,6 @@ class Flight:
     def weights(self) -> tuple[int, ...]:
         """w(t - t_i), by owner."""
         return tuple(term.weight for term in self.asked.terms)
-
-    def move(self, tag: Tag, upload: Upload) -> None:
-        """An upload is read there from now on; its sum has not begun."""
-        if tag in self.buffer.tags:
-            self.uploads[self.buffer.tags.index(tag)] = upload
 
     @property
     def jobs(self) -> list[Compute]:

@@ -8,7 +8,7 @@ may lose as well, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec.structs import replace
@@ -68,6 +68,8 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unawaited: list[MaskRef] = []
     accused: list[tuple[Pair, int]] = []
     missed: dict[int, list[bytes]] = {}
+    lacking: list[tuple[MaskRef, list[int]]] = []
+    """In the place of `missed`, where the shares are stored apart: who may lack which."""
     last_tag: dict[int, Tag] = {}
     accepted: list[tuple[bytes, list[int]]] = []
     waiting: list[tuple[Tag, int]] = []
@@ -94,6 +96,15 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.reports = list(stock.reports.items())
         self.unawaited = sorted(stock.unawaited)
         self.accused = list(stock.accused.items())
+        self.lacking = sorted(mailbox.lacking.items())
+        self.last_tag = queue.last_tag
+        self.accepted = [(model, sorted(owners)) for model, owners in queue.accepted.items()]
+        self.waiting = [(waiting.tag, waiting.shared) for waiting in queue.waiting]
+
+    def remember_missed(self, mailbox: Mailbox) -> None:
+        """The shares themselves, and notices: of a server that stores no shares apart."""
+        codec = self._codec
+        self.lacking = []
         self.missed = {
             client: [
                 codec.encode(ShareBundle((m,)) if isinstance(m, SealedShare) else m)
@@ -102,12 +113,9 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             for client, missed in mailbox.missed.items()
             if missed
         }
-        self.last_tag = queue.last_tag
-        self.accepted = [(model, sorted(owners)) for model, owners in queue.accepted.items()]
-        self.waiting = [(waiting.tag, waiting.shared) for waiting in queue.waiting]
 
     def promises(self) -> Memory:
-        """What must not change any more: no reports, answers, refusals, nor shares on their way.
+        """What must not change any more: no reports, answers, refusals, nor masks under way.
 
         Signatures stay: whoever has answered signs no more.
         """
@@ -115,14 +123,18 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self,
             begun={},
             reports=[(mask, {}) for mask, _ in self.reports],
-            missed={},
             collected=False,
             refusals={},
             answers={},
         )
 
     def recall(
-        self, stock: MaskStock, queue: UploadQueue, mailbox: Mailbox, recall: Recall
+        self,
+        stock: MaskStock,
+        queue: UploadQueue,
+        mailbox: Mailbox,
+        recall: Recall,
+        shares: Iterable[SealedShare],
     ) -> None:
         """The inverse of `remember`."""
         stock.relay.complete.update(self.complete)
@@ -136,6 +148,10 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for client, missed in self.missed.items():
             for data in missed:
                 mailbox.put(client, self._missed(data))
+        lacking = dict(self.lacking)
+        for share in shares:
+            if share.recipient in lacking.get(MaskRef(share.owner, share.serial), ()):
+                mailbox.put(share.recipient, share)
         queue.last_tag = self.last_tag
         queue.accepted = {model: set(owners) for model, owners in self.accepted}
         queue.waiting = [WaitingUpload(tag, recall(tag), shared) for tag, shared in self.waiting]

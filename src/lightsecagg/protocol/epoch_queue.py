@@ -70,6 +70,8 @@ class UploadQueue:
         """Owner -> of its latest upload."""
         self.accepted: dict[bytes, set[int]] = {}
         """Model -> owners whose update from it came; clients sum no second one."""
+        self.unstored: dict[MaskRef, Tag | None] = {}
+        """Those that are being stored, and count when they are -> their owners' tags before."""
         self._round = round_
         self._settings = round_.settings
         self._allow_list = allow_list
@@ -110,19 +112,36 @@ class UploadQueue:
         if hash_upload(self._settings.field, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
 
-    def put(self, message: BufferedUpload, shared: int) -> bool:
-        """Let a checked upload wait; False if its owner has uploaded from this model before."""
+    def put(self, message: BufferedUpload, shared: int, *, stored: bool) -> bool:
+        """Let a checked upload wait; False if its owner has uploaded from this model before.
+
+        * `stored`: it counts at once; otherwise from `move` on, if it is not given up.
+        """
         tag = message.tag
-        self.last_tag[tag.owner] = tag
+        before, self.last_tag[tag.owner] = self.last_tag.get(tag.owner), tag
         owners = self.accepted.setdefault(tag.model, set())
         if tag.owner in owners:
             return False
         owners.add(tag.owner)
-        self.waiting.append(WaitingUpload(tag, self._keep(message), shared))
+        waiting = WaitingUpload(tag, self._keep(message), shared)
+        self.waiting.append(waiting)
+        if not stored:
+            self.unstored[waiting.mask] = before
         return True
 
+    def give_up(self, tag: Tag) -> set[MaskRef]:
+        """It cannot be stored: it never came, but for its mask, which is used."""
+        before = self.unstored.pop(MaskRef(tag.owner, tag.serial))
+        self.accepted[tag.model].discard(tag.owner)
+        if before is None:
+            del self.last_tag[tag.owner]
+        else:
+            self.last_tag[tag.owner] = before
+        return self.take([tag])
+
     def move(self, tag: Tag, upload: Upload) -> None:
-        """A waiting upload is read there from now on."""
+        """A waiting upload counts, and is read there from now on."""
+        self.unstored.pop(MaskRef(tag.owner, tag.serial), None)
         self.waiting = [replace(w, upload=upload) if w.tag == tag else w for w in self.waiting]
 
     def take(self, tags: Iterable[Tag]) -> set[MaskRef]:
@@ -162,6 +181,7 @@ class UploadQueue:
             for waiting in self.waiting
             if self._is_usable(waiting, time, offline)
             and not self._stock.awaits_reports(waiting.mask, offline)
+            and waiting.mask not in self.unstored
         ]
         good = {waiting.mask: self._stock.holders(waiting.mask) for waiting in usable}
         rules = Rules(

@@ -35,7 +35,10 @@ that call leave, beside the upload that the call brought (`BufferedUpload`, by o
 Then nothing that was acknowledged is lost, and an announced buffer never changes: who is asked
 again is asked for the same tags. One that is `durable` asks for less: whenever it promises
 something (a roster, a mask that is complete, an upload, a buffer, an agreement, a result) a record
-of all its promises goes before the outputs. `restore` says what a driver does next.
+of all its promises goes before the outputs. The shares of a mask go with its record and stay until
+every recipient has reported on its own: an upload under the mask may be acknowledged at once, and
+they could be on their way, or wait for somebody who is away, when the server is killed. An upload
+counts from `stored` on. `restore` says what a driver does next.
 """
 
 from __future__ import annotations
@@ -81,6 +84,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Refusal,
     Roster,
+    SealedShare,
     ShareBundle,
     SumRequest,
     Tag,
@@ -145,6 +149,9 @@ class EpochServer:
         self._durable = durable
         self._has_promised = False
         self._taken: BufferedUpload | None = None
+        self._completed: list[SealedShare] = []
+        self._lost: set[int] = set()
+        """Clients without a memory of this epoch."""
         self._models = Models(self._buffering)
         self._mailbox = Mailbox()
         self._roster: Roster | None = None
@@ -190,6 +197,12 @@ class EpochServer:
         """Whose uploads it has taken in this epoch."""
         return frozenset() if self._roster is None else frozenset(self._queue.last_tag)
 
+    def is_stored(self, tag: Tag) -> bool:
+        """Whether this upload came before, and will not be given up."""
+        if self._roster is None or self._queue.last_tag.get(tag.owner) != tag:
+            return False
+        return MaskRef(tag.owner, tag.serial) not in self._queue.unstored
+
     def serials(self, client: int) -> tuple[list[int], list[int]]:
         """A client's masks that it may use, and those of its uploads that are not summed yet."""
         if client not in self._members:
@@ -233,6 +246,12 @@ class EpochServer:
         self._returning.discard(client)
         return self._released(self._advance())
 
+    def lose(self, client: int) -> list[Output]:
+        """The client has no memory of this epoch any more: nothing is kept for it."""
+        self._lost.add(client)
+        self._mailbox.missed.pop(client, None)
+        return self.drop(client)
+
     def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
@@ -248,7 +267,7 @@ class EpochServer:
         asked = () if flight is None else flight.asked.terms
         # Its shares before the buffer, all others after it: clients keep the newest ones only, and
         # could otherwise lose the very shares that they are asked for.
-        urgent, others = self._mailbox.empty(client, [term.ref for term in asked])
+        urgent, others = self._mailbox.read(client, [term.ref for term in asked])
         messages += urgent
         if flight is not None:
             messages.append(flight.buffer)
@@ -344,15 +363,17 @@ class EpochServer:
         """The outputs of a call; behind the record of what it has promised, if it is durable."""
         promised, self._has_promised = self._has_promised, False
         upload, self._taken = self._taken, None
+        shares, self._completed = self._completed, []
         if not (promised and self._durable):
             return outputs
-        memory = self._memory().promises().to_bytes()
+        memory = self._memory().promises()
         kept = tuple((mask.owner, mask.serial) for mask in self._needed())
+        relayed = tuple((mask.owner, mask.serial) for mask, _ in memory.lacking)
         results = [isinstance(each, BufferAggregate | BufferFailed) for each in outputs]
         first = results.index(True) + 1 if any(results) else 0
         return [
             *outputs[:first],
-            Persist(EpochChanged(memory, kept, upload)),
+            Persist(EpochChanged(memory.to_bytes(), kept, upload, relayed, tuple(shares))),
             *outputs[first:],
         ]
 
@@ -363,17 +384,32 @@ class EpochServer:
         flying = [] if self._flight is None else [term.ref for term in self._flight.asked.terms]
         return flying + [waiting.mask for waiting in self._queue.waiting]
 
-    def stored(self, record: EpochChanged, upload: Upload | None) -> None:
-        """This record is durable; its upload, if it has one, is read there from now on."""
+    def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
+        """This record is durable; its upload, if it has one, counts and is read there."""
         if record.upload is None or upload is None:
-            return
+            return []
         self._queue.move(record.upload.tag, upload)
-        if self._flight is not None:
-            self._flight.move(record.upload.tag, upload)
+        return self._released(self._advance())
+
+    def unstored(self, record: EpochChanged) -> list[Output]:
+        """This record `can_fail`, and has: what has just come with it is given up.
+
+        Nothing of it has left. Masks are gone as if their shares had never come; an upload's owner
+        is told, its mask stays used.
+        """
+        for share in record.shares:
+            self._stock.shared[share.owner].pop(share.serial, None)
+            self._forget([MaskRef(share.owner, share.serial)])
+        if record.upload is None:
+            return []
+        self._forget(self._queue.give_up(record.upload.tag))
+        return self._tell_dropped(record.upload.tag)
 
     def snapshot(self) -> bytes:
         """All that it must remember but the vectors of uploads; store it before outputs leave."""
-        return self._memory().to_bytes()
+        memory = self._memory()
+        memory.remember_missed(self._mailbox)
+        return memory.to_bytes()
 
     def _memory(self) -> Memory:
         roster, flight = self._roster, self._flight
@@ -406,15 +442,17 @@ class EpochServer:
         keep: Keep = in_memory,
         *,
         durable: bool = False,
+        shares: Iterable[SealedShare] = (),
     ) -> Self:
         """The server of a snapshot, or of the record of its promises (`EpochChanged`).
 
         * `recall`: tag -> the stored upload. Those that no tag of the snapshot names are past.
+        * `shares`: those that were stored apart, of an owner in the order of its masks.
 
         Then run the jobs of `resume`, `rejoin` every client that comes back, and `drop` who has
         not by your deadline. What was on its way when the server ended is lost, as with any
-        connection: a client that lacks a share says so when it is asked to report on it, and one
-        whose upload did not come is told so by its own driver (`UploadDropped`).
+        connection: a client gets the shares that it may lack when it is back, and one whose upload
+        did not come is told so by its own driver (`UploadDropped`).
         """
         memory = Memory.from_bytes(snapshot)
         settings = Settings.from_bytes(memory.settings)
@@ -436,7 +474,7 @@ class EpochServer:
         server._offline = set(memory.offline)
         if memory.roster is not None:
             server._fix_roster(memory.roster, memory.check_secret)
-            memory.recall(server._stock, server._queue, server._mailbox, recall)
+            memory.recall(server._stock, server._queue, server._mailbox, recall, shares)
         if memory.buffer is not None:
             uploads = [recall(tag) for tag in memory.buffer.tags]
             server._flight = server._take_off(memory.buffer, uploads, frozenset(memory.holders))
@@ -500,11 +538,12 @@ class EpochServer:
         if not shares:
             return []
         self._has_promised = True
+        self._completed = shares
         outputs, outbox = self._drop_pushed_out(sender), Outbox()
         for share in shares:
-            if share.recipient in self._offline:
+            if share.recipient not in self._lost:
                 self._mailbox.put(share.recipient, share)
-            else:
+            if share.recipient not in self._offline:
                 outputs += outbox.put(share)
         outputs += outbox.flush()
         masks = dict.fromkeys(MaskRef(sender, share.serial) for share in shares)
@@ -527,6 +566,7 @@ class EpochServer:
 
     def _on_report(self, sender: int, message: MaskReport) -> list[Output]:
         fresh = self._stock.on_report(sender, message)
+        self._mailbox.delivered(sender, MaskRef(message.owner, message.serial))
         return [] if fresh else self._on_late(sender, message)
 
     # -- uploads -----------------------------------------------------------------------------
@@ -546,7 +586,7 @@ class EpochServer:
             shared, passed_over = self._stock.use(sender, tag.serial)
         self._forget(passed_over)
         self._has_promised = True
-        if self._queue.put(message, shared):
+        if self._queue.put(message, shared, stored=not self._durable):
             self._taken = message
             return []
         self._forget([MaskRef(sender, tag.serial)])

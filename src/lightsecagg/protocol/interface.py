@@ -45,6 +45,7 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     Roster,
+    SealedShare,
     SharesClosed,
 )
 
@@ -132,6 +133,15 @@ class EpochChanged:
     """Owner and serial of the uploads that are still needed; all others are past."""
     upload: BufferedUpload | None = field(default=None, repr=False)
     """The one of them that has just come, to be stored with it."""
+    relayed: tuple[tuple[int, int], ...] = ()
+    """Owner and serial of the masks whose shares somebody may lack; all others' are past."""
+    shares: tuple[SealedShare, ...] = field(default=(), repr=False)
+    """Those of them that have just come, to be stored with it."""
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether the epoch goes on if this cannot be stored: see `EpochServer.unstored`."""
+        return self.upload is not None or bool(self.shares)
 
 
 Record = LedgerChanged | SharingClosed | UploadTaken | SurvivorsChosen | EpochChanged
@@ -362,6 +372,9 @@ class BufferedServerParty(Server, Protocol):
     def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
 
+    def lose(self, client: int) -> list[Output]:
+        """The client has no memory of this epoch any more: nothing is kept for it."""
+
     def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
 
@@ -378,8 +391,11 @@ class BufferedServerParty(Server, Protocol):
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it."""
 
-    def stored(self, record: EpochChanged, upload: Upload | None) -> None:
-        """This record is durable; its upload, if it has one, is read there from now on."""
+    def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
+        """This record is durable; its upload, if it has one, counts and is read there."""
+
+    def unstored(self, record: EpochChanged) -> list[Output]:
+        """This record `can_fail`, and has: what has just come with it is given up."""
 
     def snapshot(self) -> bytes:
         """All that it must remember but the vectors of uploads; see `EpochServer.restore`."""

@@ -141,6 +141,8 @@ class EpochInProgress:
         """Whether what waits cannot share a buffer any more."""
         self._jobs: list[Job] = []
         self._refusals: Counter[str] = Counter()
+        self._storing: EpochChanged | None = None
+        """What may turn out not to be stored: nothing else is done before that is known."""
         self._phase: Phase | None = None
         self._phases: dict[str, PhaseRecord] = {}
         self._dropped: dict[str, list[int]] = {}
@@ -202,13 +204,37 @@ class EpochInProgress:
             self._guard(lambda: self._release(self._party.leave(client)), now)
 
     def on_stored(self, record: object, upload: Upload | None, now: float) -> None:
-        """A record is durable."""
-        if isinstance(record, EpochChanged):
-            self._party.stored(record, upload)
+        """A record is durable; an upload counts now, and is acknowledged."""
+        stored = self._storing
+        if stored is None or stored is not record:
+            return
+        self._storing = None
+        if stored.upload is None:
+            self._next_look = now  # what was asked for with the record is not yet done
+        else:
+            self._guard(lambda: self._on_upload_stored(stored, upload), now)
+
+    def _on_upload_stored(self, record: EpochChanged, upload: Upload | None) -> None:
+        if record.upload is not None:
+            self._peers.tell(record.upload.tag.owner, UploadStored(self.number))
+        self._release(self._party.stored(record, upload))
 
     def on_store_failed(self, record: object, reason: str, now: float) -> None:
-        """A promise cannot be kept: nothing that depends on it has left."""
-        self._guard(lambda: self.fail(reason), now)
+        """A record is not durable: nothing that depends on it has left."""
+        if record is self._storing:
+            self._guard(lambda: self._do_without(reason), now)
+
+    def _do_without(self, reason: str) -> None:
+        """An upload, or masks, could not be stored: their owner has to send others."""
+        record, self._storing = self._storing, None
+        if record is None:
+            return
+        self._refusals["JournalError"] += 1
+        owner = record.shares[0].owner if record.upload is None else record.upload.tag.owner
+        what = "masks" if record.upload is None else "upload"
+        self._log(logging.ERROR, "the %s of client %d: %s", what, owner, reason)
+        self._release(self._party.unstored(record))
+        self._tell_masks(owner)
 
     def on_computed(self, job: Job, result: Result, now: float) -> None:
         """A job of the party is done, or one of an epoch before."""
@@ -293,14 +319,16 @@ class EpochInProgress:
             # It still waits for an epoch that goes on without it.
             self._peers.tell(client, RoundOver(number, GOES_ON))
         else:
-            ready, waiting = self._party.serials(client)
             if self._party.paused:
                 self._peers.tell(client, EpochCloses(self.number))
-            if client in self._party.members:
-                known = MasksKnown(self.number, tuple(ready), tuple(waiting))
-                self._peers.tell(client, known)
+            self._tell_masks(client)
             self._emit(Allow(client, version_budget(self.settings)))
             self._release(self._party.rejoin(client))
+
+    def _tell_masks(self, client: int) -> None:
+        if client in self._party.members:
+            ready, waiting = self._party.serials(client)
+            self._peers.tell(client, MasksKnown(self.number, tuple(ready), tuple(waiting)))
 
     def _receive(self, client: int, body: memoryview) -> None:
         if client not in self._able:
@@ -314,8 +342,8 @@ class EpochInProgress:
             self._lose(client, explain(error), Leave.REFUSED)
             return
         self._release(outputs)
-        if isinstance(message, BufferedUpload):
-            self._peers.tell(client, UploadStored(self.number))
+        if isinstance(message, BufferedUpload) and self._party.is_stored(message.tag):
+            self._peers.tell(client, UploadStored(self.number))  # it has sent it again
 
     def _lose(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
         """It is out of this epoch; what it has delivered stays."""
@@ -326,7 +354,7 @@ class EpochInProgress:
         self._dropped.setdefault(str(self._party.phase), []).append(client)
         self._log(logging.INFO, "client %d is out of it: %s", client, why)
         self._emit(ClientLeft(client, str(self._party.phase), how, shown(why)))
-        self._release(self._party.drop(client))
+        self._release(self._party.lose(client))
 
     # -- models --------------------------------------------------------------------------------
 
@@ -418,6 +446,7 @@ class EpochInProgress:
             raise AssertionError("the party of an epoch has nothing else to store")
         result, self._result = self._result, None
         if result is None:
+            self._storing = record if record.can_fail else None
             self._emit(Store(self.number, record))
             return
         self._record, self._change = self._record_of(result), record
@@ -484,7 +513,8 @@ class EpochInProgress:
 
     def _look(self, now: float) -> None:
         """At the clock, and at who is here."""
-        if self._renewing or self._party.phase is Phase.DONE:
+        waits = self._renewing or self._storing is not None
+        if waits or self._party.phase is Phase.DONE:
             self._next_look = NEVER
             return
         if self._party.phase is Phase.UPLOAD:

@@ -240,6 +240,9 @@ class EpochClientSession(ClientSession):
             return
         if self._silent_since is None:
             return
+        if self._unacknowledged not in party.serials[1]:
+            # It was dropped, and never stored: there is nothing to acknowledge.
+            epoch.unacknowledged, self._unacknowledged = None, -1
         if self._work is not None and self._work.instructions != epoch.instructions:
             self._miss(self._work.version, "the server asks for other settings in this epoch")
         self._upload(epoch, party)

@@ -12,15 +12,15 @@ told to stop leaves the epoch as it is, and goes on with it when it is started a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import Tag
+from lightsecagg.protocol.messages import SealedShare, Tag
 from lightsecagg.protocol.registry import epoch_server_party
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.budgets import backlog_limit
@@ -65,6 +65,8 @@ class UnfinishedEpoch:
     """Where its uploads are stored."""
     allow_list: AllowList | None
     """The one that it began with; None if that is lost, and the epoch with it."""
+    shares: Iterable[SealedShare] = field(default=(), repr=False)
+    """Those that somebody may lack, of an owner in the order of its masks."""
 
 
 class EpochServerSession(ServerSession):
@@ -190,7 +192,9 @@ class EpochServerSession(ServerSession):
     def _resume_epoch(self, left: UnfinishedEpoch, allow_list: AllowList, now: float) -> None:
         number = left.settings.round
         try:
-            party = EpochServer.restore(left.memory, allow_list, left.recall, durable=True)
+            party = EpochServer.restore(
+                left.memory, allow_list, left.recall, durable=True, shares=left.shares
+            )
         except JournalError:
             raise
         except LightSecAggError as error:

@@ -5,6 +5,7 @@ Durable before they are acknowledged or announced:
 * whatever the party of the epoch has promised, as one record (`EpochChanged`): its roster, the
   masks that are ready, the tags of the uploads, the buffer in flight, the agreement;
 * each masked upload, in a file of its own, with the record that counts it;
+* the sealed shares of each mask, with the record that counts it, until all have got theirs;
 * the model of a version, with the record in which its buffer is past: a sum is applied once.
 
 The folder is that of `journal`: an epoch has the row of a round, a version the file of a model.
@@ -13,7 +14,7 @@ The folder is that of `journal`: an epoch has the row of a round, a version the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -25,11 +26,13 @@ from lightsecagg.drivers.federation.journal import (
     checksums_of,
 )
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
+from lightsecagg.field.prime import PrimeField
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import BufferedUpload, Tag
+from lightsecagg.protocol.messages import BufferedUpload, SealedShare, ShareBundle, Tag
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.interface import AnyRecord
 
 
@@ -44,6 +47,8 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
 _rows = msgspec.msgpack.Decoder(_Row)
 _hashes = msgspec.msgpack.Decoder(dict[int, bytes])
+_codec = Codec(PrimeField(3))
+"""For sealed shares, which hold no element of any field in the clear."""
 
 
 class EpochJournal(Journal):
@@ -143,6 +148,21 @@ class EpochJournal(Journal):
 
         return stored
 
+    def shares(self, number: int) -> Iterator[SealedShare]:
+        """The shares of an epoch that somebody may lack, of an owner in the order of its masks."""
+        with self._db.reporting("read"):
+            rows = self._db.execute(
+                "SELECT owner, serial, content FROM relayed WHERE number = ? "
+                "ORDER BY owner, serial",
+                (number,),
+            ).fetchall()
+        for owner, serial, content in rows:
+            place = _shares_of(number, owner, serial)
+            bundle = _codec.decode(unseal(place, content))
+            if not isinstance(bundle, ShareBundle):
+                raise JournalError(f"entry {place} holds no shares")
+            yield from bundle.shares
+
     def abandon(self, number: int, reason: str) -> None:
         """The epoch is over."""
         with self._db.change():
@@ -165,20 +185,34 @@ class EpochJournal(Journal):
             )
             uploaders = self.uploaders() | {tag.owner: number}
             self._set_meta("uploaders", msgspec.msgpack.encode(uploaders))
-        for owner, serial in self._past(number, record):
+        self._put_shares(number, record.shares)
+        self._keep("buffered", number, record.kept)
+        self._keep("relayed", number, record.relayed)
+
+    def _put_shares(self, number: int, shares: Iterable[SealedShare]) -> None:
+        masks: dict[tuple[int, int], list[SealedShare]] = {}
+        for share in shares:
+            masks.setdefault((share.owner, share.serial), []).append(share)
+        for (owner, serial), mine in masks.items():
+            bundle = _codec.encode(ShareBundle(tuple(mine)))
+            content = seal(_shares_of(number, owner, serial), bundle)
             self._db.execute(
-                "DELETE FROM buffered WHERE number = ? AND owner = ? AND serial = ?",
+                "INSERT INTO relayed VALUES (?, ?, ?, ?)", (number, owner, serial, content)
+            )
+
+    def _keep(self, table: str, number: int, kept: Iterable[tuple[int, int]]) -> None:
+        """Delete the rows of an epoch that nobody needs any more."""
+        rows = self._db.execute(f"SELECT owner, serial FROM {table} WHERE number = ?", (number,))  # noqa: S608
+        for owner, serial in {(owner, serial) for owner, serial in rows} - set(kept):
+            self._db.execute(
+                f"DELETE FROM {table} WHERE number = ? AND owner = ? AND serial = ?",  # noqa: S608
                 (number, owner, serial),
             )
 
-    def _past(self, number: int, record: EpochChanged) -> set[tuple[int, int]]:
-        """The stored uploads that nobody needs any more."""
-        rows = self._db.execute("SELECT owner, serial FROM buffered WHERE number = ?", (number,))
-        return {(owner, serial) for owner, serial in rows} - set(record.kept)
-
     def _forget(self, number: int) -> None:
         self._db.execute("DELETE FROM meta WHERE key = ?", (f"epoch {number}",))
-        self._db.execute("DELETE FROM buffered WHERE number = ?", (number,))
+        for table in ("buffered", "relayed"):
+            self._keep(table, number, ())
 
     def _write_upload(self, number: int, upload: BufferedUpload) -> StoredUpload:
         data = bytes_of(upload.vector)
@@ -205,3 +239,7 @@ class EpochJournal(Journal):
 
 def _place(number: int, tag: Tag) -> str:
     return f"{number}/upload/{tag.owner}/{tag.serial}"
+
+
+def _shares_of(number: int, owner: int, serial: int) -> str:
+    return f"{number}/shares/{owner}/{serial}"

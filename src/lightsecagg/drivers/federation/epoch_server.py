@@ -94,6 +94,7 @@ class EpochFederationServer(FederationServer):
             self._journal.memory(number),
             self._journal.recall(number),
             self._allow_list_of(settings),
+            self._journal.shares(number),
         )
 
     def _overview(self) -> Overview:

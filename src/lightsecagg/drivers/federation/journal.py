@@ -62,12 +62,17 @@ CREATE TABLE IF NOT EXISTS buffered (
     number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
     content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
 );
+CREATE TABLE IF NOT EXISTS relayed (
+    number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
+    content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
+);
 """
 _TABLES = {
     "meta": ("key", "value"),
     "rounds": ("number", "settings", "roster", "closed", "survivors", "outcome"),
     "uploads": ("number", "client", "content"),
     "buffered": ("number", "owner", "serial", "content"),
+    "relayed": ("number", "owner", "serial", "content"),
 }
 _VERSION = b"3"
 _BLOCK = 2**18

@@ -33,7 +33,12 @@ from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
 from lightsecagg.errors import ConfigurationError, JournalError, ParameterError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import SharingClosed, SurvivorsChosen, UploadTaken
+from lightsecagg.protocol.interface import (
+    EpochChanged,
+    SharingClosed,
+    SurvivorsChosen,
+    UploadTaken,
+)
 from lightsecagg.protocol.jobs import Compute
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.session import interface as session
@@ -357,7 +362,8 @@ class FederationServer:
         try:
             upload = await asyncio.to_thread(self._journal.store, effect.round, record)
         except JournalError as error:
-            if not isinstance(record, SharingClosed | UploadTaken | SurvivorsChosen):
+            bearable = isinstance(record, SharingClosed | UploadTaken | SurvivorsChosen)
+            if not (bearable or (isinstance(record, EpochChanged) and record.can_fail)):
                 raise  # without knowing of its rounds the server must not go on
             await self._tell(session.StoreFailed(record, str(error)))
             return False

@@ -108,11 +108,14 @@ class Outbox:
 
 
 class Mailbox:
-    """What clients that are away have missed, and still need when they are back."""
+    """What clients may lack: shares until they report on them, notices until they are back.
+
+    That a share was sent says nothing: it may be lost with a connection, or with the server.
+    """
 
     def __init__(self) -> None:
         self.missed: dict[int, dict[MaskRef, SealedShare | UploadDropped]] = {}
-        """Client -> by the mask that it is about."""
+        """Client -> by the mask that it is about, the masks of an owner in their order."""
 
     def put(self, client: int, message: SealedShare | UploadDropped) -> None:
         """Keep a message for a client."""
@@ -123,16 +126,40 @@ class Mailbox:
             message = replace(message, sealed=bytes(message.sealed))
         self.missed.setdefault(client, {})[MaskRef(owner, message.serial)] = message
 
+    def delivered(self, client: int, mask: MaskRef) -> None:
+        """A client has reported on its share."""
+        missed = self.missed.get(client, {})
+        if isinstance(missed.get(mask), SealedShare):
+            del missed[mask]
+
     def forget(self, mask: MaskRef) -> None:
         """Nobody needs the shares of a mask that is past."""
         for missed in self.missed.values():
             missed.pop(mask, None)
 
-    def empty(self, client: int, first: Iterable[MaskRef]) -> tuple[list[Message], list[Message]]:
-        """What a client has missed of these masks, and of the others, in few messages."""
-        missed = self.missed.pop(client, {})
-        urgent = [missed.pop(mask) for mask in first if mask in missed]
-        return _bundled(urgent), _bundled(missed.values())
+    @property
+    def lacking(self) -> dict[MaskRef, list[int]]:
+        """Mask -> who may lack its share."""
+        lacking: dict[MaskRef, list[int]] = {}
+        for client, missed in self.missed.items():
+            for mask, message in missed.items():
+                if isinstance(message, SealedShare):
+                    lacking.setdefault(mask, []).append(client)
+        return lacking
+
+    def read(self, client: int, first: Iterable[MaskRef]) -> tuple[list[Message], list[Message]]:
+        """What a client may lack up to these masks, and of the others, in few messages.
+
+        Up to: it takes the masks of an owner in their order only. The shares stay.
+        """
+        missed, newest = self.missed.get(client, {}), dict(first)
+        urgent: list[SealedShare | UploadDropped] = []
+        others: list[SealedShare | UploadDropped] = []
+        for (owner, serial), message in missed.items():
+            is_urgent = isinstance(message, SealedShare) and serial <= newest.get(owner, -1)
+            (urgent if is_urgent else others).append(message)
+        self.missed[client] = {m: s for m, s in missed.items() if isinstance(s, SealedShare)}
+        return _bundled(urgent), _bundled(others)
 
 
 def _bundled(missed: Iterable[SealedShare | UploadDropped]) -> list[Message]:
