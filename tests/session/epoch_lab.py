@@ -5,7 +5,7 @@ Every update belongs to one client and one version, so what a buffer must hold i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.epoch_memory import Memory
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import EpochChanged, LedgerChanged
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
@@ -38,6 +39,7 @@ from lightsecagg.session.interface import (
     RoundOpened,
     Spoilt,
     Stored,
+    StoreFailed,
 )
 from lightsecagg.session.past import Past
 
@@ -57,6 +59,16 @@ class EpochDisk:
         self.memory = b""
         self.uploads: dict[tuple[int, int, int], UploadInMemory] = {}
         self.shares: list[SealedShare] = []
+        self.keeps_shares = True
+        """Or it is naive, and takes what was sent for what has arrived."""
+        self.refuses: Callable[[AnyRecord], bool] = lambda record: False
+        """Which records find it full."""
+        self.versions: dict[tuple[int, int, int], int] = {}
+        """Of every upload that was ever stored."""
+        self.gone: dict[tuple[int, int, int], int] = {}
+        """Those that were deleted in the middle of their epoch -> at which time."""
+        self.failed: set[tuple[int, int, int]] = set()
+        """Those whose buffer was announced, and answered by too few."""
         self.version = self.completed = 0
         self.model = np.zeros(DIMENSION, dtype=np.float32)
         self.hashes = {0: version_hash(self.model.tobytes(), 0)}
@@ -81,10 +93,12 @@ class EpochDisk:
             tag = record.upload.tag
             stored = UploadInMemory(record.upload.vector.copy())
             self.uploads[number, tag.owner, tag.serial] = stored
+            self.versions[number, tag.owner, tag.serial] = tag.version
         kept = {(number, owner, serial) for owner, serial in record.kept}
         assert kept <= set(self.uploads), "an upload that is needed was never stored"
+        self.gone |= dict.fromkeys(set(self.uploads) - kept, self.version)
         self.uploads = {key: upload for key, upload in self.uploads.items() if key in kept}
-        shares = [*self.shares, *record.shares]
+        shares = [*self.shares, *record.shares] if self.keeps_shares else []
         self.shares = [s for s in shares if (s.owner, s.serial) in record.relayed]
         return stored
 
@@ -191,6 +205,9 @@ class EpochLaboratory(Laboratory):
     def _store(self, party: int, number: int, record: AnyRecord) -> bool:
         if isinstance(record, LedgerChanged):
             return super()._store(party, number, record)
+        if self.disk.refuses(record):
+            self.tell(StoreFailed(record, "the disk is full"))
+            return False
         stored = self.disk.store(number, record)
         self.note_change()
         self.tell(Stored(record, stored))
@@ -234,6 +251,9 @@ class EpochLaboratory(Laboratory):
         self.tell(Applied(self.disk.announcement))
 
     def renew(self, effect: Renew) -> None:
+        flight = Memory.from_bytes(self.disk.memory).buffer if self.disk.memory else None
+        for tag in () if flight is None else flight.tags:
+            self.disk.failed.add((effect.epoch, tag.owner, tag.serial))
         self.renewals.append(effect.version)
         model = self.disk.model.copy()
         model[0] = np.nextafter(model[0], np.float32(np.inf))
@@ -264,10 +284,27 @@ class EpochLaboratory(Laboratory):
         needed = {(mask.owner, mask.serial) for mask in self.party._needed()}
         return needed, None if flight is None else flight.buffer
 
-    def assert_summed_once(self) -> None:
-        pairs = [
+    @property
+    def summed(self) -> list[tuple[int, int]]:
+        """Owner and version of what is in a sum."""
+        return [
             (owner, time - tau)
             for time, owners, staleness in self.sums
             for owner, tau in zip(owners, staleness, strict=True)
         ]
+
+    @property
+    def dropped(self) -> list[tuple[int, int]]:
+        """Owner and version of what was acknowledged and is lost, though it was not too stale."""
+        versions, summed = self.disk.versions, set(self.summed)
+        return [
+            (key[1], versions[key])
+            for key, time in self.disk.gone.items()
+            if (key[1], versions[key]) not in summed
+            and key not in self.disk.failed
+            and time - versions[key] <= self.buffering.table.max_staleness
+        ]
+
+    def assert_summed_once(self) -> None:
+        pairs = self.summed
         assert len(set(pairs)) == len(pairs), "an owner's update of one version was summed twice"

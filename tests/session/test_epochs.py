@@ -11,7 +11,7 @@ from epoch_lab import BUFFERING, EpochLaboratory
 
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.interface import SERVER, Phase
+from lightsecagg.protocol.interface import SERVER, EpochChanged, Phase
 from lightsecagg.protocol.messages import Opening, SumRequest
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.schemes.traits import ProtocolName
@@ -352,12 +352,20 @@ def test_S01_no_server_talks_a_client_into_going_unprotected() -> None:
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
-def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_nothing() -> None:
-    """One run per point; in the last nothing is killed."""
-    points = 0
+@pytest.mark.parametrize("naive", [True, False])
+def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_nothing(
+    naive: bool,
+) -> None:
+    """One run per point; in the last nothing is killed.
+
+    A naive server stores that a mask is complete, and not its shares: whoever uploads under it
+    when they are lost with the server is told that the update is stored, and later that it is not.
+    """
+    points, dropped = 0, 0
     while True:
         points += 1
-        lab = EpochLaboratory(clients=5, dropouts=1, number=1, retries=9)
+        lab = EpochLaboratory(clients=5, dropouts=1, number=2, retries=9)
+        lab.disk.keeps_shares = not naive
         lab.kill_at = points
         lab.connect()
         before: tuple[set[tuple[int, int]], Any] | None = None
@@ -379,12 +387,104 @@ def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_no
                 assert before[0] <= needed or summed, "an upload that was acknowledged is lost"
         assert lab.finished is not None, f"it hangs after point {points}"
         assert lab.finished.error is None
-        assert len(lab.sums) == 1
+        assert len(lab.sums) == 2
         assert lab.cuts == []
         assert not any("cannot follow" in line for line in lab.client_log)
-        if lab.kill_at > 0:
+        dropped += len(lab.dropped)
+        if lab.kill_at > 0 or (naive and dropped):
             break
-    assert points > 20
+    assert (dropped > 0) == naive
+    assert naive or points > 20
+
+
+def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged() -> None:
+    """Both are on their way when the server is killed; the upload alone is sent again."""
+    lab = opened()
+    client = lab.clients[0]
+    party = client._round.party  # type: ignore[union-attr]
+    party.discard(party.serials[0])  # type: ignore[union-attr]
+    client._go_on()
+    lab.do(0, client._taken())
+    train = next(train for worker, train in lab.trainings if worker == 0)
+    lab.trainings.remove((0, train))
+    lab.do(0, client.handle(Trained(train.round, lab.update(0, train.round)), lab.now))
+    assert [name_of(data) for _, data in lab.up] == [
+        "ShareBundle",
+        "BufferedUpload",
+        "ShareBundle",
+        "Fetch",
+    ]
+    lab.crash()
+    lab.start()
+    lab.connect()
+    lab.settle()
+    assert lab.party.waiting == 0
+    assert client.rounds == 0, "it was not acknowledged"
+    assert party.serials == (tuple(lab.party.serials(0)[0]), ())  # type: ignore[union-attr]
+    finish_training(lab, 1, 2, 3, 4)
+    finish_training(lab, 0, 1, 2, 3)
+    assert [owners for _, owners, _ in lab.sums] == [(1, 2, 3, 4), (0, 1, 2, 3)]
+    assert client.rounds == 1
+
+
+def upload_of(owner: int) -> Any:
+    """Whether a record brings an upload of this client's."""
+    return lambda r: isinstance(r, EpochChanged) and r.upload and r.upload.tag.owner == owner
+
+
+def shares_of(owner: int) -> Any:
+    """Whether a record brings a mask of this client's."""
+    return lambda r: isinstance(r, EpochChanged) and r.shares and r.shares[0].owner == owner
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_R36_a_full_disk_costs_an_upload_which_is_not_acknowledged(crash: bool) -> None:
+    lab = opened()
+    lab.disk.refuses = upload_of(0)
+    finish_training(lab, 0)
+    assert "epoch 1: the upload of client 0: the disk is full" in lab.log
+    assert (lab.party.waiting, lab.clients[0].rounds) == (0, 0)
+    lab.disk.refuses = lambda record: False
+    if crash:
+        lab.crash()
+        lab.start()
+        lab.connect()
+        lab.settle()
+    finish_training(lab, 1, 2, 3, 4)
+    finish_training(lab, 0, 1, 2, 3)
+    assert [owners for _, owners, _ in lab.sums] == [(1, 2, 3, 4), (0, 1, 2, 3)], "from version 1"
+    assert lab.clients[0].rounds == 1
+    assert lab.dropped == []
+
+
+def test_R36_the_last_upload_of_a_buffer_that_finds_the_disk_full_is_not_in_it() -> None:
+    lab = opened()
+    finish_training(lab, 0, 1, 2)
+    lab.disk.refuses = upload_of(3)
+    finish_training(lab, 3)
+    assert lab.party.phase is Phase.UPLOAD
+    assert lab.party.waiting == 3
+    finish_training(lab, 4)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 4)]
+
+
+def test_R36_masks_that_find_the_disk_full_cost_updates_and_then_others_are_shared() -> None:
+    lab = EpochLaboratory(number=50, retries=5)
+    lab.hold_training = True
+    lab.disk.refuses = shares_of(0)
+    lab.connect()
+    lab.wait(2)
+    assert lab.party.serials(0) == ([], [])
+    finish_training(lab, 0)
+    assert (lab.party.waiting, lab.clients[0].rounds) == (0, 0), "its mask is unknown"
+    lab.disk.refuses = lambda record: False
+    for _ in range(3):
+        finish_training(lab, 1, 2, 3, 4)
+        finish_training(lab, 0)
+    assert lab.clients[0].rounds == 1, "it had three masks that nobody knows"
+    finish_training(lab, 1, 2, 3)
+    assert lab.sums[-1][:2] == (3, (0, 1, 2, 3))
+    assert lab.dropped == []
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -433,6 +533,7 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int) -> None:
     assert len(lab.sums) == 6
     assert lab.cuts == []
     assert not any("cannot follow" in line for line in lab.client_log)
+    assert lab.dropped == []
     lab.assert_summed_once()
 
 

@@ -2,7 +2,7 @@
 
 a client asks for a model           it gets the newest, or the next one if it has trained from that
                                     or if its last update must still wait for a buffer to land
-a client uploads                    stored, counted, acknowledged, in this order
+a client uploads                    stored, acknowledged, counted; dropped if that is impossible
 K updates wait                      the party forms a buffer; so does the deadline `flush_after`,
                                     and everybody here being done with the model, with T + 2 or more
 a buffer is recovered               its sum becomes the model of the next version
@@ -234,7 +234,6 @@ class EpochInProgress:
         what = "masks" if record.upload is None else "upload"
         self._log(logging.ERROR, "the %s of client %d: %s", what, owner, reason)
         self._release(self._party.unstored(record))
-        self._tell_masks(owner)
 
     def on_computed(self, job: Job, result: Result, now: float) -> None:
         """A job of the party is done, or one of an epoch before."""
@@ -319,16 +318,14 @@ class EpochInProgress:
             # It still waits for an epoch that goes on without it.
             self._peers.tell(client, RoundOver(number, GOES_ON))
         else:
+            ready, waiting = self._party.serials(client)
             if self._party.paused:
                 self._peers.tell(client, EpochCloses(self.number))
-            self._tell_masks(client)
+            if client in self._party.members:
+                known = MasksKnown(self.number, tuple(ready), tuple(waiting))
+                self._peers.tell(client, known)
             self._emit(Allow(client, version_budget(self.settings)))
             self._release(self._party.rejoin(client))
-
-    def _tell_masks(self, client: int) -> None:
-        if client in self._party.members:
-            ready, waiting = self._party.serials(client)
-            self._peers.tell(client, MasksKnown(self.number, tuple(ready), tuple(waiting)))
 
     def _receive(self, client: int, body: memoryview) -> None:
         if client not in self._able:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.errors import JournalError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import EpochChanged
-from lightsecagg.protocol.messages import BufferedUpload, Tag
+from lightsecagg.protocol.messages import BufferedUpload, SealedShare, Tag
 from lightsecagg.protocol.settings import ProtocolName, Settings
 
 SESSION = "ab" * 32
@@ -96,6 +97,34 @@ def test_R31_a_model_is_stored_with_what_is_left_to_do_or_not_at_all(
     journal.abandon(1, "over")
     assert (journal.memory(1), journal.unfinished()) == (b"", [])
     assert not list((tmp_path / "uploads").iterdir())
+    journal.close()
+
+
+def sealed(owner: int, serial: int, recipient: int) -> SealedShare:
+    content = bytes([owner, serial, recipient]) * 7
+    return SealedShare(owner, recipient, ShareKind.EXPLICIT, 5, bytes(16), content, serial)
+
+
+def mask(owner: int, serial: int) -> tuple[SealedShare, ...]:
+    return tuple(sealed(owner, serial, recipient) for recipient in (0, 1))
+
+
+def test_R31_the_shares_of_a_mask_outlive_the_process_until_nobody_lacks_one(
+    tmp_path: Path,
+) -> None:
+    journal = opened(tmp_path)
+    journal.change(1, EpochChanged(b"one", (), None, ((3, 0),), mask(3, 0)))
+    both = (*mask(3, 1), *mask(3, 2))
+    journal.change(1, EpochChanged(b"two", (), None, ((3, 0), (3, 1), (3, 2)), both))
+    journal.close()
+    journal = opened(tmp_path)
+    assert [*journal.shares(1)] == [*mask(3, 0), *both]
+    journal.change(1, EpochChanged(b"three", (), None, ((3, 1),)))
+    assert [*journal.shares(1)] == [*mask(3, 1)]
+    journal.advance(1, 1, 1, b"model", EpochChanged(b"four", (), None, ((3, 1),)), {})
+    assert [*journal.shares(1)] == [*mask(3, 1)]
+    journal.abandon(1, "over")
+    assert [*journal.shares(1)] == []
     journal.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from network_federation import Contribution, NetworkFederation, contribution
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation import epoch_journal
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
@@ -126,6 +128,110 @@ def test_S09_a_client_s_file_pins_its_buffering(tmp_path: Path) -> None:
     assert record.included == [0, 1, 2]
     assert list(record.withdrawn.values()) == [[3]]
     assert "other asynchronous settings" in next(iter(record.withdrawn))
+
+
+async def served(server: Any, clients: list[FederationClient], **options: Any) -> list[RoundRecord]:
+    """The records of a federation that comes to its end."""
+    tasks = [asyncio.create_task(client.run()) for client in clients]
+    try:
+        records: list[RoundRecord] = await server.run(**options)
+        await asyncio.gather(*tasks)
+        return records
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def pairs_of(records: list[RoundRecord]) -> set[tuple[int, int]]:
+    """Whose update of which version is in a sum."""
+    return {each for r in records for each in zip(r.included, r.versions, strict=True)}
+
+
+def test_fedbuff_over_sockets(tmp_path: Path) -> None:
+    """The same programs without protection, where both sides say so."""
+    federation = NetworkFederation(tmp_path, clients=3, dropouts=0, buffer=3)
+    unprotected = ["aggregation.protocol=plain", "aggregation.threat_model=honest-but-curious"]
+    table = ['client.protocols=["plain"]', "client.threat_model=honest-but-curious"]
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=2, settings=[*traced(tmp_path), *unprotected])
+        clients = [federation.client(i, table=table) for i in range(3)]
+        return await served(server, clients)
+
+    records = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert [(record.protocol, record.included) for record in records] == [("plain", [0, 1, 2])] * 2
+    check_every_mean(tmp_path / "trace", records)
+
+
+def test_R36_an_upload_that_finds_the_disk_full_is_lost_and_the_server_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not acknowledged; its owner's update from the next version counts."""
+    original = epoch_journal.write_synced
+
+    def write(path: Path, data: bytes) -> None:
+        if path.name == "1-3-0.u32":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, data)
+
+    monkeypatch.setattr(epoch_journal, "write_synced", write)
+    federation = NetworkFederation(tmp_path, clients=4, buffer=3)
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=5, settings=traced(tmp_path))
+        return await served(server, [federation.client(i) for i in range(4)])
+
+    records = asyncio.run(asyncio.wait_for(scenario(), 60))
+    check_every_mean(tmp_path / "trace", records)
+    assert all(record.aborted is None for record in records)
+    assert "the upload of client 3: cannot write the journal" in caplog.text
+    assert "No space left on device" in caplog.text
+    versions = [version for owner, version in pairs_of(records) if owner == 3]
+    assert versions
+    assert 0 not in versions, "its first upload was never stored"
+
+
+def stored(server: Any) -> set[int]:
+    """Whose uploads are durable in the epoch that goes on."""
+    epoch = server._session._round
+    return set() if epoch is None else set(epoch.stored)
+
+
+def test_R31_an_epoch_that_is_abandoned_gives_up_its_updates_and_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--abandon-round`: two uploads wait when the server ends; clients train anew."""
+    federation = NetworkFederation(tmp_path, clients=4, buffer=3)
+    slow = [Slow(2), Slow(3)]
+
+    async def scenario() -> list[RoundRecord]:
+        first = federation.server(number=1000, settings=traced(tmp_path))
+        jobs = [None, None, *slow]
+        clients = [federation.client(i, job=job) for i, job in enumerate(jobs)]
+        running = asyncio.create_task(first.run())
+        tasks = [asyncio.create_task(client.run()) for client in clients]
+        try:
+            while not first.connected or stored(first) != {0, 1}:
+                await asyncio.sleep(0.02)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            for job in slow:
+                job.may_end.set()
+            second = federation.server(number=2, settings=traced(tmp_path))
+            records = await second.run(abandon=True)
+            await asyncio.gather(*tasks)
+            return records
+        finally:
+            for task in (running, *tasks):
+                task.cancel()
+            await asyncio.gather(running, *tasks, return_exceptions=True)
+
+    records = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert "epoch 1 is abandoned as demanded" in caplog.text
+    assert {record.epoch for record in records} == {2}
+    check_every_mean(tmp_path / "trace", records)
+    assert pairs_of(records).isdisjoint({(0, 0), (1, 0)})
 
 
 def test_mode_and_buffering_go_together(tmp_path: Path) -> None:

@@ -196,15 +196,37 @@ def test_shares_wait_until_they_are_worth_a_message() -> None:
 # -- the mailbox -----------------------------------------------------------------------------------
 
 
-def test_who_was_away_gets_what_it_missed_once_and_in_few_messages() -> None:
+def test_shares_are_kept_until_they_are_reported_on_and_notices_until_they_are_read() -> None:
     mailbox = Mailbox()
-    mine, theirs = share(ME, 0, owner=A), share(ME, 1, owner=A)
-    for message in (mine, UploadDropped(3), theirs):
+    first, second = share(ME, 0, owner=A), share(ME, 1, owner=A)
+    for message in (first, UploadDropped(3), second):
         mailbox.put(ME, message)
-    urgent, others = mailbox.empty(ME, [MaskRef(A, 1), MaskRef(B, 1)])
-    assert urgent == [ShareBundle((theirs,))]
-    assert others == [ShareBundle((mine,)), UploadDropped(3)]
-    assert mailbox.empty(ME, [MaskRef(A, 1)]) == ([], [])
+    assert mailbox.lacking == {MaskRef(A, 0): [ME], MaskRef(A, 1): [ME]}
+    assert mailbox.read(ME, ()) == ([], [ShareBundle((first, second)), UploadDropped(3)])
+    assert mailbox.read(ME, ()) == ([], [ShareBundle((first, second))])
+    mailbox.delivered(ME, MaskRef(A, 0))
+    mailbox.delivered(B, MaskRef(A, 1))
+    mailbox.delivered(ME, MaskRef(C, 7))
+    assert mailbox.read(ME, ()) == ([], [ShareBundle((second,))])
+
+
+def test_a_report_on_an_own_mask_takes_no_notice_away() -> None:
+    mailbox = Mailbox()
+    mailbox.put(ME, UploadDropped(3))
+    mailbox.delivered(ME, MaskRef(ME, 3))
+    assert mailbox.read(ME, ()) == ([], [UploadDropped(3)])
+
+
+def test_what_is_urgent_comes_first_and_the_older_masks_of_its_owner_with_it() -> None:
+    """They would be refused behind it."""
+    mailbox = Mailbox()
+    old, asked, new = (share(ME, serial, owner=A) for serial in range(3))
+    other = share(ME, 0, owner=B)
+    for message in (old, other, asked, new):
+        mailbox.put(ME, message)
+    urgent, others = mailbox.read(ME, [MaskRef(A, 1), MaskRef(C, 9)])
+    assert urgent == [ShareBundle((old, asked))]
+    assert others == [ShareBundle((other, new))]
 
 
 def test_what_concerns_a_mask_that_is_past_is_forgotten_for_everybody() -> None:
@@ -216,8 +238,8 @@ def test_what_concerns_a_mask_that_is_past_is_forgotten_for_everybody() -> None:
     mailbox.forget(MaskRef(A, 0))
     mailbox.forget(MaskRef(C, 0))  # of which nobody has missed anything
     for client in (ME, B):
-        assert mailbox.empty(client, ()) == ([], [ShareBundle((share(client, 1, owner=A),))])
-    assert mailbox.empty(A, ()) == ([], [])
+        assert mailbox.read(client, ()) == ([], [ShareBundle((share(client, 1, owner=A),))])
+    assert mailbox.read(A, ()) == ([], [])
 
 
 def test_a_kept_share_does_not_keep_the_bundle_it_came_in() -> None:
