@@ -560,6 +560,39 @@ def test_S42_a_client_that_uploads_twice_from_one_version_counts_once(naive: boo
     assert waiting == ([0, 1] if naive else [0])
 
 
+@pytest.mark.parametrize("naive", [True, False])
+def test_S44_a_server_that_gives_one_model_again_and_again_gets_few_answers(naive: bool) -> None:
+    """Whether an upload follows tells whether the update is within the bound of the epoch.
+
+    Epochs without an upload are counted, but those since the last one alone, whatever model that
+    came from: with uploads from others in between, a naive client would let a server search for the
+    size of its update from one model, by as many bounds as it likes.
+    """
+    lab = opened()
+    victim = lab.clients[0]
+    party = victim._round.party  # type: ignore[union-attr]
+    if naive:
+        party._policy = lab.policy(max_openings=1000)  # type: ignore[union-attr]
+    lab.do(0, victim.handle(TrainingFailed(0, "no data"), lab.now))
+    answers = 0
+    for version in range(1, 31):
+        if version == 10:
+            model = Version(version, b"another model")
+            lab.do(0, victim.handle(Received(SERVER, pack_control(model)), lab.now))
+            event = Trained(version, lab.update(0, version))
+            assert "BufferedUpload" in posted(victim.handle(event, lab.now))
+            assert lab.ledgers[0]._entries.unconfirmed == 0
+            continue
+        offer = pack_control(Version(version, b"the same model"))
+        effects = victim.handle(Received(SERVER, offer), lab.now)
+        kinds = [type(effect).__name__ for effect in effects]
+        if "Train" in kinds:
+            assert kinds.index("Store") < kinds.index("Train"), "a restart forgets none of them"
+            answers += 1
+            victim.handle(TrainingFailed(version, "beyond the bound"), lab.now)
+    assert answers == (29 if naive else 16)
+
+
 def test_S09_a_server_that_announces_two_buffers_for_one_time_gets_no_second_answer() -> None:
     lab = opened()
     lab.hold_jobs = True

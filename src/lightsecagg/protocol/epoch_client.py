@@ -236,6 +236,16 @@ class EpochClient(ClientMachine[AnyState]):
         self._change(changed)
         return [*send_shares(shares)]
 
+    def take_model(self, model: bytes) -> list[Output]:
+        """Training from this model (`hash_model`) begins; refuse it once too often (S44).
+
+        Whether an upload follows is an answer. A server that gives one model again and again, in
+        epochs with ever other bounds, would have many of them about one update.
+        """
+        self._registered()
+        self.ledger.count_opening(model, self._policy.max_openings)
+        return [*self.ledger.persisted()]
+
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask and upload an update that was trained from the model of time `version`.
 

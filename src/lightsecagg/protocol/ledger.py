@@ -137,7 +137,7 @@ class Ledger:
             )
 
     def count_opening(self, model: bytes, max_openings: int) -> None:
-        """Note that a round begins from `model`; refuse one too many (S44).
+        """Note that a round, or training, begins from `model`; refuse one too many (S44).
 
         A server could open one round after another from the same model and end each before the
         uploads; whoever it hears of, or misses, is an answer to whatever it varies.

@@ -282,11 +282,18 @@ class EpochClientSession(ClientSession):
 
     def _on_version(self, message: Version) -> None:
         epoch = self._round
+        party = None if epoch is None else _party(epoch)
         busy = self._work is not None or message.version <= self._newest
-        if epoch is None or not self._clear or busy:
+        if epoch is None or party is None or not self._clear or busy:
             return
         self._fetching, self._newest = False, message.version
         model = version_hash(message.model, message.version)
+        try:
+            self._release(epoch, party.take_model(model))
+        except RemoteProtocolError as error:
+            self._miss(message.version, str(error))
+            self._go_on()
+            return
         self._work = _Trained(message.version, model, epoch.instructions)
         self._tell("trains from version %d", message.version)
         announcement = Announcement(message.model, epoch.announcement.instructions)
