@@ -187,13 +187,17 @@ def test_R31_R32_asynchronous_sums_are_exact_though_clients_and_the_server_are_k
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert len(document["flushes"]) == 7
+    assert len(document["flushes"]) >= 7
     for flush in document["flushes"]:
         assert flush["exact"] is True
         assert 0 < flush["difference"] <= flush["rounding"] < 1e-4
         assert len(flush["owners"]) == len(flush["staleness"]) >= 3
     killed = [kill["who"] for kill in document["kills"]]
-    assert 1 <= len(killed) <= 2, "a run may end before it is time for the second"
+    assert len(killed) == 2
+    assert "server" in killed
+    assert max(kill["after"] for kill in document["kills"]) < len(document["flushes"])
+    (straggler,) = document["stragglers"]
+    assert straggler["max_staleness"] > 2
     fates = document["audit"]
     never = ("lost", "wrong", "summed_twice", "masks_used_twice", "changed")
     assert {fates[what] for what in never} == {0}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lightsecagg.drivers.federation.epoch_demo import EpochDemoConfig, EpochDemoResult
 
 app = typer.Typer(add_completion=False)
+_STALE = 3
+"""Versions by which an update of every straggler is to be behind, if they are slow enough."""
 
 
 @app.command()
@@ -40,7 +42,10 @@ def run(
         int | None,
         typer.Option(help="K, the updates in a buffer.", show_default="N/2, or T + 2"),
     ] = None,
-    flushes: Annotated[int, typer.Option(min=1, help="Buffers to recover.")] = 24,
+    flushes: Annotated[
+        int,
+        typer.Option(min=1, help="Buffers to recover; more until those who are killed are back."),
+    ] = 24,
     staleness: Annotated[Staleness, typer.Option(help="s(tau).")] = Staleness.CONSTANT,
     tau_max: Annotated[int, typer.Option(help="Updates staler than this are dropped.")] = 20,
     slow: Annotated[int, typer.Option(help="How many clients are stragglers.")] = 2,
@@ -124,6 +129,7 @@ def run(
         server_rate=server_rate,
         slow=slow,
         slowdown=slowdown,
+        least_staleness=min(_STALE, int(slowdown) // _STALE),
     )
     with demonstration.stage(config, check_epoch_demo, out, save_model) as (folder, ask):
         config = replace(config, kills=plan_kills(config, client_kills, server_kills))

@@ -2,8 +2,8 @@
 
 A real federation in the asynchronous mode that sums vectors; see `epoch_demo`, which starts the
 processes, kills them and audits what they have noted. Kills come at random moments, one after the
-other, however far whoever was killed before has got. `hangs` counts a federation that recovers no
-buffer for `patience` seconds.
+other, however far whoever was killed before has got. It ends when all of them take part again.
+`hangs` counts a federation that recovers no buffer for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from lightsecagg.drivers.federation.epoch_demo import (
 from lightsecagg.experiments.federation_bench import RandomVectors
 from lightsecagg.params import ShareMode
 
-_ENDLESS = 10**6
 _AFTERWARDS = 3
 """Sums that must still be recovered when nobody is killed any more."""
+_TAU_MAX = 60
+"""So large that no update is too stale: none may be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,11 @@ def unleash(
         dropouts=chaos.dropouts,
         buffer=chaos.buffer,
         share_mode=chaos.share_mode,
-        rounds=_ENDLESS,
+        rounds=_AFTERWARDS,
         dropout=0,
         bound=1.0,
         slow=1,
+        tau_max=_TAU_MAX,
         kills=kills,
         afterwards=_AFTERWARDS,
         patience=chaos.patience,
@@ -100,7 +102,7 @@ def unleash(
 def _findings(chaos: Chaos, result: EpochDemoResult) -> dict[str, Any]:
     killed = Counter("server" if kill["who"] == "server" else "client" for kill in result.killed)
     reasons = Counter(record["aborted"] for record in result.lost_buffers)
-    clean = result.audit.clean and not result.hung
+    clean = result.audit.clean and not result.hung and not result.audit.dropped
     return {
         "clean": clean,
         "server_kills": killed["server"],

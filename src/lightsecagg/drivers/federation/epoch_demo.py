@@ -30,6 +30,7 @@ from lightsecagg.drivers.federation.demo_audit import (
     compare,
     read_notes,
     read_sums,
+    versions_of,
 )
 from lightsecagg.drivers.federation.demo_config import DemoConfig
 from lightsecagg.drivers.federation.demo_processes import Ask, Processes, Watch
@@ -43,6 +44,7 @@ from lightsecagg.field.staleness import Staleness
 
 SERVER = -1
 """The server, among those who are killed."""
+_ENDLESS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,11 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class EpochDemoConfig(DemoConfig):
-    """What to demonstrate; `rounds` counts buffers."""
+    """What to demonstrate; `rounds` counts buffers.
+
+    With `kills` it goes on until all of them have happened and been recovered from, however many
+    buffers that takes.
+    """
 
     mode: Literal["sync", "async"] = "async"
     """Rounds, with the same stragglers, are there to be compared with."""
@@ -76,14 +82,21 @@ class EpochDemoConfig(DemoConfig):
     least_training: float = 0.1
     """Seconds that no training is faster than."""
     kills: tuple[Kill, ...] = ()
-    afterwards: int | None = None
-    """Sums after the last kill at which it ends; None: with the last of `rounds`."""
+    afterwards: int = 1
+    """The fewest sums after the last kill."""
+    least_staleness: int = 0
+    """With kills: how stale an update of every straggler must have been."""
     patience: float = 120.0
     """Seconds without a sum after which it hangs."""
     vectors: int | None = None
     """Entries of vectors, which `job` makes, to be summed instead of training a task."""
     job: Callable[[int], ClientJob] | None = None
     """Of a client; None: to train."""
+
+    @property
+    def number(self) -> int:
+        """Buffers after which the server ends by itself."""
+        return _ENDLESS if self.kills else self.rounds
 
     @property
     def buffering(self) -> ServerBufferingTable:
@@ -231,9 +244,33 @@ class _EpochProcesses(Processes):
             self.start_client(kill.victim)
         return True
 
-    def end(self) -> None:
+    def _have_recovered(self) -> bool:
+        """Whether all who were killed upload again, and stragglers have been stale enough."""
+        killed = {kill["who"]: kill["time"] for kill in self.killed if kill["who"] != "server"}
+        notes = read_notes(self.trace)
+        back = {
+            note["client"]
+            for note in notes
+            if note["what"] == "stored" and note["time"] > killed.get(note["client"], 0.0)
+        }
+        return set(killed) <= back and self._stragglers() <= self._stale()
+
+    def _stragglers(self) -> set[int]:
+        config = self._config
+        return set(range(config.clients - config.slow, config.clients))
+
+    def _stale(self) -> set[int]:
+        """Owners of updates that were stale enough."""
+        return {
+            owner
+            for record in read_sums(self.trace)
+            for owner, version in zip(record["included"], versions_of(record), strict=True)
+            if record["round"] - 1 - version >= self._config.least_staleness
+        }
+
+    def end_if_recovered(self) -> None:
         """Tell the server, once, to stop; it leaves the epoch as it is."""
-        if self.server is not None and not self._told:
+        if self.server is not None and not self._told and self._have_recovered():
             self._told = True  # a second signal would end it at once
             self.server.terminate()
 
@@ -252,7 +289,7 @@ class _EpochProcesses(Processes):
 
     def _client(self, client: int) -> tuple[Callable[..., FederationClient], ClientJob | None]:
         config = self._config
-        slowdown = config.slowdown if client >= config.clients - config.slow else 1.0
+        slowdown = config.slowdown if client in self._stragglers() else 1.0
         kind = partial(WatchedClient, slowdown=slowdown, least=config.least_training)
         return kind, None if config.job is None else config.job(client)
 
@@ -260,7 +297,8 @@ class _EpochProcesses(Processes):
         trains = self._config.vectors is None
         rate = [f"training.server.learning_rate={self._config.server_rate}"] if trains else []
         mode = f'aggregation.mode="{self._config.mode}"'
-        return [*super()._overrides(), mode, *rate, *self._buffering(server=True)]
+        number = f"rounds.number={self._config.number}"
+        return [*super()._overrides(), number, mode, *rate, *self._buffering(server=True)]
 
     def _client_overrides(self) -> list[str]:
         config = self._config
@@ -294,7 +332,7 @@ def _wait(processes: _EpochProcesses, config: EpochDemoConfig, watch: Watch, ask
                 processes.kill(kills.pop(0), sums)
                 due, last = None, sums
                 watch("kills", len(config.kills) - len(kills), len(config.kills))
-        elif not kills and config.afterwards is not None and sums >= last + config.afterwards:
-            processes.end()
+        elif config.kills and not kills and sums >= max(config.rounds, last + config.afterwards):
+            processes.end_if_recovered()
         processes.check()
     return True
