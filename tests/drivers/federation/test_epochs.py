@@ -214,8 +214,8 @@ def test_R31_an_epoch_that_is_abandoned_gives_up_its_updates_and_no_others(
         try:
             while not first.connected or stored(first) != {0, 1}:
                 await asyncio.sleep(0.02)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            first.stop()
+            await running
             for job in slow:
                 job.may_end.set()
             second = federation.server(number=2, settings=traced(tmp_path))
