@@ -14,8 +14,10 @@ from lightsecagg.drivers.transport.communicator import (
     Event,
     Limits,
     Received,
+    Traffic,
 )
-from lightsecagg.drivers.transport.framing import chunks
+from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
+from lightsecagg.drivers.transport.link import CLOSED_HERE, Link
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import LocalProtocolError, ParameterError, PeerGone, TransportError
 
@@ -319,3 +321,45 @@ def test_cancelled_waits_lose_nothing(run: Run) -> None:
         await server.close()
 
     run(scenario)
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """Its clock goes forward when it is told to."""
+
+    leapt = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leapt
+
+
+def test_R35_a_peer_that_steadily_takes_data_is_waited_for_however_long_it_takes() -> None:
+    """Each chunk takes 40 s of the 60 that are allowed, and the outbox has room for one message."""
+    limits = Limits(queue=1, stall_timeout=60.0)
+    written: list[bytes] = []
+    loop = LeapingLoop()
+
+    async def write(chunk: bytes) -> None:
+        loop.leapt += 40.0
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # timers that are due now have fired
+        written.append(chunk)
+
+    async def never() -> bytes:
+        return await loop.create_future()
+
+    async def ignore(message: object) -> None:
+        raise AssertionError("nothing is sent to this side")
+
+    async def scenario() -> str:
+        link = Link(limits, Traffic(), lambda length: None, ignore, lambda reason: None)
+        running = asyncio.create_task(link.run(never, write))
+        for _ in range(4):
+            await link.send(bytes(3 * PAYLOAD))
+        link.finish()
+        return await running
+
+    try:
+        assert loop.run_until_complete(scenario()) == CLOSED_HERE
+    finally:
+        loop.close()
+    assert len(written) == 4 * 3 + 1

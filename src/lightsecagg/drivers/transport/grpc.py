@@ -191,7 +191,8 @@ class GrpcServer(StreamServer):
             self._refuse(
                 "TLS handshake",
                 "a peer began a TLS handshake and opened no stream: it has no certificate, an "
-                "expired one or one of another authority, or it does not trust this server",
+                "expired one or one of another authority, it does not trust this server, or its "
+                "connection broke",
             )
 
     async def _stream(self, _requests: object, context: Any) -> None:

@@ -53,14 +53,12 @@ class Link:
         """Set by the carrier when nothing of this link is left."""
 
     async def send(self, message: bytes) -> None:
-        """Queue a message; a peer that makes no room for it until the deadline is cut."""
-        try:
-            async with asyncio.timeout(self._limits.stall_timeout):
-                await self._outbox.put(message)
-                self.waiting += len(message)
-        except TimeoutError:
-            self.cut(self._stalled("took no data"))
-            raise PeerGone(self.reason) from None
+        """Queue a message, waiting for room; a peer that takes no chunk in time is cut meanwhile.
+
+        However long the messages before it are, one that takes them slowly is waited for.
+        """
+        await self._outbox.put(message)
+        self.waiting += len(message)
 
     def post(self, message: bytes) -> None:
         """Queue a message without waiting; `waiting` is the caller's to bound."""
