@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightsecagg.drivers.federation import programs
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.provisioning import provision
-from lightsecagg.errors import Refused
+from lightsecagg.errors import ConfigurationError, Refused, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
@@ -82,3 +85,31 @@ def test_S49_a_server_says_how_short_keys_are_decoded_and_what_they_assume(
     settings = Settings(ProtocolName.LIGHTSECAGG, parameters, quantizer, 3, bytes(32), 1, bytes(32))
     programs._mind_the_rounding(settings)
     assert "exact decoding; short keys are experimental" in caplog.text
+
+
+def test_a_server_that_may_not_open_enough_files_says_so_before_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = provision(tmp_path / "federation", 60, vectors=5, privacy=10, dropouts=10)
+    config = load_config(ServerConfig, made.server)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (56, 56))
+    wanted = r"may open 56 files and 60 clients need 184: .* raise the hard limit of RLIMIT_NOFILE"
+    with pytest.raises(ConfigurationError, match=wanted):
+        programs.build_server(config)
+    assert not (made.server.parent / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("max_dimension", "accepted"), [(2**26, 2**30), (2**28, 2**30 + 2**20), (2**40, 2**32 - 1)]
+)
+def test_a_client_that_expects_a_larger_model_accepts_the_message_that_carries_it(
+    tmp_path: Path, max_dimension: int, accepted: int
+) -> None:
+    made = provision(tmp_path / "federation", 3, vectors=5, privacy=1, dropouts=0)
+    np.save(made.clients[0].with_name("vector.npy"), np.zeros(5))
+    overrides = [f"client.max_dimension={max_dimension}"]
+    client = programs.build_client(load_config(ClientConfig, made.clients[0], overrides))
+    transport: Any = client._communicator
+    transport._accept(accepted)
+    with pytest.raises(RemoteProtocolError, match=r"larger models raises its max_dimension"):
+        transport._accept(accepted + 1)

@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from lightsecagg.drivers.transport.communicator import (
     Limits,
     ServerCommunicator,
 )
+from lightsecagg.drivers.transport.framing import MAX_MESSAGE
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.masks.short_keys import ASSUMPTION
@@ -54,6 +56,10 @@ from lightsecagg.session.record import RoundRecord
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_BY_SIGNAL = 128
 """A shell's exit code for a program that a signal ended is this plus the signal's number."""
+_BESIDE_THE_MODEL = 1 << 20
+"""Bytes of a round's announcement that are not the model, at most."""
+_OWN_FILES = 64
+"""Files that a server has open beside those of its clients, and some to spare."""
 _M_MMAP_THRESHOLD = -3
 """As malloc.h has it."""
 
@@ -75,6 +81,7 @@ def build_server(
     buffering = None if config.buffering is None else config.buffering.make()
     settings_for = partial(make_settings, config.aggregation, job, session, buffering=buffering)
     settings = settings_for(members.current.allow_list)
+    _mind_the_files(len(members.current.allow_list))
     _mind_the_members(config.aggregation.clients, settings)
     _mind_the_rounding(settings)
     admitted = frozenset(members.current.allow_list.clients)
@@ -262,6 +269,18 @@ def _check_figure(figure: str | None, table: str, job: ServerJob) -> None:
         )
 
 
+def _mind_the_files(clients: int) -> None:
+    """Refuse a limit that would let in some clients, and no others."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = 2 * clients + _OWN_FILES
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise ConfigurationError(
+            f"this process may open {most} files and {clients} clients need {needed}: a connection "
+            "each, and a file while a long message of one waits; raise the hard limit of "
+            "RLIMIT_NOFILE (`ulimit -n`, systemd's LimitNOFILE)"
+        )
+
+
 def _mind_the_members(clients: int, settings: Settings) -> None:
     parameters = settings.parameters
     if parameters.clients < clients:
@@ -342,7 +361,15 @@ def _client_communicator(config: ClientConfig, understood: bool) -> ClientCommun
         credentials,
         server_name=config.server.name,
         plaintext=config.tls.insecure,
+        limits=_limits_of(config.client.max_dimension),
     )
+
+
+def _limits_of(max_dimension: int) -> Limits:
+    """The longest message that a client accepts is a model of the largest kind that it expects."""
+    usual = Limits()
+    longest = min(4 * max_dimension + _BESIDE_THE_MODEL, MAX_MESSAGE)
+    return replace(usual, max_message=max(usual.max_message, longest))
 
 
 def _credentials(table: TlsTable) -> Credentials | None:

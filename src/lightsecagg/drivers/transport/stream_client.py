@@ -87,7 +87,8 @@ class StreamClient(ABC):
         if length > self._limits.max_message:
             raise RemoteProtocolError(
                 f"the server announced a message of {length} bytes, "
-                f"this client accepts {self._limits.max_message}"
+                f"this client accepts {self._limits.max_message}; one that expects larger models "
+                "raises its max_dimension"
             )
 
     async def _deliver(self, message: Data) -> None:
