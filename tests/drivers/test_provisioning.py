@@ -218,6 +218,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         ({"port": 70000}, "port 70000"),
         ({"server_name": 'a"b'}, "not a host name"),
         ({"vectors": 0}, "vectors: their length = 0 must be at least 1"),
+        ({"vectors": 2**30}, "1073741824 is too large: an upload has at most 1073741823 elements"),
+        ({"vectors": 2**30 - 1, "weighted": True}, "1073741823 is too large"),
         ({"vectors": 10, "task": "digits"}, r"trains a task \(digits\) or sums vectors, not both"),
         ({"weighted": True}, "weighted is for vectors"),
         ({"bound": 0.0}, "bound = 0.0 must be positive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
@@ -245,6 +246,25 @@ def test_R30_a_failing_evaluation_costs_its_figures_only(
     assert "KeyError: 'rmse'" in caplog.text
     assert list(second.figures) == ["norm"]
     federation.check(second)
+
+
+def test_R36_a_result_that_is_not_whole_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "result.npz"
+    job = VectorServer(VectorsTable(dimension=3, output=output))
+    job.apply(np.ones(3), samples=2, completed=1)
+
+    def halfway(file: Any, **arrays: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", halfway)
+    with pytest.raises(ConfigurationError, match=r"result.npz cannot be written: .*No space left"):
+        job.apply(np.zeros(3), samples=2, completed=2)
+    with np.load(output) as kept:
+        assert (kept["result"].tolist(), int(kept["round"])) == ([1.0, 1.0, 1.0], 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["result.npz"]
 
 
 def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:

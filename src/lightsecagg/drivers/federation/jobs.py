@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,7 +147,7 @@ class VectorServer:
         self.result = aggregate
         if self._output is not None:
             try:
-                np.savez(self._output, result=aggregate, samples=samples, round=completed)
+                _write_whole(self._output, result=aggregate, samples=samples, round=completed)
             except OSError as error:
                 raise ConfigurationError(
                     f"[vectors] output {self._output} cannot be written: {error}"
@@ -172,6 +173,21 @@ class VectorServer:
         self.result = np.frombuffer(data, dtype=np.float64) if data else None
         if self.result is not None:
             _check_checkpoint(self.result.size, self.dimension)
+
+
+def _write_whole(path: Path, **arrays: Any) -> None:
+    """As .npz; a crash or a full disk leaves the file of before."""
+    path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class VectorClient:

@@ -36,6 +36,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode, ThreatModel, check_integer
+from lightsecagg.protocol.settings import MAX_LENGTH
 from lightsecagg.training.datasets import DATASETS
 
 Mode = Literal["sync", "async"]
@@ -273,6 +274,11 @@ def _job(clients: int, task: str | None, vectors: int | None, weighted: bool) ->
     if task is not None:
         raise ParameterError(f"a federation trains a task ({task}) or sums vectors, not both")
     check_integer("vectors: their length", vectors, 1)
+    if vectors + weighted > MAX_LENGTH:  # with the sample count
+        raise ParameterError(
+            f"vectors: their length {vectors} is too large: an upload has at most {MAX_LENGTH} "
+            "elements"
+        )
     table: Table = {"dimension": vectors, "weighted": weighted, "output": "result.npz"}
     # A vector is spent by its first sum: a second round would need new files.
     server: dict[str, Table] = {"rounds": {"number": 1}, "vectors": table}
