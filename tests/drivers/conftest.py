@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+
+from lightsecagg.experiments.fault_proxy import FaultProxy
 
 Scenario = Callable[[], Awaitable[None]]
 
@@ -29,13 +27,6 @@ def run() -> Callable[[Scenario], None]:
 
 
 @pytest.fixture(scope="session")
-def fault_proxy() -> Any:
-    """The class `FaultProxy` of `transport/fault_proxy.py`."""
-    name = "tests_fault_proxy"
-    path = Path(__file__).parent / "transport" / "fault_proxy.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.FaultProxy
+def fault_proxy() -> type[FaultProxy]:
+    """What breaks connections between clients and their server."""
+    return FaultProxy

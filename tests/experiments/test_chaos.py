@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()"
 def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed() -> None:
     small = ["--clients", "5", "--privacy", "1", "--dropouts", "1", "--buffer", "3", "--dim", "20"]
     kills = ["--server-kills", "3", "--client-kills", "2", "--pause", "1", "--timeout", "200"]
-    command = [*COMMAND, *small, *kills, "--json"]
+    command = [*COMMAND, "--mode", "async", *small, *kills, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)

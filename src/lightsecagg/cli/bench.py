@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from lightsecagg.cli import options
+from lightsecagg.cli.chaos import ByModeOfChaos, bench_chaos
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
-from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import EXIT_INTERRUPTED, AsJson, print_json, warn
-from lightsecagg.errors import Aborted, ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.settings import ProtocolName
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Measure the hot loops, and whole federations."
 )
+app.command("chaos", cls=ByModeOfChaos)(bench_chaos)
 
 
 @app.command("federation")
@@ -122,63 +122,6 @@ def _print_findings(findings: dict[str, Any]) -> None:
         )
     if findings["interrupted"]:
         warn("interrupted")
-
-
-@app.command("chaos")
-def bench_chaos(
-    mode: Annotated[Mode, typer.Option(help="Of the federation; async alone is known.")] = (
-        Mode.ASYNC
-    ),
-    server_kills: Annotated[int, typer.Option(help="kill -9 of the server.", min=0)] = 200,
-    client_kills: Annotated[int, typer.Option(help="kill -9 of clients.", min=0)] = 100,
-    clients: Annotated[int, typer.Option(help="N, the clients.", min=4)] = 8,
-    privacy: Annotated[int, typer.Option(help="T, how many may collude with the server.")] = 2,
-    dropouts: Annotated[int, typer.Option(help="D, how many may be away.")] = 2,
-    buffer: Annotated[int, typer.Option(help="K, the updates in a buffer.")] = 4,
-    dim: Annotated[int, typer.Option(help="d, the length of the vectors.", min=1)] = 1000,
-    share_mode: options.ShareModeChoice = ShareMode.SEEDED,
-    pause: Annotated[float, typer.Option(help="Seconds between two kills, at most.")] = 3.0,
-    patience: Annotated[
-        float, typer.Option(help="Seconds without a recovered buffer that are a hang.")
-    ] = 120.0,
-    timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 3600.0,
-    seed: Annotated[int, typer.Option(help="Steers who is killed when; never a mask.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Kill the server and clients of a real federation at random, and account for every update.
-
-    Fails if a sum is wrong, an acknowledged update is lost, anything is used twice, or nothing goes
-    on. Ctrl-C ends it, and it reports what there is (exit code 130).
-    """
-    require("bench chaos", "grpc")
-    if mode is not Mode.ASYNC:
-        raise ParameterError("bench chaos knows --mode async; rounds are killed by `run --dropout`")
-    from lightsecagg.experiments.chaos import Chaos, unleash
-
-    chaos = Chaos(
-        server_kills=server_kills,
-        client_kills=client_kills,
-        clients=clients,
-        privacy=privacy,
-        dropouts=dropouts,
-        buffer=buffer,
-        dimension=dim,
-        share_mode=share_mode,
-        pause=pause,
-        patience=patience,
-        timeout=timeout,
-        seed=seed,
-    )
-    with deferred_signals() as ask:
-        found = unleash(chaos, lambda line: typer.echo(line, err=True), ask)
-        if as_json:
-            print_json(found)
-        else:
-            for name, value in found.items():
-                if name != "plan":
-                    typer.echo(f"{name.replace('_', ' ')}: {value}")
-        if not found["clean"]:
-            raise Aborted("something has happened that must not: see above")
 
 
 @app.command("stragglers")

@@ -7,12 +7,18 @@
 It sees bytes, not messages, so it works with TLS. Faults can be set for what is connected and for
 connections still to come. Holding one connection while others go on reorders messages across
 connections; cutting one, so that its client reconnects and repeats itself, duplicates them.
+
+`FaultyNetwork` has one for each client, in a thread, for programs without an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 
 @dataclass(eq=False)
@@ -65,7 +71,8 @@ class FaultProxy:
     @property
     def address(self) -> str:
         """Where clients connect."""
-        assert self._listener is not None
+        if self._listener is None:
+            raise RuntimeError("start it first")
         host, port = self._listener.sockets[0].getsockname()
         return f"{host}:{port}"
 
@@ -143,3 +150,68 @@ class FaultProxy:
             pass
         finally:
             connection.cut()
+
+
+class FaultyNetwork:
+    """A proxy in front of the server for each client; a context manager."""
+
+    def __init__(self, target: str, clients: Iterable[int]) -> None:
+        self._proxies = {client: FaultProxy(target) for client in clients}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._call(self._start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call(self._close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def address(self, client: int) -> str:
+        """Where this client finds the server."""
+        return self._proxies[client].address
+
+    def partition(self, clients: Iterable[int]) -> None:
+        """What these and the server send each other is held back."""
+        self._each(clients, FaultProxy.partition)
+
+    def heal(self, clients: Iterable[int]) -> None:
+        """What was held back goes through."""
+        self._each(clients, FaultProxy.heal)
+
+    def refuse(self, *, refusing: bool) -> None:
+        """Whether the server cannot be reached at all."""
+
+        def set_(proxy: FaultProxy) -> None:
+            proxy.refusing = refusing
+            if refusing:
+                proxy.cut_all()
+
+        self._each(self._proxies, set_)
+
+    def _each(self, clients: Iterable[int], act: Callable[[FaultProxy], None]) -> None:
+        async def all_() -> None:
+            for client in clients:
+                act(self._proxies[client])
+
+        self._call(all_)
+
+    async def _start(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.start()
+
+    async def _close(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.close()
+
+    def _call(self, what: Callable[[], Coroutine[None, None, None]]) -> None:
+        asyncio.run_coroutine_threadsafe(what(), self._loop).result()

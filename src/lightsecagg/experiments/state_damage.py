@@ -1,0 +1,96 @@
+"""A server's state folder: what it must not forget, and how a byte of it is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightsecagg.drivers.federation.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a server's state folder knows, of all that must not be forgotten."""
+
+    completed: tuple[int, bytes]
+    """How many rounds are done, and the hash of the model after them."""
+    next_round: int
+    ended: dict[int, str | None]
+    announced: dict[int, tuple[int, ...]]
+    """Round -> U1."""
+    uploads: dict[tuple[int, int], bytes]
+    """Round that is under way, client -> the hash of what is stored."""
+
+    def survived_in(self, later: Memory) -> bool:
+        """Whether all of it is known later, when rounds without an upload may have been dropped."""
+        return (
+            self.completed == later.completed
+            and self.next_round == later.next_round
+            and self.ended.items() <= later.ended.items()
+            and self.announced == later.announced
+            and self.uploads == later.uploads
+        )
+
+
+def memory_of(state: Path, session: str, copy: Path) -> Memory:
+    """Read from a copy: to open a journal changes it."""
+    shutil.copytree(state, copy)
+    try:
+        with closing(Journal(copy, session)) as journal:
+            completed, model = journal.load_model() or (0, b"")
+            numbers = range(1, journal.next_round())
+            sets = {number: journal.announced(number) for number in numbers}
+            promised = {number: journal.pending(number) for number in journal.unfinished()}
+            return Memory(
+                completed=(completed, hashlib.sha256(model).digest()),
+                next_round=journal.next_round(),
+                ended=journal.ended(),
+                announced={number: ids for number, ids in sets.items() if ids is not None},
+                uploads={
+                    (number, client): hashlib.sha256(upload.vector.tobytes()).digest()
+                    for number, round_ in promised.items()
+                    if round_ is not None
+                    for client, upload, _ in round_.uploads
+                },
+            )
+    finally:
+        shutil.rmtree(copy)
+
+
+def history_of(state: Path) -> list[dict[str, Any]]:
+    path = state / "rounds.json"
+    records: list[dict[str, Any]] = []
+    if path.exists():
+        records = json.loads(path.read_text(encoding="utf-8"))
+    return records
+
+
+def records_of(state: Path, session: str) -> tuple[list[dict[str, Any]], set[int]]:
+    """Of all rounds that are over, some known to the journal alone; and those under way."""
+    records = {record["round"]: record for record in history_of(state)}
+    with closing(Journal(state, session)) as journal:
+        for number, aborted in journal.ended().items():
+            included = list(journal.announced(number) or ())
+            told = {"round": number, "aborted": aborted, "included": included, "resumed": False}
+            records.setdefault(number, told)
+        return list(records.values()), set(journal.unfinished())
+
+
+def sealed_files(state: Path) -> list[Path]:
+    """All that is not empty and that the server vouches for: not its report, nor older models."""
+    models = sorted((state / "models").glob("*.npz"), key=lambda path: int(path.stem))
+    names = ("journal.sqlite", "journal.sqlite-wal", "journal.mark")
+    files = [*(state / name for name in names), *(state / "uploads").iterdir(), *models[-1:]]
+    return [path for path in files if path.exists() and path.stat().st_size]
+
+
+def flip_a_byte(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+    path.write_bytes(data)
