@@ -27,6 +27,7 @@ from lightsecagg.session.envelope import (
     Hello,
     RoundOver,
     Withdraw,
+    name_of,
     pack_control,
     pack_protocol,
     unpack,
@@ -386,6 +387,22 @@ def test_R35_a_deadline_while_only_a_result_is_awaited_changes_nothing() -> None
     lab.hold_jobs = False
     lab.settle()
     assert lab.records[0].included == EVERYBODY
+
+
+def test_a_client_that_refuses_for_want_of_shares_is_named_in_the_record() -> None:
+    """The shares on their way to client 5 are lost, and its stream is not."""
+    lab = Laboratory()
+    lab.connect()
+    while lab.step():
+        lost = [each for each in lab.down if each[0] == 5 and name_of(each[1]) == "ShareBundle"]
+        for each in lost:
+            lab.down.remove(each)
+    (record,) = lab.records
+    assert record.aborted is None
+    assert record.included == EVERYBODY[:5]
+    reason = "it lacks the shares of 5 peers"
+    assert record.withdrawn == {reason: [5]}
+    assert f"round 1: client 5 refuses: {reason}" in lab.log
 
 
 def test_a_failed_job_ends_its_round() -> None:

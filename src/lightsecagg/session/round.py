@@ -38,7 +38,7 @@ from lightsecagg.protocol.interface import (
     UploadTaken,
 )
 from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
-from lightsecagg.protocol.messages import MaskedUpload, Message
+from lightsecagg.protocol.messages import MaskedUpload, Message, Refusal
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.budgets import phase_budget
@@ -256,9 +256,19 @@ class RoundInProgress:
             self._peers.cut(client, error)
             self._drop(client, explain(error), Leave.REFUSED)
             return
+        if isinstance(message, Refusal):
+            self._note_refusal(client, len(message.missing))
         self._release(outputs)
         if isinstance(message, MaskedUpload) and client in self.stored:
             self._peers.tell(client, UploadStored(self.number))  # it has sent it again
+
+    def _note_refusal(self, client: int, missing: int) -> None:
+        """Shares were lost on their way to it: the party goes on without its answer."""
+        reason = f"it lacks the shares of {missing} peers"
+        refusing = self.record.withdrawn.setdefault(reason, [])
+        if client not in refusing:
+            refusing.append(client)
+            self._log(logging.INFO, "client %d refuses: %s", client, reason)
 
     def _on_upload_stored(self, record: UploadTaken, upload: Upload | None) -> None:
         """Durable before it is counted, and counted before it is acknowledged."""
