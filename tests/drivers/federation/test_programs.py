@@ -99,6 +99,16 @@ def test_a_server_that_may_not_open_enough_files_says_so_before_it_listens(
     assert not (made.server.parent / "state").exists()
 
 
+@pytest.mark.parametrize("output", ["nowhere/result.npz", "."])
+def test_an_output_that_cannot_be_written_is_found_before_the_round(
+    tmp_path: Path, output: str
+) -> None:
+    made = provision(tmp_path / "federation", 3, vectors=5, privacy=1, dropouts=0)
+    config = load_config(ServerConfig, made.server, [f'vectors.output="{output}"'])
+    with pytest.raises(ConfigurationError, match=r"\[vectors\] output .* cannot be written: name"):
+        programs.build_server(config)
+
+
 @pytest.mark.parametrize(
     ("max_dimension", "accepted"), [(2**26, 2**30), (2**28, 2**30 + 2**20), (2**40, 2**32 - 1)]
 )

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import importlib
 import multiprocessing
+import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ from lightsecagg.drivers.federation.server import FederationServer, TellProgress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.federation.tables import FederationTable, TlsTable
 from lightsecagg.drivers.federation.trackers import make_trackers
-from lightsecagg.drivers.federation.training_tables import StoppingTable
+from lightsecagg.drivers.federation.training_tables import StoppingTable, VectorsTable
 from lightsecagg.drivers.transport.communicator import (
     ClientCommunicator,
     Limits,
@@ -82,6 +83,7 @@ def build_server(
     settings_for = partial(make_settings, config.aggregation, job, session, buffering=buffering)
     settings = settings_for(members.current.allow_list)
     _mind_the_files(len(members.current.allow_list))
+    _mind_the_output(config.vectors)
     _mind_the_members(config.aggregation.clients, settings)
     _mind_the_rounding(settings)
     admitted = frozenset(members.current.allow_list.clients)
@@ -278,6 +280,16 @@ def _mind_the_files(clients: int) -> None:
             f"this process may open {most} files and {clients} clients need {needed}: a connection "
             "each, and a file while a long message of one waits; raise the hard limit of "
             "RLIMIT_NOFILE (`ulimit -n`, systemd's LimitNOFILE)"
+        )
+
+
+def _mind_the_output(vectors: VectorsTable | None) -> None:
+    """Refuse before the round what could only be mended after it."""
+    output = None if vectors is None else vectors.output
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise ConfigurationError(
+            f"[vectors] output {output} cannot be written: name a file in a folder that exists and "
+            "that this process may write to"
         )
 
 
