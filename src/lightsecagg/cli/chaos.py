@@ -28,11 +28,11 @@ def bench_chaos(
     mode: Annotated[
         Mode, typer.Option(help="Rounds, or buffers: see bench chaos --mode async --help.")
     ] = Mode.SYNC,
-    server_kills: Annotated[int, typer.Option(help="kill -9 of the server.", min=0)] = 200,
-    client_kills: Annotated[int, typer.Option(help="kill -9 of clients.", min=0)] = 100,
-    stops: Annotated[int, typer.Option(help="SIGSTOP of either, for a while.", min=0)] = 40,
-    partitions: Annotated[int, typer.Option(help="Clients are cut off a while.", min=0)] = 30,
-    disks: Annotated[int, typer.Option(help="The server's disk is full a while.", min=0)] = 20,
+    server_kills: Annotated[int, typer.Option(help="kill -9 of the server.", min=0)] = 240,
+    client_kills: Annotated[int, typer.Option(help="kill -9 of clients.", min=0)] = 80,
+    stops: Annotated[int, typer.Option(help="SIGSTOP of either, for a while.", min=0)] = 30,
+    partitions: Annotated[int, typer.Option(help="Clients are cut off a while.", min=0)] = 20,
+    disks: Annotated[int, typer.Option(help="The server's disk is full a while.", min=0)] = 15,
     flips: Annotated[int, typer.Option(help="Bytes changed in state or ledgers.", min=0)] = 20,
     changes: Annotated[int, typer.Option(help="Other parameters of the server.", min=0)] = 10,
     seconds: Annotated[
@@ -48,7 +48,7 @@ def bench_chaos(
     dropouts: Annotated[int, typer.Option(help="D, how many may be away.", min=1)] = 2,
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.", min=1)] = 100,
     share_mode: options.ShareModeChoice = ShareMode.SEEDED,
-    pause: Annotated[float, typer.Option(help="Seconds between two faults, at most.")] = 3.0,
+    pause: Annotated[float, typer.Option(help="Seconds between two faults, at most.")] = 1.0,
     patience: Annotated[
         float, typer.Option(help="Seconds without a finished round that are a hang.")
     ] = 120.0,

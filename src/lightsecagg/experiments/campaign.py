@@ -37,6 +37,8 @@ _AFTERWARDS = 2
 _CAMPAIGN = 300.0
 """Seconds after which a federation has seen enough; the next one begins."""
 _LOOK = 0.05
+_MOMENTS = ("", "connect", "advertise", "share", "upload", "agree", "recover")
+_LONGEST_PAUSE = 4.0
 _LONGEST_STOP, _LONGEST_PARTITION, _LONGEST_DISK = 3.0, 5.0, 3.0
 _LOG_LINES = 15
 
@@ -83,6 +85,8 @@ class Campaign:
         self._parties = Parties(config, chaos.dimension, self._trace, network)
         self._sums: list[Sum] = []
         self._grown = time.monotonic()
+        self._phase = ""
+        """What the server is in, as far as it has said since it was started."""
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._filled: ForkServerProcess | None = None
         """The server whose disk is full, or was."""
@@ -94,8 +98,7 @@ class Campaign:
             self._parties.start(self._made, self._ask)
             self._wait(lambda: bool(self._sums))  # before the first sum there is nothing to lose
             while not schedule.over and time.monotonic() < until:
-                due = time.monotonic() + self._rng.uniform(0, self._chaos.pause)
-                self._wait(lambda due=due: time.monotonic() >= due)  # type: ignore[misc]
+                self._pause()
                 kind = schedule.take()
                 _FAULTS[kind](self)
                 self._found.done[kind] += 1
@@ -137,12 +140,23 @@ class Campaign:
         """Until it holds; nobody but `apart` may end meanwhile."""
         while not condition():
             self._look(apart)
-            time.sleep(_LOOK)
+            self._parties.progress.poll(_LOOK)
+
+    def _pause(self) -> None:
+        """A while, and then until a phase begins, any of them; or, now and then, no longer."""
+        self._wait_for(self._rng.uniform(0, self._chaos.pause))
+        phase = self._rng.choice(_MOMENTS)
+        self._phase = ""
+        self._wait_for(_LONGEST_PAUSE, lambda: phase in ("", self._phase))
+        time.sleep(self._rng.uniform(0, _LOOK))
+
+    def _wait_for(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> None:
+        due = time.monotonic() + seconds
+        self._wait(lambda: condition() or time.monotonic() >= due)
 
     def _look(self, apart: ForkServerProcess | None = None) -> None:
         self._ask()
-        while self._parties.progress.poll():
-            self._parties.progress.recv()  # or the server would wait for us
+        self._hear()
         self._collect()
         now = time.monotonic()
         due = [act for moment, act in self._later if moment <= now]
@@ -152,6 +166,11 @@ class Campaign:
         self._mind_the_dead(apart)
         if now - self._grown > self._chaos.patience:
             raise _HangError
+
+    def _hear(self) -> None:
+        """How far the server is; it would wait for us if we did not."""
+        while self._parties.progress.poll():
+            self._phase, _, _ = self._parties.progress.recv()
 
     def _collect(self) -> None:
         """Check the sums that the server has learned since the last look."""
@@ -182,6 +201,9 @@ class Campaign:
 
     def _kill_server(self) -> None:
         self._kill(self._parties.serving)
+        self._hear()
+        self._found.killed_in[self._phase or "start"] += 1
+        self._phase = ""
         self._parties.start_server()
 
     def _kill_client(self) -> None:
@@ -324,8 +346,7 @@ class Campaign:
         until = time.monotonic() + self._chaos.patience
         while any(process.exitcode is None for process in everybody):
             self._ask()
-            while self._parties.progress.poll():
-                self._parties.progress.recv()
+            self._hear()
             if time.monotonic() > until:
                 raise _HangError
             time.sleep(_LOOK)
@@ -353,6 +374,5 @@ def _changes(chaos: RoundChaos) -> list[tuple[tuple[str, ...], bool]]:
         ((weak,), False),
         (("aggregation.bound=2.0",), False),
         (('aggregation.protocol="plain"', weak), False),
-        ((f"vectors.dimension={chaos.dimension + 1}",), False),
         ((f"aggregation.dropouts={chaos.dropouts - 1}",), True),
     ]

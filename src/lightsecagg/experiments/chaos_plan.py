@@ -20,11 +20,11 @@ class RoundChaos:
     """What to try; numbers of faults, or, if `seconds` are given, how often one comes beside the
     others."""
 
-    server_kills: int = 200
-    client_kills: int = 100
-    stops: int = 40
-    partitions: int = 30
-    disks: int = 20
+    server_kills: int = 240
+    client_kills: int = 80
+    stops: int = 30
+    partitions: int = 20
+    disks: int = 15
     flips: int = 20
     changes: int = 10
     seconds: float | None = None
@@ -33,8 +33,8 @@ class RoundChaos:
     dropouts: int = 2
     dimension: int = 100
     share_mode: ShareMode = ShareMode.SEEDED
-    pause: float = 3.0
-    """Seconds between two faults, at most; half of it on average."""
+    pause: float = 1.0
+    """Seconds between two faults, at most, beside the wait for a phase to begin."""
     patience: float = 120.0
     """Seconds without a sum that are a hang."""
     seed: int = 0
@@ -47,6 +47,8 @@ class Findings:
 
     done: Counter[str] = field(default_factory=Counter)
     """Faults, by kind."""
+    killed_in: Counter[str] = field(default_factory=Counter)
+    """The phases in which the server was killed."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """What was noticed, refused or borne, by kind."""
     audits: list[RoundAudit] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Findings:
         return {
             "clean": clean and not self.surprises,
             **{name: self.done[name] for name in KINDS},
+            "killed_in": dict(self.killed_in),
             "campaigns": len(self.audits),
             **total,
             **bad,
