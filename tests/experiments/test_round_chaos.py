@@ -212,11 +212,11 @@ def test_R31_R32_R33_R36_a_federation_bears_whatever_happens(tmp_path: Path) -> 
 def test_R40_an_interrupted_chaos_reports_and_leaves_nothing(tmp_path: Path) -> None:
     with start(tmp_path, "--seconds", "600", "--pause", "0.2") as run:
         assert run.stderr is not None
-        assert "20 faults" in run.stderr.readline()
+        assert run.stderr.readline() == "a federation of 6 clients runs\n"
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=120)
     assert run.returncode == 130, err
     report = json.loads(out)
     assert (report["interrupted"], report["clean"], report["orphans"]) == (True, True, 0)
-    assert sum(report[kind] for kind in KINDS) >= 20
+    assert report["seconds"] < 600
     assert not list(tmp_path.iterdir())

@@ -97,6 +97,7 @@ class Campaign:
         try:
             self._parties.start(self._made, self._ask)
             self._wait(lambda: bool(self._sums))  # before the first sum there is nothing to lose
+            tell(f"a federation of {self._chaos.clients} clients runs")
             while not schedule.over and time.monotonic() < until:
                 self._pause()
                 kind = schedule.take()

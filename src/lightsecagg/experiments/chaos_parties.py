@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.config import ClientConfig, load_config
-from lightsecagg.drivers.federation.demo import DemoConfig, Processes, last_words
+from lightsecagg.drivers.federation.demo import DemoConfig, Processes, last_words, server_main
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.fault_proxy import FaultyNetwork
 from lightsecagg.experiments.round_audit import NotedClient, RepeatingVectors
@@ -43,7 +44,8 @@ class Parties(Processes):
     def start_server(self, *changes: str) -> None:
         """With other settings than before, if any are given, for this one only."""
         self._changes = changes
-        super().start_server()
+        arguments = (self._made.server, self._overrides(), self._trace.parent, self._report)
+        self.server = self._process(_server_main, arguments, daemon=True)
 
     def last_words_of(self, name: str) -> str:
         """Why it has ended, once."""
@@ -81,6 +83,12 @@ class Parties(Processes):
 
     def _shared(self) -> list[str]:
         return []
+
+
+def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
+    with (folder / "server.log").open("ab") as log:
+        os.dup2(log.fileno(), 2)  # what Python says of a log that cannot be written, too
+    server_main(path, overrides, folder, progress)
 
 
 def _client_main(
