@@ -270,12 +270,17 @@ def test_R36_a_result_that_is_not_whole_leaves_the_one_before(
 def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
     """Nobody lied: the operator mends it, and the same round is resumed, its vectors not spent."""
     federation = NetworkFederation(tmp_path, 4)
-    federation.output = tmp_path / "missing" / "result.npz"
+    federation.output = tmp_path / "results" / "result.npz"
+    federation.output.parent.mkdir()
+
+    def remove(phase: str, done: int, expected: int) -> None:
+        if phase == "recover" and federation.output.parent.exists():
+            federation.output.parent.rmdir()
 
     async def scenario() -> RoundRecord:
         async with running([federation.client(i) for i in range(4)]):
             with pytest.raises(ConfigurationError, match=r"output .* cannot be written"):
-                await bounded(federation.server())
+                await bounded(federation.server(remove))
             federation.output.parent.mkdir()
             (record,) = await bounded(federation.server())
             return record
