@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightsecagg.drivers.federation.demo import DemoConfig
+from lightsecagg.drivers.federation.demo_config import DemoConfig
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg.experiments.chaos_parties import ENDLESS, Parties, limit_files, send
 from lightsecagg.experiments.chaos_plan import Findings, RoundChaos, Schedule
@@ -62,17 +61,6 @@ class Campaign:
     ) -> None:
         self._chaos, self._folder, self._port = chaos, folder, port
         self._network, self._rng, self._found, self._ask = network, rng, findings, ask
-        self._trace = folder / "trace"
-        self._trace.mkdir(mode=0o700)
-        self._made = provision(
-            folder / "federation",
-            chaos.clients,
-            privacy=chaos.privacy,
-            dropouts=chaos.dropouts,
-            vectors=chaos.dimension,
-            port=port,
-        )
-        self._state = self._made.server.parent / "state"
         config = DemoConfig(
             clients=chaos.clients,
             privacy=chaos.privacy,
@@ -82,7 +70,7 @@ class Campaign:
             dropout=0,
             bound=1.0,
         )
-        self._parties = Parties(config, chaos.dimension, self._trace, network)
+        self._parties = Parties(config, chaos.dimension, folder, network)
         self._sums: list[Sum] = []
         self._grown = time.monotonic()
         self._phase = ""
@@ -93,47 +81,56 @@ class Campaign:
 
     def run(self, schedule: Schedule, tell: Callable[[str], None]) -> bool:
         """From the first round to goodbye; returns whether it was interrupted."""
-        until = time.monotonic() + _CAMPAIGN
+        chaos = self._chaos
+        provisioned = {"privacy": chaos.privacy, "dropouts": chaos.dropouts, "port": self._port}
         try:
-            self._parties.start(self._made, self._ask)
-            self._wait(lambda: bool(self._sums))  # before the first sum there is nothing to lose
-            tell(f"a federation of {self._chaos.clients} clients runs")
-            while not schedule.over and time.monotonic() < until:
-                self._pause()
-                kind = schedule.take()
-                _FAULTS[kind](self)
-                self._found.done[kind] += 1
-                if schedule.taken % 20 == 0:
-                    tell(f"{schedule.taken} faults; {len(self._sums)} sums of this federation")
-            self._end()
+            with self._parties.running(self._ask, vectors=chaos.dimension, **provisioned):
+                self._harm(schedule, tell)
+                self._end()
         except SystemExit:
             return True
         except _HangError:
             self._found.outcomes["hangs"] += 1
-            self._surprised(f"no sum for {self._chaos.patience:g} s")
+            self._surprised(f"no sum for {chaos.patience:g} s")
         except LightSecAggError as error:
             self._surprised(str(error))
-        finally:
-            self._parties.stop()
         return False
+
+    def _harm(self, schedule: Schedule, tell: Callable[[str], None]) -> None:
+        until = time.monotonic() + _CAMPAIGN
+        self._wait(lambda: bool(self._sums))  # before the first sum there is nothing to lose
+        tell(f"a federation of {self._chaos.clients} clients runs")
+        while not schedule.over and time.monotonic() < until:
+            self._pause()
+            kind = schedule.take()
+            _FAULTS[kind](self)
+            self._found.done[kind] += 1
+            if schedule.taken % 20 == 0:
+                tell(f"{schedule.taken} faults; {len(self._sums)} sums of this federation")
 
     def audit(self) -> bool:
         """Whether nothing has happened that must not."""
         self._collect()
         try:
-            records, under_way = records_of(self._state, self._made.session.hex())
+            records, under_way = records_of(self._parties.state, self._session)
         except LightSecAggError as error:
             self._surprised(str(error))
             return False
-        notes = [note for note in read_notes(self._trace) if note.get("round") not in under_way]
+        notes = [
+            note for note in read_notes(self._parties.trace) if note.get("round") not in under_way
+        ]
         audited = audit(records, self._sums, notes, self._chaos.clients)
         self._found.audits.append(audited)
         return audited.clean
 
+    @property
+    def _session(self) -> str:
+        return self._parties.made.session.hex()
+
     def _surprised(self, what: str) -> None:
         log = self._folder / "server.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        self._found.surprises.append("\n".join([what, *lines]))
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        self._found.surprises.append("\n".join([what, *text.splitlines()[-_LOG_LINES:]]))
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -141,7 +138,7 @@ class Campaign:
         """Until it holds; nobody but `apart` may end meanwhile."""
         while not condition():
             self._look(apart)
-            self._parties.progress.poll(_LOOK)
+            self._parties.rest(_LOOK)
 
     def _pause(self) -> None:
         """A while, and then until a phase begins, any of them; or, now and then, no longer."""
@@ -170,12 +167,12 @@ class Campaign:
 
     def _hear(self) -> None:
         """How far the server is; it would wait for us if we did not."""
-        while self._parties.progress.poll():
-            self._phase, _, _ = self._parties.progress.recv()
+        for phase in self._parties.phases():
+            self._phase = phase
 
     def _collect(self) -> None:
         """Check the sums that the server has learned since the last look."""
-        for path in self._trace.glob("average-*[0-9].npz"):
+        for path in self._parties.trace.glob("average-*[0-9].npz"):
             with np.load(path) as stored:
                 record, total = json.loads(str(stored["record"])), stored["average"]
             self._sums.append(check_sum(record, total, self._chaos.dimension, self._chaos.clients))
@@ -246,10 +243,10 @@ class Campaign:
         self._kill(self._parties.serving)
         self._network.refuse(refusing=True)
         backup = self._folder / "backup"
-        shutil.copytree(self._state, backup)
+        shutil.copytree(self._parties.state, backup)
         try:
-            before = memory_of(backup, self._made.session.hex(), self._folder / "copy")
-            flip_a_byte(self._rng.choice(sealed_files(self._state)), self._rng)
+            before = memory_of(backup, self._session, self._folder / "copy")
+            flip_a_byte(self._rng.choice(sealed_files(self._parties.state)), self._rng)
             self._parties.start_server()
             server = self._parties.serving
             self._wait(lambda: server.exitcode is not None or self._is_listening(), apart=server)
@@ -258,20 +255,20 @@ class Campaign:
             else:
                 server.kill()
                 server.join()
-                after = memory_of(self._state, self._made.session.hex(), self._folder / "copy")
+                after = memory_of(self._parties.state, self._session, self._folder / "copy")
                 harmless = before.survived_in(after)
                 self._found.outcomes["harmless_flips" if harmless else "unnoticed"] += 1
         finally:
             self._parties.serving.kill()
             self._parties.serving.join()
-            shutil.rmtree(self._state)
-            backup.rename(self._state)
+            shutil.rmtree(self._parties.state)
+            backup.rename(self._parties.state)
             self._network.refuse(refusing=False)
         self._parties.start_server()
 
     def _flip_ledger(self, client: int) -> None:
         self._kill(self._parties.clients[client])
-        ledger = self._made.clients[client].with_name("ledger")
+        ledger = self._parties.made.clients[client].with_name("ledger")
         intact, begun = ledger.read_bytes(), self._starts(client)
         try:
             flip_a_byte(ledger, self._rng)
@@ -298,14 +295,14 @@ class Campaign:
         self._found.outcomes["refused_flips"] += 1
 
     def _starts(self, client: int) -> int:
-        path = self._trace / f"notes-{client}.jsonl"
+        path = self._parties.trace / f"notes-{client}.jsonl"
         return path.read_text(encoding="utf-8").count('"started"') if path.exists() else 0
 
     def _change(self) -> None:
         """A server with other parameters: only what it owes may finish, or what is allowed."""
         change, allowed = self._rng.choice(_changes(self._chaos))
         self._kill(self._parties.serving)
-        with closing(Journal(self._state, self._made.session.hex())) as journal:
+        with closing(Journal(self._parties.state, self._session)) as journal:
             first = journal.next_round()
         self._parties.start_server(*change)
         self._wait(lambda: self._answered_since(first))
@@ -321,7 +318,9 @@ class Campaign:
     def _answered_since(self, first: int) -> bool:
         """Whether clients have taken part in a round, or have said why they do not."""
         return any(each.round >= first for each in self._sums) or any(
-            record["withdrawn"] for record in history_of(self._state) if record["round"] >= first
+            record["withdrawn"]
+            for record in history_of(self._parties.state)
+            if record["round"] >= first
         )
 
     def _is_listening(self) -> bool:
@@ -339,7 +338,7 @@ class Campaign:
         server = self._parties.serving
         server.terminate()
         self._wait(lambda: server.exitcode is not None, apart=server)
-        with closing(Journal(self._state, self._made.session.hex())) as journal:
+        with closing(Journal(self._parties.state, self._session)) as journal:
             completed = (journal.load_model() or (0, b""))[0]
         self._parties.start_server(f"rounds.number={completed + 1}")
         last = self._parties.serving

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
-from lightsecagg.drivers.federation.config import ClientConfig, load_config
-from lightsecagg.drivers.federation.demo import DemoConfig, Processes, last_words, server_main
+from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.demo_processes import Processes
+from lightsecagg.drivers.federation.provisioning import Provisioned
 from lightsecagg.errors import Aborted
 from lightsecagg.experiments.fault_proxy import FaultyNetwork
 from lightsecagg.experiments.round_audit import NotedClient, RepeatingVectors
@@ -28,11 +27,17 @@ class Parties(Processes):
     """The server and the clients, whose connections go through the proxies."""
 
     def __init__(
-        self, config: DemoConfig, dimension: int, trace: Path, network: FaultyNetwork
+        self, config: DemoConfig, dimension: int, folder: Path, network: FaultyNetwork
     ) -> None:
         self._dimension, self._network = dimension, network
         self._changes: tuple[str, ...] = ()
-        super().__init__(config, trace, {})
+        self._address = ""
+        super().__init__(config, folder)
+
+    @property
+    def made(self) -> Provisioned:
+        """Where the files of the federation are."""
+        return self._made
 
     @property
     def serving(self) -> ForkServerProcess:
@@ -44,27 +49,36 @@ class Parties(Processes):
     def start_server(self, *changes: str) -> None:
         """With other settings than before, if any are given, for this one only."""
         self._changes = changes
-        arguments = (self._made.server, self._overrides(), self._trace.parent, self._report)
-        self.server = self._process(_server_main, arguments, daemon=True)
+        super().start_server()
+
+    def start_client(self, client: int) -> None:
+        """Behind its proxy."""
+        self._address = self._network.address(client)
+        super().start_client(client)
+
+    def phases(self) -> Iterator[str]:
+        """Where the server has been since it was last asked; unheard, it would come to a halt."""
+        while self._progress.poll():
+            yield self._progress.recv()[0]
+
+    def rest(self, seconds: float) -> None:
+        """For so long, or until the server says where it is."""
+        self._progress.poll(seconds)
 
     def last_words_of(self, name: str) -> str:
         """Why it has ended, once."""
-        path = self._trace.parent / f"{name}.error"
+        path = self._folder / f"{name}.error"
         words = path.read_text(encoding="utf-8") if path.exists() else ""
         path.unlink(missing_ok=True)
         return words
-
-    @property
-    def _client_program(self) -> Callable[..., None]:
-        return _client_main
 
     def _preloaded(self) -> list[str]:
         transport = "lightsecagg.drivers.transport.grpc"
         return ["lightsecagg.drivers.federation.programs", transport, RepeatingVectors.__module__]
 
-    def _doom(self, client: int) -> tuple[Any, ...]:
+    def _client(self, client: int) -> tuple[Callable[..., FederationClient], RepeatingVectors]:
         job = RepeatingVectors(client, self._dimension, self._config.clients)
-        return (self._network.address(client), job, self._trace)
+        return partial(NotedClient, notes=self.trace), job
 
     def _overrides(self) -> list[str]:
         return [
@@ -79,35 +93,11 @@ class Parties(Processes):
 
     def _client_overrides(self) -> list[str]:
         untraced = [each for each in super()._client_overrides() if "trace" not in each]
-        return [*untraced, f"client.reconnect={ENDLESS}", 'server.name="localhost"']
+        proxy = [f'server.address="{self._address}"', 'server.name="localhost"']
+        return [*untraced, f"client.reconnect={ENDLESS}", *proxy]
 
     def _shared(self) -> list[str]:
         return []
-
-
-def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
-    with (folder / "server.log").open("ab") as log:
-        os.dup2(log.fileno(), 2)  # what Python says of a log that cannot be written, too
-    server_main(path, overrides, folder, progress)
-
-
-def _client_main(
-    path: Path,
-    overrides: list[str],
-    folder: Path,
-    address: str,
-    job: RepeatingVectors,
-    notes: Path,
-) -> None:
-    from lightsecagg.training.parent import end_with_parent
-
-    end_with_parent()
-    with last_words(folder, path.stem):
-        from lightsecagg.drivers.federation.programs import build_client
-
-        overrides = [*overrides, f'server.address="{address}"']
-        config = load_config(ClientConfig, path, overrides, environment={})
-        asyncio.run(build_client(config, partial(NotedClient, notes=notes), job=job).run())
 
 
 def send(process: ForkServerProcess, number: signal.Signals) -> None:

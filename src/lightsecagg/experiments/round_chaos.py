@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation.demo import free_port
+from lightsecagg.drivers.federation.provisioning import free_port
 from lightsecagg.experiments.campaign import Campaign
 from lightsecagg.experiments.chaos_plan import Findings, RoundChaos, Schedule
 from lightsecagg.experiments.fault_proxy import FaultyNetwork

@@ -77,7 +77,8 @@ class Processes:
         """Inside, all run; none does afterwards. `provisioned` are arguments of `provision`."""
         try:
             folder, clients = self._folder / "federation", self._config.clients
-            self._made: Provisioned = provision(folder, clients, port=free_port(), **provisioned)
+            provisioned.setdefault("port", free_port())
+            self._made: Provisioned = provision(folder, clients, **provisioned)
             ask()
             self.start_server()
             for client in self._made.clients:
@@ -279,6 +280,7 @@ def _last_words(folder: Path, name: str) -> Iterator[None]:
     from lightsecagg.drivers.federation.observer import set_up_logging
 
     sys.stdout = sys.stderr = (folder / f"{name}.log").open("a", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), 2)  # what the interpreter says of itself goes there too
     set_up_logging("info")
     try:
         yield
