@@ -19,25 +19,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError, model_validator
 
-from lightsecagg.drivers.federation.tables import (
-    AggregationTable,
-    BufferingTable,
-    ClientTable,
-    FederationTable,
-    RoundsTable,
-    ServerBufferingTable,
-    ServerTable,
-    Table,
-    TlsTable,
-    TrackingTable,
-)
-from lightsecagg.drivers.federation.training_tables import (
-    CheckpointsTable,
-    ScheduleTable,
-    StoppingTable,
-    TrainingTable,
-    VectorsTable,
-)
+from lightsecagg.drivers.federation import tables, training_tables
 from lightsecagg.errors import ConfigurationError, DecodeError
 from lightsecagg.foreign import decode
 
@@ -45,20 +27,20 @@ ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
 _TASK_PATHS = {"data_dir", "writer_ids"}
 
 
-class ServerConfig(Table):
+class ServerConfig(tables.Table):
     """server.toml"""
 
-    federation: FederationTable
-    aggregation: AggregationTable
-    server: ServerTable = ServerTable()
-    rounds: RoundsTable = RoundsTable()
-    tls: TlsTable = TlsTable()
-    training: TrainingTable | None = None
-    vectors: VectorsTable | None = None
-    early_stopping: StoppingTable | None = None
-    tracking: TrackingTable = TrackingTable()
-    checkpoints: CheckpointsTable = CheckpointsTable()
-    buffering: ServerBufferingTable | None = None
+    federation: tables.FederationTable
+    aggregation: tables.AggregationTable
+    server: tables.ServerTable = tables.ServerTable()
+    rounds: tables.RoundsTable = tables.RoundsTable()
+    tls: tables.TlsTable = tables.TlsTable()
+    training: training_tables.TrainingTable | None = None
+    vectors: training_tables.VectorsTable | None = None
+    early_stopping: training_tables.StoppingTable | None = None
+    tracking: tables.TrackingTable = tables.TrackingTable()
+    checkpoints: training_tables.CheckpointsTable = training_tables.CheckpointsTable()
+    buffering: tables.ServerBufferingTable | None = None
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
@@ -68,7 +50,9 @@ class ServerConfig(Table):
                 'aggregation.mode = "async" and the table [buffering] (size = K at least) go '
                 "together; give both, or neither"
             )
-        changing = self.training is not None and self.training.schedule != ScheduleTable()
+        changing = (
+            self.training is not None and self.training.schedule != training_tables.ScheduleTable()
+        )
         if asynchronous and changing:
             raise ValueError(
                 "[training.schedule] is for rounds: in the asynchronous mode all clients of an "
@@ -86,16 +70,16 @@ class ServerConfig(Table):
         return self
 
 
-class ClientConfig(Table):
+class ClientConfig(tables.Table):
     """client.toml"""
 
-    federation: FederationTable
-    client: ClientTable
-    server: ServerTable = ServerTable()
-    tls: TlsTable = TlsTable()
-    training: TrainingTable | None = None
-    vectors: VectorsTable | None = None
-    buffering: BufferingTable | None = None
+    federation: tables.FederationTable
+    client: tables.ClientTable
+    server: tables.ServerTable = tables.ServerTable()
+    tls: tables.TlsTable = tables.TlsTable()
+    training: training_tables.TrainingTable | None = None
+    vectors: training_tables.VectorsTable | None = None
+    buffering: tables.BufferingTable | None = None
 
 
 Config = TypeVar("Config", ServerConfig, ClientConfig)

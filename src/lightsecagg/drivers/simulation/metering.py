@@ -20,46 +20,30 @@ from lightsecagg.drivers.local import Packet, Wire
 from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic
 from lightsecagg.planning.work import PhaseWork
+from lightsecagg.protocol import messages
 from lightsecagg.protocol.interface import SERVER, Party, Phase, Server
-from lightsecagg.protocol.messages import (
-    Advertise,
-    AggregatedShare,
-    BufferedUpload,
-    Certificate,
-    Consent,
-    MaskComplete,
-    MaskedUpload,
-    MaskReport,
-    Message,
-    Opening,
-    Refusal,
-    Roster,
-    ShareBundle,
-    SharesClosed,
-    UnmaskingShares,
-    UploadDropped,
-)
+from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.wire import Codec
 
 Clock = Callable[[], float]
 """CPU seconds, or whatever else is to be counted."""
 
 PHASE_OF: Mapping[type, Phase] = {
-    Opening: Phase.ADVERTISE,
-    Advertise: Phase.ADVERTISE,
-    Roster: Phase.SHARE,
-    ShareBundle: Phase.SHARE,
-    SharesClosed: Phase.UPLOAD,
-    MaskedUpload: Phase.UPLOAD,
-    MaskComplete: Phase.SHARE,
-    MaskReport: Phase.SHARE,
-    BufferedUpload: Phase.UPLOAD,
-    UploadDropped: Phase.UPLOAD,
-    Consent: Phase.AGREE,
-    Certificate: Phase.RECOVER,
-    Refusal: Phase.RECOVER,
-    AggregatedShare: Phase.RECOVER,
-    UnmaskingShares: Phase.RECOVER,
+    messages.Opening: Phase.ADVERTISE,
+    messages.Advertise: Phase.ADVERTISE,
+    messages.Roster: Phase.SHARE,
+    messages.ShareBundle: Phase.SHARE,
+    messages.SharesClosed: Phase.UPLOAD,
+    messages.MaskedUpload: Phase.UPLOAD,
+    messages.MaskComplete: Phase.SHARE,
+    messages.MaskReport: Phase.SHARE,
+    messages.BufferedUpload: Phase.UPLOAD,
+    messages.UploadDropped: Phase.UPLOAD,
+    messages.Consent: Phase.AGREE,
+    messages.Certificate: Phase.RECOVER,
+    messages.Refusal: Phase.RECOVER,
+    messages.AggregatedShare: Phase.RECOVER,
+    messages.UnmaskingShares: Phase.RECOVER,
 }
 """To which phase a message belongs, as far as that does not depend on the settings."""
 
@@ -227,7 +211,7 @@ class MeteredWire(Wire):
         phase = self.phase_of(kind)
         if party in self._free:
             return nullcontext()
-        return self.meter.work(phase, party, relaying=kind is ShareBundle)
+        return self.meter.work(phase, party, relaying=kind is messages.ShareBundle)
 
     def deliver(self, packet: Packet) -> None:
         """Charge the bytes: what never arrives costs nothing."""
@@ -236,7 +220,7 @@ class MeteredWire(Wire):
 
     def charge(self, packet: Packet) -> None:
         """Charge the bytes of a packet to both ends."""
-        phase, is_share = self.phase_of(packet.kind), packet.kind is ShareBundle
+        phase, is_share = self.phase_of(packet.kind), packet.kind is messages.ShareBundle
         self.meter.sent(phase, packet.sender, packet.recipient, len(packet.data), is_share)
 
     def refused(self, packet: Packet, error: DecodeError | RemoteProtocolError) -> None:
