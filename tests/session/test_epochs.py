@@ -219,6 +219,30 @@ def test_R52_a_buffer_in_flight_waits_for_clients_that_lose_their_connection() -
     assert lab.sums[-1][1] == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("come_back", [True, False])
+def test_R52_a_buffer_that_would_fail_without_the_absent_waits_until_its_deadline(
+    come_back: bool,
+) -> None:
+    """Its updates are acknowledged: an outage longer than `grace` must not cost them."""
+    lab = opened(dropouts=1)
+    finish_training(lab, 0, 1, 2)
+    client, train = next(each for each in lab.trainings if each[0] == 3)
+    lab.trainings.remove((client, train))
+    lab.do(3, lab.clients[3].handle(Trained(0, lab.update(3, 0)), lab.now))
+    lab.settle(lambda: lab.party.phase is Phase.AGREE)
+    lab.disconnect(4, 5)
+    lab.wait(lab.plan.grace + 5)
+    assert lab.party._flight is not None
+    assert lab.renewals == []
+    if come_back:
+        lab.connect(4)
+        lab.settle()
+        assert lab.sums[-1][1] == (0, 1, 2, 3)
+    else:
+        lab.wait(lab.plan.recover)
+        assert lab.records[-1].aborted is not None, "nobody waits for ever"
+
+
 def test_a_spoilt_sum_costs_its_buffer_and_nothing_else() -> None:
     lab = opened()
     lab.spoils = True

@@ -11,6 +11,7 @@ formed by those who are here        another hash: who has spent its update can t
 greeting with this epoch's number   the client gets what it missed
 greeting with another number        it was restarted: it is out of this epoch
 disconnection                       what it misses is kept; a buffer in flight waits `grace` seconds
+                                    or, if it would fail without who is away, until its deadline
 a message that is refused           the client is cut and out of this epoch
 
 An epoch ends where a buffer does, when somebody waits outside, its masks run out or its members
@@ -536,6 +537,8 @@ class EpochInProgress:
             self._look(now)
             return
         away = {c: self._end_of_patience(c) for c in pending if not self._peers.is_ready(c)}
+        if self._is_short:
+            away = {}  # they have until the phase's deadline
         for client in sorted(client for client, end in away.items() if now >= end):
             del away[client]
             self._release(self._party.drop(client))
@@ -544,6 +547,12 @@ class EpochInProgress:
             self._look(now)
             return
         self._next_look = min(self._deadline, *away.values(), NEVER)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the buffer in flight fails without those who are away, and not with them."""
+        flies = self._party.phase is not Phase.ADVERTISE
+        return flies and len(self._here) < self.settings.minimum <= len(self._able)
 
     def _end_of_patience(self, client: int) -> float:
         grace, extra = self._plan.grace, COMEBACK if self._resumed else 0.0
