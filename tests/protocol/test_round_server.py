@@ -39,6 +39,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.round_uploads import RoundUploads
 
 PHASES = tuple(Phase)
 KINDS = (
@@ -111,14 +112,15 @@ def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
     return Stage(threat_model)
 
 
-def _is_role(value: object) -> bool:
-    return ".roles." in type(value).__module__ and hasattr(value, "__dict__")
+def _is_part(value: object) -> bool:
+    role = ".roles." in type(value).__module__
+    return (role or isinstance(value, RoundUploads)) and hasattr(value, "__dict__")
 
 
 def everything(server: object) -> dict[str, Any]:
-    """All that a server knows, comparable; what its roles know included."""
+    """All that a server knows, comparable; what its parts know included."""
     return {
-        name: everything(value) if _is_role(value) else repr(value)
+        name: everything(value) if _is_part(value) else repr(value)
         for name, value in vars(server).items()
         if name not in ("late_messages", "_encoded")  # the latter is kept for speed, and no state
     }

@@ -31,22 +31,13 @@ upload phase alone: its roster is empty, and the sum of its masks zero.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Self
 
-import numpy as np
-
-from lightsecagg.crypto import prg
-from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
-from lightsecagg.errors import (
-    LocalProtocolError,
-    RecoveryError,
-    RemoteProtocolError,
-)
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.errors import RecoveryError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import commit
-from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     Aggregate,
@@ -54,26 +45,16 @@ from lightsecagg.protocol.interface import (
     Persist,
     Phase,
     Record,
-    RoundAborted,
     Send,
     SharingClosed,
     SurvivorsChosen,
     UploadTaken,
 )
-from lightsecagg.protocol.jobs import (
-    Compute,
-    Job,
-    Result,
-    SumUploads,
-    Unmask,
-    Upload,
-    UploadInMemory,
-)
+from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    Certificate,
     Consent,
     MaskedUpload,
     Message,
@@ -85,23 +66,13 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.roles.agreement import (
-    ROUND,
-    Agreement,
-    check_of_round,
-    survivor_statement,
-)
-from lightsecagg.protocol.roles.registration import Registration
+from lightsecagg.protocol.roles.agreement import ROUND, check_of_round, survivor_statement
+from lightsecagg.protocol.roles.recovery import Recovery
 from lightsecagg.protocol.roles.relay import Outbox, Relay
-from lightsecagg.protocol.schemes.interface import (
-    Answer,
-    Findings,
-    MaskRef,
-    MaskSum,
-    ServerScheme,
-    Term,
-)
+from lightsecagg.protocol.round_uploads import RoundUploads
+from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
+from lightsecagg.protocol.server_machine import ServerMachine
 from lightsecagg.protocol.settings import Settings
 
 _ORDER = tuple(Phase)
@@ -115,8 +86,11 @@ _PHASE_OF: dict[type, Phase] = {
 }
 
 
-class RoundServer:
+class RoundServer(ServerMachine):
     """The server of one round; see the module's theory of operation and `interface`."""
+
+    mode = "round"
+    after_roster = Phase.SHARE
 
     def __init__(
         self,
@@ -127,42 +101,19 @@ class RoundServer:
         *,
         durable: bool = False,
     ) -> None:
-        """A `durable` server asks for what it must remember to be stored (`Persist`)."""
-        self.settings = settings
+        super().__init__(settings, allow_list, invited, entropy, durable=durable)
         self.phase = settings.traits.phases[0]
-        self.late_messages: Counter[str] = Counter()
-        """Messages that came after their phase, by type."""
-        self._allow_list = allow_list
-        self._entropy = entropy
-        self._registration = Registration(settings, allow_list, invited)
-        self._started = False
-        self._gone: set[int] = set()
-        self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
-        self._roster: Roster | None = None
+        self.survivors: tuple[int, ...] = ()
+        """U1, once it is announced."""
         self._answer_type = scheme_of(settings.protocol).server.answer_type
-        self._scheme_cache: ServerScheme | None = None
         self._relay: Relay | None = None
         self._outbox = Outbox()
         self._complete: list[int] = []
-        self._durable = durable
-        self._storing: dict[int, UploadTaken] = {}
-        self._overdue = False  # the deadline fired while an upload was being stored
-        self._uploads: dict[int, Upload] = {}
-        self._held: dict[int, frozenset[int]] = {}
         self._check_secret = b""
-        self._reports: dict[int, dict[int, Elements]] = {}
-        self._findings = Findings()
-        self._survivors: tuple[int, ...] = ()
-        self._in_sum: frozenset[int] = frozenset()
-        self._asked = MaskSum(())
-        self._summing: SumUploads | None = None
-        self._masked_sum: Elements | None = None
-        self._collected = False  # all that can still happen is a result
-        self._unmasking: Unmask | None = None
-        self._agreement: Agreement | None = None
-        self._answers: dict[int, Answer] = {}
+        self._uploads = RoundUploads(settings)
+        self._overdue = False  # the deadline fired while an upload was being stored
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
-            self._scheme_cache = self._registration.scheme(Roster(()), entropy)
+            self._scheme = self._registration.scheme(Roster(()), entropy)
             self._complete = list(self._registration.invited)
 
     @classmethod
@@ -183,9 +134,9 @@ class RoundServer:
         members = [member.client for member in roster.members]
         server = cls(settings, allow_list, members, entropy, durable=True)
         server._started = True
-        server._roster = roster
-        server._scheme_cache = server._registration.scheme(roster, entropy)
-        server._complete, server._check_secret = list(closed.owners), closed.check_secret
+        server._fix_roster(roster, closed.check_secret)
+        server._complete = list(closed.owners)
+        server._relay = None
         server.phase = Phase.UPLOAD
         return server
 
@@ -212,196 +163,120 @@ class RoundServer:
         Sharing cannot be resumed: shares that were under way may be lost in both directions.
         """
         opening = Opening(self.settings.to_bytes())
-        if self._collected:
-            return []
-        if self.phase is Phase.ADVERTISE:
-            return [Send(client, opening)]
-        if self.phase is Phase.UPLOAD and self._roster is None:  # it has begun with the upload
-            return [Send(client, opening)] if client in self.pending else []
-        if self.phase is Phase.UPLOAD and client in self._complete:
-            return [Send(client, self.closed)]
-        if self.phase is Phase.AGREE and client in self._in_sum:
-            return [Send(client, SumRequest(ROUND, self._survivors))]
-        if self.phase is Phase.RECOVER and client in self._in_sum:
-            again: list[Output] = [Send(client, SumRequest(ROUND, self._survivors))]
-            if self._agreed.signatures:
-                again.append(Send(client, Certificate(ROUND, self._agreed.certificate)))
-            return again
-        return []
-
-    @property
-    def pending(self) -> frozenset[int]:
-        """Clients whose messages the current phase still waits for."""
-        if self._collected:
-            return frozenset()
-        return frozenset(self._expected).difference(self._delivered, self.refusals, self._gone)
-
-    @property
-    def _expected(self) -> Collection[int]:
-        """Who has to send something in this phase; the same from its first to its last message."""
         match self.phase:
             case Phase.ADVERTISE:
-                return self._registration.invited
-            case Phase.SHARE:
-                return self._members
-            case Phase.UPLOAD:
-                return self._complete
-            case Phase.AGREE | Phase.RECOVER:
-                return self._survivors
-            case Phase.DONE:
-                return ()
-
-    @property
-    def _delivered(self) -> Collection[int]:
-        """Who has sent all of it."""
-        match self.phase:
-            case Phase.ADVERTISE:
-                return self._registration.advertised
-            case Phase.SHARE:
-                return self._complete
-            case Phase.UPLOAD:
-                return self._uploads
-            case Phase.AGREE:
-                return self._agreed.signatures
-            case Phase.RECOVER:
-                return self._answers
-            case Phase.DONE:
-                return ()
-
-    @property
-    def refusals(self) -> dict[int, tuple[int, ...]]:
-        """Clients that refused U1, and whose shares they lack."""
-        return {} if self._agreement is None else self._agreement.refusals
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """U1, once it is announced."""
-        return self._survivors
-
-    def start(self) -> list[Output]:
-        """Open the round."""
-        if self._started:
-            raise LocalProtocolError("the round was started already")
-        self._started = True
-        return [*self._registration.open(), *self._advance_if_complete()]
+                return [Send(client, opening)]
+            case Phase.UPLOAD if self._roster is None:  # it has begun with the upload
+                return [Send(client, opening)] if client in self.pending else []
+            case Phase.UPLOAD if client in self._complete:
+                return [Send(client, self.closed)]
+            case Phase.AGREE | Phase.RECOVER if not self._is_collected and client in self.survivors:
+                again: list[Output] = [Send(client, self._in_flight.request)]
+                if self.phase is Phase.RECOVER and self._in_flight.agreement.signatures:
+                    again.append(Send(client, self._in_flight.certificate))
+                return again
+            case _:
+                return []
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
-        if not self._started:
-            raise LocalProtocolError("start the round before delivering messages to it")
+        self._check_started("delivering messages to it")
         self._registration.check_invited(sender)
         if isinstance(message, Consent | Refusal | AggregatedShare):
             check_of_round(message)
-        if self.phase is Phase.DONE or self._collected or self._is_late(message):
-            self.late_messages[type(message).__name__] += 1
-            return []
+        if self._is_settled() or self._is_late(message):
+            return self._on_late(sender, message)
         if isinstance(message, Refusal):
             return self._on_refusal(sender, message)
         if self._phase_of(message) is not self.phase:
-            raise RemoteProtocolError(
-                f"client {sender} sent {type(message).__name__} in phase {self.phase}"
-            )
+            raise self._unexpected(sender, message)
         if sender in self._gone:
-            self.late_messages[type(message).__name__] += 1
-            return []
+            return self._on_late(sender, message)
         outputs = self._take(sender, message)
-        return outputs + self._advance_if_complete()
+        return outputs + self._advance()
 
     def drop(self, client: int) -> list[Output]:
         """The client is gone; what it has delivered stays."""
         self._gone.add(client)
-        return self._advance_if_complete()
+        return self._advance()
 
     @property
     def can_proceed(self) -> bool:
         """See `ServerParty.can_proceed`."""
-        least = self.settings.minimum
         match self.phase:
             case Phase.ADVERTISE | Phase.SHARE | Phase.UPLOAD:
-                return len(self._delivered) >= least
+                return len(self._exchange()[1]) >= self.settings.minimum
             case Phase.AGREE:
-                return self._agreed.reached
+                return self._in_flight.agreement.reached
             case Phase.RECOVER:
-                usable = self._answers.keys() - self._doubted
-                return self._collected or self._scheme.suffice(self._asked, usable)
+                flight = self._in_flight
+                usable = flight.good_answers.keys()
+                return flight.collected or self._scheme.suffice(flight.asked, usable)
             case Phase.DONE:
                 return False
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired."""
-        if not self._started:
-            raise LocalProtocolError("start the round before its first deadline")
+        self._check_started("its first deadline")
         # Whoever is late now is out of this phase for good, though not of those before it.
-        self._overdue = bool(self._storing)
-        return [] if self._collected or self._overdue else self._close_phase()
-
-    def computed(self, job: Job, result: Result) -> list[Output]:
-        """Take the result of a job; see `ServerParty.computed`."""
-        if job is not self._summing and job is not self._unmasking:
-            return []  # the round was aborted meanwhile
-        if isinstance(result, RecoveryError):
-            return self._abort(str(result))
-        if job is self._summing:
-            self._summing, self._masked_sum = None, result
-            return self._unmask_if_ready()
-        return self._finish(result)
+        self._overdue = bool(self._uploads.storing)
+        return [] if self._is_settled() or self._overdue else self._close_phase()
 
     def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
         """Count an upload that is durable; see `ServerParty.stored`."""
-        if self._storing.get(record.client) is not record:
+        if self._uploads.storing.get(record.client) is not record:
             return []  # the round was aborted meanwhile
-        client = record.client
-        del self._storing[client]
+        self._uploads.stored(record.client, upload)
         if upload is None:
-            del self._uploads[client], self._held[client], self._reports[client]
-            self._gone.add(client)
-        else:
-            self._uploads[client] = upload
-        if self._overdue and not self._storing:
+            self._gone.add(record.client)
+        if self._overdue and not self._uploads.storing:
             self._overdue = False
             return self._close_phase()
-        return self._advance_if_complete()
+        return self._advance()
 
     # -- phases ------------------------------------------------------------------------------
+
+    def _exchange(self) -> tuple[Collection[int], Collection[int]]:
+        match self.phase:
+            case Phase.SHARE:
+                return self._members, self._complete
+            case Phase.UPLOAD if self._flight is None:
+                return self._complete, self._uploads.taken
+            case _:
+                return super()._exchange()
 
     def _take(self, sender: int, message: Message) -> list[Output]:
         match message:
             case Advertise():
-                return self._on_advertise(sender, message)
+                self._registration.on_advertise(sender, message)
             case ShareBundle():
                 return self._on_shares(sender, message)
             case MaskedUpload():
                 return self._on_upload(sender, message)
             case Consent():
-                return self._on_signature(sender, message)
+                self._in_flight.agreement.on_signature(sender, message.signature)
             case AggregatedShare() | UnmaskingShares():
-                return self._on_answer(sender, message)
+                self._in_flight.on_answer(sender, message)
             case _:
                 raise AssertionError("the phases know no other message")
+        return []
 
-    def _advance_if_complete(self) -> list[Output]:
+    def _advance(self) -> list[Output]:
         outputs: list[Output] = []
-        while not self._is_settled() and not self._is_waiting():
+        while self._started and not (
+            self._is_settled() or self._uploads.storing or self._is_waiting()
+        ):
             outputs += self._close_phase()
         return outputs
 
+    @property
+    def _is_collected(self) -> bool:
+        """Whether all that can still happen is a result."""
+        return self._flight is not None and self._flight.collected
+
     def _is_settled(self) -> bool:
         """Whether no message can move the round on."""
-        return not self._started or self._collected or self.phase is Phase.DONE
-
-    def _is_waiting(self) -> bool:
-        """Whether anybody is pending, or an upload is being stored.
-
-        It is enough to know one client that is. Building `pending` for every message would make
-        a phase quadratic in N, and the recovery of small models slower than its arithmetic.
-        """
-        phase, client = self._witness
-        still_pending = phase is self.phase and not (
-            client in self._delivered or client in self.refusals or client in self._gone
-        )
-        if not still_pending:
-            self._witness = (self.phase, max(self.pending, default=None))
-        return self._witness[1] is not None or bool(self._storing)
+        return self._is_collected or self.phase is Phase.DONE
 
     def _close_phase(self) -> list[Output]:
         match self.phase:
@@ -414,26 +289,17 @@ class RoundServer:
             case Phase.AGREE:
                 return self._close_agree()
             case Phase.RECOVER:
-                return self._close_recover()
+                return [*self._in_flight.collect()]
             case Phase.DONE:
                 return []
 
-    def _on_advertise(self, sender: int, message: Advertise) -> list[Output]:
-        self._registration.on_advertise(sender, message)
-        return []
+    def _checks(self, check_secret: bytes) -> tuple[bytes, ...]:
+        return (commit(check_secret),)
 
-    def _close_advertise(self) -> list[Output]:
-        if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
-            return abort
-        checks: tuple[bytes, ...] = ()
-        if self.settings.traits.checked:
-            self._check_secret = draw(self._entropy, prg.SEED_LENGTH)
-            checks = (commit(self._check_secret),)
-        self._roster = roster = self._registration.make_roster(self._entropy, checks)
-        self._scheme_cache = self._registration.scheme(roster, self._entropy)
+    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
+        super()._fix_roster(roster, check_secret)
+        self._check_secret = check_secret
         self._relay = Relay(self._scheme, single=True)
-        self.phase = Phase.SHARE
-        return [*self._registration.announce(roster)]
 
     def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
         if self._relay is None or sender not in self._scheme.round.positions:
@@ -461,170 +327,89 @@ class RoundServer:
     def _on_upload(self, sender: int, message: MaskedUpload) -> list[Output]:
         if sender not in self._complete:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")
-        size = len(self._members)
-        if message.vector.shape != (self.settings.length,):
-            raise RemoteProtocolError(
-                f"client {sender} uploaded {message.vector.size} elements instead of "
-                f"{self.settings.length}"
-            )
-        if len(message.held) != (size + 7) // 8:
-            raise RemoteProtocolError(
-                f"client {sender} sent a bitmap of {len(message.held)} bytes for {size} members"
-            )
-        bits = np.unpackbits(np.frombuffer(message.held, np.uint8), bitorder="little")
-        if bits[size:].any():
-            raise RemoteProtocolError(f"client {sender} sent a bitmap with stray bits")
-        held = [self._members[k] for k in np.flatnonzero(bits)]
-        length = self.settings.traits.report_length(self.settings)
-        if message.reports.size != length * len(held):
-            raise RemoteProtocolError(
-                f"client {sender} reported {message.reports.size} elements on {len(held)} shares "
-                f"instead of {length} on each"
-            )
-        # A copy: a view would keep the whole message in memory.
-        rows = message.reports.copy().reshape(len(held), length)
-        reports = dict(zip(held, rows, strict=True))
-        if sender in self._uploads:
-            return self._on_repeated_upload(sender, message.vector, reports)
-        self._uploads[sender] = UploadInMemory(message.vector)
-        self._held[sender] = frozenset(held)
-        self._reports[sender] = reports
-        record = UploadTaken(sender, message)
+        record = self._uploads.take(sender, message, self._members)
+        if record is None:
+            return []
         if self._durable:
-            self._storing[sender] = record
+            self._uploads.storing[sender] = record
         return self._persist(record)
 
-    def _on_repeated_upload(
-        self, sender: int, vector: Elements, reports: dict[int, Elements]
-    ) -> list[Output]:
-        before = self._reports[sender]
-        if (
-            not self._uploads[sender].equals(vector)
-            or before.keys() != reports.keys()
-            or not all(np.array_equal(before[owner], reports[owner]) for owner in before)
-        ):
-            raise RemoteProtocolError(f"client {sender} sent two different uploads")
-        return []
-
     def _close_upload(self) -> list[Output]:
-        if abort := self._too_few(len(self._uploads), "uploaded their masked updates"):
+        uploads = self._uploads
+        if abort := self._too_few(len(uploads.taken), "uploaded their masked updates"):
             return abort
-        self._findings = self._scheme.examine(self._reports)
-        self._reports = {}
+        self._findings = self._scheme.examine(uploads.reports)
         try:
-            survivors = self._scheme.choose(self._complete, self._held, self._findings.accused)
+            chosen = self._scheme.choose(self._complete, uploads.held, self._findings.accused)
         except RecoveryError as error:
-            return self._abort(str(error))
-        self._survivors = survivors
-        self._in_sum = frozenset(survivors)
+            return self._lose(str(error))
+        self.survivors = chosen
+        self._flight = flight = self._ask_for(chosen)
+        self._uploads = RoundUploads(self.settings)
+        persisted = self._persist(SurvivorsChosen(chosen))
+        if Phase.RECOVER not in self.settings.traits.phases:
+            return [*persisted, *flight.jobs, *flight.collect()]
+        self.phase = flight.first_phase
+        # Who is left out hears of it, and can forget its secrets.
+        left_out = AbortRound("the round goes on without it")
+        sends = [Send(c, flight.request if c in chosen else left_out) for c in self.owners]
+        return [*persisted, *sends, *flight.jobs]
+
+    def _ask_for(self, survivors: tuple[int, ...]) -> Recovery:
+        """The sum over U1, for which its members are asked."""
         terms = tuple(Term(MaskRef(client)) for client in survivors)
-        self._asked = MaskSum(terms, frozenset(self._complete), self._held)
-        self._agreement = Agreement(
-            self.settings.parameters.quorum,
+        # Answers that sum a share in doubt are not used; who gives them may consent.
+        doubted = {holder for owner, holder in self._findings.accused if owner in survivors}
+        return Recovery(
+            self._scheme,
             self._allow_list,
             survivor_statement(self._scheme.round.context, survivors),
-            survivors,
-            self._complete,
+            SumRequest(ROUND, survivors),
+            MaskSum(terms, frozenset(self._complete), self._uploads.held),
+            clients=survivors,
+            holders=set(survivors) - doubted,
+            uploads=[self._uploads.taken[client] for client in survivors],
         )
-        self._summing = SumUploads(
-            self.settings.field, self.settings.length, [self._uploads[c] for c in survivors]
-        )
-        self._uploads = {}
-        chosen, compute = self._persist(SurvivorsChosen(survivors)), Compute(self._summing)
-        if Phase.RECOVER not in self.settings.traits.phases:
-            return [*chosen, compute, *self._close_recover()]
-        malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        self.phase = Phase.AGREE if malicious else Phase.RECOVER
-        # Who is left out hears of it, and can forget its secrets.
-        announced = SumRequest(ROUND, survivors)
-        left_out = AbortRound("the round goes on without it")
-        sends = [
-            Send(client, announced if client in survivors else left_out) for client in self.owners
-        ]
-        return [*chosen, *sends, compute]
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         if self.phase is Phase.UPLOAD:
             return self.drop(sender)
         if self.phase not in (Phase.AGREE, Phase.RECOVER):
             raise RemoteProtocolError(f"client {sender} refused nothing that was asked of it")
-        self._agreed.on_refusal(sender, message.missing)
-        return self._advance_if_complete()
-
-    def _on_signature(self, sender: int, message: Consent) -> list[Output]:
-        self._agreed.on_signature(sender, message.signature)
-        return []
+        self._in_flight.agreement.on_refusal(sender, message.missing)
+        return self._advance()
 
     def _close_agree(self) -> list[Output]:
-        if not self._agreed.reached:
-            return self._abort(self._agreed.shortfall)
+        flight = self._in_flight
+        if not flight.agreement.reached:
+            return self._lose(flight.agreement.shortfall)
         self.phase = Phase.RECOVER
-        certificate = Certificate(ROUND, self._agreed.certificate)
+        certificate = flight.certificate
         return [Send(client, certificate) for client in sorted(self.pending)]
 
-    def _on_answer(self, sender: int, message: Answer) -> list[Output]:
-        if sender not in self._in_sum:
-            raise RemoteProtocolError(f"client {sender} is not in the survivor set")
-        known = self._answers.get(sender)
-        if known is not None:
-            if message != known:
-                raise RemoteProtocolError(f"client {sender} gave two different answers")
-            return []
-        self._scheme.check_answer(self._asked, sender, message)
-        self._answers[sender] = message
-        return []
-
-    def _close_recover(self) -> list[Output]:
-        self._collected = True
-        doubted = self._doubted
-        self._answers = {c: answer for c, answer in self._answers.items() if c not in doubted}
-        return self._unmask_if_ready()
-
-    def _unmask_if_ready(self) -> list[Output]:
-        if self._masked_sum is None or not self._collected:
-            return []
-        masks = self._scheme.recovery(self._asked, self._answers)
-        self._unmasking = Unmask(self._masked_sum, masks)
-        self._masked_sum = None
-        return [Compute(self._unmasking)]
-
-    def _finish(self, total: Elements) -> list[Output]:
-        if self._unmasking is None:
-            raise AssertionError("the result follows the recovery")
+    def _finish(self, flight: Recovery, total: Elements) -> list[Output]:
         aggregate = Aggregate(
             total=total,
-            included=self._survivors,
-            responders=tuple(sorted(self._answers)),
-            suspects=tuple(sorted({*self._unmasking.suspects, *self._findings.named})),
+            included=self.survivors,
+            responders=tuple(sorted(flight.good_answers)),
+            suspects=tuple(sorted({*flight.suspects, *self._findings.named})),
             accused=tuple(sorted(self._findings.accused)),
         )
         self.phase = Phase.DONE
-        self._unmasking = None
-        self._answers = {}
+        flight.end()
         return [aggregate]
 
+    def _lose(self, reason: str) -> list[Output]:
+        return self._abort(reason)
+
+    def _abort(self, reason: str) -> list[Output]:
+        if self._flight is not None:
+            self._flight.end()
+        self._relay, self._outbox = None, Outbox()
+        self._uploads = RoundUploads(self.settings)
+        return super()._abort(reason)
+
     # -- helpers -----------------------------------------------------------------------------
-
-    @property
-    def _scheme(self) -> ServerScheme:
-        if self._scheme_cache is None:
-            raise AssertionError("the scheme follows the roster")
-        return self._scheme_cache
-
-    @property
-    def _doubted(self) -> set[int]:
-        """Whose answers sum a share in doubt; they were asked for their consent."""
-        return {holder for owner, holder in self._findings.accused if owner in self._in_sum}
-
-    @property
-    def _agreed(self) -> Agreement:
-        if self._agreement is None:
-            raise AssertionError("the agreement follows the upload")
-        return self._agreement
-
-    @property
-    def _members(self) -> tuple[int, ...]:
-        return () if self._scheme_cache is None else self._scheme_cache.round.members
 
     def _persist(self, record: Record) -> list[Output]:
         return [Persist(record)] if self._durable else []
@@ -637,20 +422,3 @@ class RoundServer:
     def _is_late(self, message: Message) -> bool:
         phase = self._phase_of(message)
         return phase is not None and _ORDER.index(phase) < _ORDER.index(self.phase)
-
-    def _too_few(self, count: int, what: str) -> list[Output]:
-        least = self.settings.minimum
-        if count >= least:
-            return []
-        return self._abort(f"only {count} clients {what}, at least {least} are needed")
-
-    def _abort(self, reason: str) -> list[Output]:
-        told = self._members or self._registration.invited
-        self.phase = Phase.DONE
-        self._summing, self._masked_sum, self._unmasking = None, None, None
-        self._relay, self._outbox = None, Outbox()
-        self._answers = {}
-        self._uploads, self._storing = {}, {}
-        outputs: list[Output] = [Send(client, AbortRound(reason)) for client in told]
-        accused = tuple(sorted(self._findings.accused))
-        return [*outputs, RoundAborted(reason, self._findings.named, accused)]
