@@ -60,9 +60,9 @@ from lightsecagg.session.interface import (
     UploadDiscarded,
 )
 from lightsecagg.session.past import Past, PromisedRound, UnfinishedRound
+from lightsecagg.session.plan import Plan
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.round import Plan
-from lightsecagg.session.server import ServerSession
+from lightsecagg.session.round_server import RoundServerSession
 
 DIMENSION = 5
 SESSION = bytes(range(32))
@@ -157,7 +157,7 @@ class Laboratory:
 
     def start(self) -> None:
         """A server, for the first time or after a crash."""
-        self.server = ServerSession(
+        self.server = RoundServerSession(
             self.settings,
             self.plan,
             self.allow_list,

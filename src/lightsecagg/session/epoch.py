@@ -72,8 +72,8 @@ from lightsecagg.session.interface import (
     Store,
 )
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
+from lightsecagg.session.plan import COMEBACK, Plan
 from lightsecagg.session.record import PhaseRecord, RoundRecord
-from lightsecagg.session.round import COMEBACK, Plan
 
 GOES_ON = "the epoch goes on without this client"
 """What a client is told that is no longer in an epoch."""

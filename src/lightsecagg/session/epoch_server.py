@@ -44,8 +44,8 @@ from lightsecagg.session.interface import (
     Store,
 )
 from lightsecagg.session.past import Past
-from lightsecagg.session.record import RoundRecord, listed
-from lightsecagg.session.round import Plan
+from lightsecagg.session.plan import Plan
+from lightsecagg.session.record import listed
 from lightsecagg.session.server import Choose, ServerSession, State
 
 _FAREWELL = 5.0
@@ -69,10 +69,8 @@ class UnfinishedEpoch:
     """Those that somebody may lack, of an owner in the order of its masks."""
 
 
-class EpochServerSession(ServerSession):
+class EpochServerSession(ServerSession[EpochInProgress]):
     """Runs the epochs of one federation; see the theory of operation and `interface`."""
-
-    _round: EpochInProgress | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -106,11 +104,6 @@ class EpochServerSession(ServerSession):
         self._note_model()
 
     # -- the driver's side ---------------------------------------------------------------------
-
-    @property
-    def may_take_long(self) -> bool:
-        """No: masks are examined one by one, each when its owner has shared it."""
-        return False
 
     @property
     def score(self) -> str:
@@ -221,9 +214,6 @@ class EpochServerSession(ServerSession):
 
     # -- one epoch -----------------------------------------------------------------------------
 
-    def _bound_to(self) -> list[int]:
-        return []
-
     def _open_round(self, invited: list[int], now: float) -> None:
         number, instructions = self._next_round, self._announcement.instructions
         self._next_round += 1
@@ -278,7 +268,7 @@ class EpochServerSession(ServerSession):
         self.state, self._wait = State.RUNNING, None
         return epoch
 
-    def _conclude(self, epoch: EpochInProgress, now: float) -> None:  # type: ignore[override]
+    def _conclude(self, epoch: EpochInProgress, now: float) -> None:
         """The epoch is over, or the federation is to end with it."""
         self._uploaders |= dict.fromkeys(epoch.stored, epoch.number)
         if epoch.stopping and not epoch.finished and epoch.aborted is None:
@@ -302,9 +292,7 @@ class EpochServerSession(ServerSession):
         self.rounds += 1
         self._round = None
         if epoch.aborted is not None and not epoch.buffers:
-            record = RoundRecord(epoch.number, str(epoch.settings.protocol), epoch.members)
-            record.aborted = epoch.aborted
-            self._count_attempt(record, now)
+            self._count_attempt(epoch.aborted, now)
         else:
             self._next_attempt(now)
 

@@ -1,4 +1,4 @@
-"""The server's end of a federation: all rounds, from the first to goodbye.
+"""The server's end of a federation, whatever its mode: all rounds, from the first to goodbye.
 
 Theory of operation. A session is in one of these states; an event that a state does not name is
 taken note of (who is here) and changes nothing else.
@@ -10,37 +10,29 @@ taken note of (who is here) and changes nothing else.
     Leaving      goodbye is said; clients that come back in time hear it too
     Ended        nothing happens any more
 
-What must survive a crash is stored before it is acknowledged or announced: the party names it, the
-session passes it on (`Store`). A failed round is tried again, with the same clients if U1 was
-announced: those who signed for it sum no other from the same model (S42).
+What a round is, how it ends and what a crash left of it is the business of `round_server`; in the
+asynchronous mode it is an epoch (`epoch_server`). What must survive a crash is stored before it is
+acknowledged or announced: the party names it, the session passes it on (`Store`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.registry import server_party
-from lightsecagg.protocol.settings import Settings, hash_model
-from lightsecagg.session.budgets import backlog_limit
-from lightsecagg.session.envelope import (
-    Goodbye,
-    RoundModel,
-    RoundOver,
-    UploadStored,
-    pack_control,
-)
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.session.envelope import Goodbye, RoundOver
+from lightsecagg.session.epoch import EpochInProgress
 from lightsecagg.session.interface import (
     NEVER,
     Announcement,
     Applied,
-    Apply,
-    Backlog,
     Computed,
     ComputeFailed,
     Connected,
@@ -53,24 +45,16 @@ from lightsecagg.session.interface import (
     MembersChanged,
     Progress,
     Received,
-    RoundAbandoned,
-    RoundBegan,
-    RoundEnded,
-    RoundOpened,
     Spoilt,
     Stop,
-    Store,
     Stored,
     StoreFailed,
-    UploadDiscarded,
 )
-from lightsecagg.session.past import Past, PromisedRound, bring_back
+from lightsecagg.session.past import Past
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
-from lightsecagg.session.record import RoundRecord, listed
-from lightsecagg.session.round import COMEBACK, Plan, RoundInProgress
-
-_SPOILT = "the sum is spoilt: it cannot be used"
-"""What clients hear. More would tell a liar about the others' part of the sum."""
+from lightsecagg.session.plan import COMEBACK, Plan
+from lightsecagg.session.record import listed
+from lightsecagg.session.round import RoundInProgress
 
 
 class State(StrEnum):
@@ -102,7 +86,10 @@ class _Wait:
     """Whether too few were here when it was last decided."""
 
 
-class ServerSession:
+AnyProgress = TypeVar("AnyProgress", RoundInProgress, EpochInProgress)
+
+
+class ServerSession(ABC, Generic[AnyProgress]):
     """Runs the rounds of one federation; see the theory of operation and `interface`."""
 
     def __init__(
@@ -128,14 +115,12 @@ class ServerSession:
         self._announcement, self._choose = announcement, choose
         self._next_round, self._restarted = past.next_round, past.next_round > 1
         self._uploaders = dict(past.uploaders)
-        self._announced = (hash_model(announcement.model), past.announced)
-        self._unfinished = deque(past.unfinished)
         self._enough = past.enough
         self._effects: list[Effect] = []
         self._peers = Peers(self._emit, len(allow_list), members)
         self._next_members: MembersChanged | None = None
         self._wait: _Wait | None = None
-        self._round: RoundInProgress | None = None
+        self._round: AnyProgress | None = None
         self._attempts = 0
         self._stopping = self._restless = False
         self._comeback = self._leave_at = 0.0
@@ -163,12 +148,8 @@ class ServerSession:
 
     @property
     def may_take_long(self) -> bool:
-        """Whether the next call is better made where it holds up nobody.
-
-        The last upload ends its phase, and so does whoever is given up instead: then all reports
-        on shares are examined, which takes the longer the more was lied (S46).
-        """
-        return self._running is not None and self._running.is_uploading
+        """Whether the next call is better made where it holds up nobody."""
+        return False
 
     @property
     def connected(self) -> list[int]:
@@ -176,9 +157,9 @@ class ServerSession:
         return self._peers.ready()
 
     @property
+    @abstractmethod
     def score(self) -> str:
         """How far the federation is, in words."""
-        return f"{self.completed} of {self._plan.number} rounds done"
 
     def start(self, now: float) -> list[Effect]:
         """See `Session.start`."""
@@ -260,7 +241,7 @@ class ServerSession:
         self._restless = waits or before != (self.state, self._round)
 
     @property
-    def _running(self) -> RoundInProgress | None:
+    def _running(self) -> AnyProgress | None:
         return self._round if self.state in (State.RESUMING, State.RUNNING) else None
 
     def _emit(self, effect: Effect) -> None:
@@ -292,55 +273,31 @@ class ServerSession:
             and (number == self._round.number)
         )
 
-    # -- after a crash -------------------------------------------------------------------------
+    # -- what each mode does in its own way ----------------------------------------------------
 
+    @abstractmethod
     def _resume_next(self, now: float) -> None:
-        """The rounds that a crash cut short, then new ones."""
-        while self._unfinished:
-            unfinished = self._unfinished.popleft()
-            number, promised = unfinished.number, unfinished.promised
-            if promised is None:
-                text = "round %d had no acknowledged upload; it is dropped"
-                self._log(logging.INFO, text, number)
-                self._emit(Store(number, RoundAbandoned("dropped after a crash")))
-            elif unfinished.allow_list is None:
-                text = "round %d began with a lost allow-list; it is dropped"
-                self._log(logging.WARNING, text, number)
-                self._emit(Store(number, RoundAbandoned("its allow-list is lost")))
-            else:
-                self._resume(number, promised, unfinished.allow_list, now)
-                return
-        self._next_attempt(now)
+        """What a crash cut short, then new rounds."""
 
-    def _resume(
-        self, number: int, promised: PromisedRound, allow_list: AllowList, now: float
-    ) -> None:
-        self._emit(Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
-        back = bring_back(promised, allow_list)
-        for client, reason in back.refused.items():
-            text = "round %d: a stored upload is refused: %s"
-            self._log(logging.WARNING, text, number, reason)
-            self._emit(Store(number, UploadDiscarded(client)))
-        self._log(
-            logging.INFO,
-            "resuming round %d: %d uploads are stored, U1 %s",
-            number,
-            len(back.stored),
-            "is open" if promised.survivors is None else "was announced",
-        )
-        members = [member.client for member in promised.roster.members]
-        self._round = RoundInProgress(
-            back.party,
-            promised.settings,
-            members,
-            self._plan,
-            self._peers,
-            self._emit,
-            now,
-            stored=back.stored,
-        )
-        self._emit(RoundBegan(number, tuple(members)))
-        self._round.begin(back.outputs, now)
+    @abstractmethod
+    def _open_round(self, invited: list[int], now: float) -> None:
+        """Begin with these clients."""
+
+    @abstractmethod
+    def _conclude(self, round_: AnyProgress, now: float) -> None:
+        """The party is done."""
+
+    @abstractmethod
+    def _on_applied(self, event: Applied, now: float) -> None:
+        """The next model is stored."""
+
+    def _on_spoilt(self, reason: str, now: float) -> None:
+        """The sum cannot be used."""
+        raise AssertionError("a sum is spoilt, and nobody has asked for one")
+
+    def _bound_to(self) -> list[int]:
+        """Clients without whom the others would refuse the next round."""
+        return []
 
     # -- waiting for clients -------------------------------------------------------------------
 
@@ -372,26 +329,6 @@ class ServerSession:
         elif here < least:
             text = "waiting for clients: %d here, %d needed, N = %d at most"
             self._log(logging.INFO, text, here, least, parameters.clients)
-
-    def _bound_to(self) -> list[int]:
-        """The clients of a failed round from the current model whose U1 was announced.
-
-        Those who signed for it will sum the same clients again, and no others (S42).
-        """
-        model, survivors = self._announced
-        given = self._announcement.model
-        if not given or model != hash_model(given) or survivors is None:
-            return []
-        revoked = [client for client in survivors if client not in self._allow_list]
-        if revoked:
-            self._log(
-                logging.WARNING,
-                "clients %s of the failed round were revoked since: the others will refuse to sum "
-                "without them until their operators forgive the model (`lightsecagg ledger`)",
-                listed(revoked),
-            )
-            return []
-        return sorted(survivors)
 
     def _use_members(self, event: MembersChanged, now: float) -> None:
         """Between rounds: from now on these are the members."""
@@ -451,114 +388,18 @@ class ServerSession:
         if self.state is State.WAITING:
             self._emit(Progress("connect", len(ready), self._settings.parameters.clients))
 
-    # -- one round -----------------------------------------------------------------------------
-
-    def _open_round(self, invited: list[int], now: float) -> None:
-        number, model = self._next_round, self._announcement.model
-        instructions = self._announcement.instructions
-        self._next_round += 1
-        settings = replace(
-            self._settings,
-            round=number,
-            model=hash_model(model or number.to_bytes(8, "big")),
-            instructions=b"" if instructions is None else instructions.digest,
-        )
-        self._emit(Store(number, RoundOpened(settings)))
-        text = "round %d begins with %d clients: %s (%s)"
-        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
-        party = server_party(settings, self._allow_list, invited, durable=True)
-        self._emit(Backlog(backlog_limit(settings, len(model))))
-        self._round = RoundInProgress(
-            party, settings, invited, self._plan, self._peers, self._emit, now
-        )
-        self._round.record.local = {} if instructions is None else dict(instructions.local)
-        self._emit(RoundBegan(number, tuple(invited)))
-        self._announce(settings, invited)
-        self.state, self._wait = State.RUNNING, None
-        self._round.begin(party.start(), now)
-
-    def _announce(self, settings: Settings, invited: list[int]) -> None:
-        given, bound = self._announcement, settings.quantizer.bound
-        message = pack_control(RoundModel(settings.round, given.model, bound, given.instructions))
-        for client in invited:
-            if client in self._uploaders:
-                self._peers.tell(client, UploadStored(self._uploaders[client]))
-            self._peers.post(client, message)
-
-    def _conclude(self, round_: RoundInProgress, now: float) -> None:
-        """The party is done: make a model of the sum, or give the round up."""
-        round_.conclude()
-        record = round_.record
-        if round_.survivors:
-            self._announced = (round_.settings.model, round_.survivors)
-        if record.aborted is None and round_.aggregate is not None:
-            self.state = State.APPLYING
-            self._emit(Apply(round_.settings, round_.aggregate, record))
-            return
-        record.aborted = record.aborted or "no result"
-        self._end_round(round_, now)
-
-    def _on_applied(self, event: Applied, now: float) -> None:
-        if self._round is None:
-            raise AssertionError("applying, and there is no round")
-        self.completed += 1
-        self._announcement, self._enough = event.announcement, event.enough
-        self._end_round(self._round, now)
-
-    def _on_spoilt(self, reason: str, now: float) -> None:
-        if self._round is None:
-            raise AssertionError("applying, and there is no round")
-        record = self._round.record
-        record.spoilt, record.aborted = True, f"{_SPOILT}: {reason}"
-        self._end_round(self._round, now)
-
-    def _end_round(self, round_: RoundInProgress, now: float) -> None:
-        record = round_.record
-        self._say_how_it_ended(record)
-        if record.aborted is not None:
-            self._emit(Store(round_.number, RoundAbandoned(record.aborted)))
-        self._uploaders |= dict.fromkeys(round_.stored, round_.number)
-        over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
-        for client in round_.members:
-            self._peers.tell(client, over)
-        self.rounds += 1
-        self._round = None
-        self._emit(RoundEnded(record))
-        if self._unfinished or record.resumed:
-            self.state = State.RESUMING
-            self._resume_next(now)
-        else:
-            self._count_attempt(record, now)
-
-    def _count_attempt(self, record: RoundRecord, now: float) -> None:
+    def _count_attempt(self, aborted: str | None, now: float) -> None:
         attempts = self._plan.retries + 1
-        if record.aborted is None:
+        if aborted is None:
             self._attempts = 0
         elif not self._stopping:
             self._attempts += 1
             if self._attempts >= attempts:
                 number = self.completed + 1
-                self._give_up(f"{attempts} attempts at round {number}: {record.aborted}", now)
+                self._give_up(f"{attempts} attempts at round {number}: {aborted}", now)
                 return
             self._log(logging.INFO, "trying again: attempt %d of %d", self._attempts + 1, attempts)
         self._next_attempt(now)
-
-    def _say_how_it_ended(self, record: RoundRecord) -> None:
-        if record.aborted is not None:
-            reason = "round %d was aborted after %.1f s: %s"
-            self._log(logging.WARNING, reason, record.round, record.seconds, record.aborted)
-            return
-        figures = "".join(f"; {text}" for text in record.told_figures())
-        self._log(
-            logging.INFO,
-            "round %d is done after %.1f s: %d of %d clients included%s (%s)",
-            record.round,
-            record.seconds,
-            len(record.included),
-            len(record.invited),
-            figures,
-            self.score,
-        )
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
-from lightsecagg.session.server import ServerSession
+from lightsecagg.session.round_server import RoundServerSession
 
 PROTOCOLS = [
     (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
@@ -124,11 +124,11 @@ def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothin
 ) -> None:
     """Nobody is pending: there is nothing to go on without, and no reason to abort."""
     loops: list[asyncio.AbstractEventLoop] = []
-    sessions: list[ServerSession] = []
+    sessions: list[RoundServerSession] = []
     turns = threading.Semaphore(0)
-    tick = ServerSession.tick
+    tick = RoundServerSession.tick
 
-    def counted(self: ServerSession, now: float) -> list[Effect]:
+    def counted(self: RoundServerSession, now: float) -> list[Effect]:
         sessions[:] = [self]
         effects = tick(self, now)
         turns.release()
@@ -144,7 +144,7 @@ def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothin
             loops[0].call_soon_threadsafe(federation.transport.notify, _Tick())
             assert turns.acquire(timeout=30)
 
-    monkeypatch.setattr(ServerSession, "tick", counted)
+    monkeypatch.setattr(RoundServerSession, "tick", counted)
     before(monkeypatch, Unmask, "open", let_the_deadline_pass)
     federation = Federation(tmp_path)
 

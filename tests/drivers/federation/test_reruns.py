@@ -24,7 +24,7 @@ from lightsecagg.protocol.settings import hash_model
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.server import ServerSession
+from lightsecagg.session.round_server import RoundServerSession
 
 CLIENTS = 6
 VICTIM = CLIENTS - 1
@@ -95,7 +95,7 @@ class SameModel:
         pass
 
 
-class RerunsWithout(ServerSession):
+class RerunsWithout(RoundServerSession):
     """Invites everybody, then everybody but the victim, for the same model."""
 
     absent: tuple[int, ...] = (VICTIM,)
@@ -180,7 +180,7 @@ class MuteInRoundOne(FederationClient):
             await super()._post(data)
 
 
-class Bereaved(ServerSession):
+class Bereaved(RoundServerSession):
     """After its first round it notices that client 0 is gone, and waits no longer for it."""
 
     def _begin_to_wait(self, now: float) -> None:

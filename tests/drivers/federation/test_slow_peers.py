@@ -30,7 +30,7 @@ from lightsecagg.session.envelope import (
     pack_control,
 )
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.server import ServerSession
+from lightsecagg.session.round_server import RoundServerSession
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")
@@ -48,26 +48,26 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[int] = []
-        open_round, end_round = ServerSession._open_round, ServerSession._end_round
+        open_round, end_round = RoundServerSession._open_round, RoundServerSession._end_round
         calls = 0
 
         def count(frame: Any, event: str, argument: Any) -> None:
             nonlocal calls
             calls += event == "call"
 
-        def begin(session: ServerSession, invited: list[int], now: float) -> None:
+        def begin(session: RoundServerSession, invited: list[int], now: float) -> None:
             nonlocal calls
             calls = 0
             sys.setprofile(count)
             open_round(session, invited, now)
 
-        def end(session: ServerSession, *arguments: Any) -> None:
+        def end(session: RoundServerSession, *arguments: Any) -> None:
             sys.setprofile(None)
             self.rounds.append(calls)
             end_round(session, *arguments)
 
-        monkeypatch.setattr(ServerSession, "_open_round", begin)
-        monkeypatch.setattr(ServerSession, "_end_round", end)
+        monkeypatch.setattr(RoundServerSession, "_open_round", begin)
+        monkeypatch.setattr(RoundServerSession, "_end_round", end)
 
 
 @asynccontextmanager

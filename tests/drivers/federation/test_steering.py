@@ -25,7 +25,7 @@ from lightsecagg.session.envelope import RoundModel, name_of, pack_control, unpa
 from lightsecagg.session.instructions import Instructions
 from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.server import ServerSession
+from lightsecagg.session.round_server import RoundServerSession
 from lightsecagg.training.config import LocalConfig
 
 OWN = LocalConfig(epochs=2, batch_size=32, learning_rate=0.05)
@@ -240,7 +240,7 @@ class Restarted(MuteInRoundOne):
         await super()._train(replace(effect, update=None))
 
 
-class Fickle(ServerSession):
+class Fickle(RoundServerSession):
     """Asks for other settings when a round is repeated."""
 
     job: OneModel

@@ -43,7 +43,7 @@ class EpochFederationServer(FederationServer):
         self._version = 0
         self._hashes: dict[int, bytes] = {}
 
-    def _begin(self, abandon: bool) -> ServerSession:
+    def _begin(self, abandon: bool) -> ServerSession[Any]:
         """The session of what the journal knows."""
         self._version = self._learning.restore(self._journal)
         self._hashes = self._journal.hashes()

@@ -1,4 +1,4 @@
-"""The Server Manager of Section 6: drives a `ServerSession` over any communicator.
+"""The Server Manager of Section 6: drives a `RoundServerSession` over any communicator.
 
 The transport's events, the results of jobs and the ticks of the clock go through one queue, the
 transport's, into the session; its effects go to the transport, the journal, threads and the job.
@@ -44,8 +44,9 @@ from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import describe
 from lightsecagg.session.past import Past, UnfinishedRound
+from lightsecagg.session.plan import Plan
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.round import Plan
+from lightsecagg.session.round_server import RoundServerSession
 from lightsecagg.session.server import ServerSession, State
 
 TellProgress = Callable[[str, int, int], None]
@@ -63,7 +64,7 @@ class _Tick:
 class FederationServer:
     """Runs the rounds of one federation."""
 
-    session_type: type[ServerSession] = ServerSession
+    session_type: type[ServerSession[Any]] = RoundServerSession
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class FederationServer:
 
     # -- the past ----------------------------------------------------------------------------
 
-    def _begin(self, abandon: bool) -> ServerSession:
+    def _begin(self, abandon: bool) -> ServerSession[Any]:
         """The session of what the journal knows."""
         completed = self._learning.restore(self._journal)
         if abandon:
@@ -219,7 +220,7 @@ class FederationServer:
         announced = self._journal.announced_for(hash_model(model)) if model else None
         return self._open(completed, Past(announced=announced, unfinished=unfinished))
 
-    def _open(self, completed: int, past: Past, **more: Any) -> ServerSession:
+    def _open(self, completed: int, past: Past, **more: Any) -> ServerSession[Any]:
         """A session after so many sums; `more` is what this kind of session takes beside."""
         self._learning.look_back(self._history.records())
         past = replace(

@@ -1,0 +1,240 @@
+"""The server's end of a federation in synchronous rounds.
+
+Theory of operation. Who waits, leaves and ends is the business of `server`. A failed round is tried
+again, with the same clients if U1 was announced: those who signed for it sum no other from the same
+model (S42). A round that a crash cut short goes on first (`past`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import replace
+
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.registry import server_party
+from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.session.budgets import backlog_limit
+from lightsecagg.session.envelope import RoundModel, RoundOver, UploadStored, pack_control
+from lightsecagg.session.interface import (
+    Announcement,
+    Applied,
+    Apply,
+    Backlog,
+    Members,
+    RoundAbandoned,
+    RoundBegan,
+    RoundEnded,
+    RoundOpened,
+    Store,
+    UploadDiscarded,
+)
+from lightsecagg.session.past import Past, PromisedRound, bring_back
+from lightsecagg.session.plan import Plan
+from lightsecagg.session.record import RoundRecord, listed
+from lightsecagg.session.round import RoundInProgress
+from lightsecagg.session.server import Choose, ServerSession, State
+
+_SPOILT = "the sum is spoilt: it cannot be used"
+"""What clients hear. More would tell a liar about the others' part of the sum."""
+
+
+class RoundServerSession(ServerSession[RoundInProgress]):
+    """Runs the rounds of one federation; see the theory of operation and `interface`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: Plan,
+        allow_list: AllowList,
+        announcement: Announcement,
+        choose: Choose,
+        past: Past | None = None,
+        members: Members | None = None,
+    ) -> None:
+        past = past or Past()
+        super().__init__(settings, plan, allow_list, announcement, choose, past, members)
+        self._announced = (hash_model(announcement.model), past.announced)
+        self._unfinished = deque(past.unfinished)
+
+    # -- the driver's side ---------------------------------------------------------------------
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether the next call is better made where it holds up nobody.
+
+        The last upload ends its phase, and so does whoever is given up instead: then all reports
+        on shares are examined, which takes the longer the more was lied (S46).
+        """
+        return self._running is not None and self._running.is_uploading
+
+    @property
+    def score(self) -> str:
+        """How far the federation is, in words."""
+        return f"{self.completed} of {self._plan.number} rounds done"
+
+    # -- after a crash -------------------------------------------------------------------------
+
+    def _resume_next(self, now: float) -> None:
+        """The rounds that a crash cut short, then new ones."""
+        while self._unfinished:
+            unfinished = self._unfinished.popleft()
+            number, promised = unfinished.number, unfinished.promised
+            if promised is None:
+                text = "round %d had no acknowledged upload; it is dropped"
+                self._log(logging.INFO, text, number)
+                self._emit(Store(number, RoundAbandoned("dropped after a crash")))
+            elif unfinished.allow_list is None:
+                text = "round %d began with a lost allow-list; it is dropped"
+                self._log(logging.WARNING, text, number)
+                self._emit(Store(number, RoundAbandoned("its allow-list is lost")))
+            else:
+                self._resume(number, promised, unfinished.allow_list, now)
+                return
+        self._next_attempt(now)
+
+    def _resume(
+        self, number: int, promised: PromisedRound, allow_list: AllowList, now: float
+    ) -> None:
+        self._emit(Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
+        back = bring_back(promised, allow_list)
+        for client, reason in back.refused.items():
+            text = "round %d: a stored upload is refused: %s"
+            self._log(logging.WARNING, text, number, reason)
+            self._emit(Store(number, UploadDiscarded(client)))
+        self._log(
+            logging.INFO,
+            "resuming round %d: %d uploads are stored, U1 %s",
+            number,
+            len(back.stored),
+            "is open" if promised.survivors is None else "was announced",
+        )
+        members = [member.client for member in promised.roster.members]
+        self._round = RoundInProgress(
+            back.party,
+            promised.settings,
+            members,
+            self._plan,
+            self._peers,
+            self._emit,
+            now,
+            stored=back.stored,
+        )
+        self._emit(RoundBegan(number, tuple(members)))
+        self._round.begin(back.outputs, now)
+
+    # -- one round -----------------------------------------------------------------------------
+
+    def _bound_to(self) -> list[int]:
+        """The clients of a failed round from the current model whose U1 was announced.
+
+        Those who signed for it will sum the same clients again, and no others (S42).
+        """
+        model, survivors = self._announced
+        given = self._announcement.model
+        if not given or model != hash_model(given) or survivors is None:
+            return []
+        revoked = [client for client in survivors if client not in self._allow_list]
+        if revoked:
+            self._log(
+                logging.WARNING,
+                "clients %s of the failed round were revoked since: the others will refuse to sum "
+                "without them until their operators forgive the model (`lightsecagg ledger`)",
+                listed(revoked),
+            )
+            return []
+        return sorted(survivors)
+
+    def _open_round(self, invited: list[int], now: float) -> None:
+        number, model = self._next_round, self._announcement.model
+        instructions = self._announcement.instructions
+        self._next_round += 1
+        settings = replace(
+            self._settings,
+            round=number,
+            model=hash_model(model or number.to_bytes(8, "big")),
+            instructions=b"" if instructions is None else instructions.digest,
+        )
+        self._emit(Store(number, RoundOpened(settings)))
+        text = "round %d begins with %d clients: %s (%s)"
+        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
+        party = server_party(settings, self._allow_list, invited, durable=True)
+        self._emit(Backlog(backlog_limit(settings, len(model))))
+        self._round = RoundInProgress(
+            party, settings, invited, self._plan, self._peers, self._emit, now
+        )
+        self._round.record.local = {} if instructions is None else dict(instructions.local)
+        self._emit(RoundBegan(number, tuple(invited)))
+        self._announce(settings, invited)
+        self.state, self._wait = State.RUNNING, None
+        self._round.begin(party.start(), now)
+
+    def _announce(self, settings: Settings, invited: list[int]) -> None:
+        given, bound = self._announcement, settings.quantizer.bound
+        message = pack_control(RoundModel(settings.round, given.model, bound, given.instructions))
+        for client in invited:
+            if client in self._uploaders:
+                self._peers.tell(client, UploadStored(self._uploaders[client]))
+            self._peers.post(client, message)
+
+    def _conclude(self, round_: RoundInProgress, now: float) -> None:
+        """The party is done: make a model of the sum, or give the round up."""
+        round_.conclude()
+        record = round_.record
+        if round_.survivors:
+            self._announced = (round_.settings.model, round_.survivors)
+        if record.aborted is None and round_.aggregate is not None:
+            self.state = State.APPLYING
+            self._emit(Apply(round_.settings, round_.aggregate, record))
+            return
+        record.aborted = record.aborted or "no result"
+        self._end_round(round_, now)
+
+    def _on_applied(self, event: Applied, now: float) -> None:
+        if self._round is None:
+            raise AssertionError("applying, and there is no round")
+        self.completed += 1
+        self._announcement, self._enough = event.announcement, event.enough
+        self._end_round(self._round, now)
+
+    def _on_spoilt(self, reason: str, now: float) -> None:
+        if self._round is None:
+            raise AssertionError("applying, and there is no round")
+        record = self._round.record
+        record.spoilt, record.aborted = True, f"{_SPOILT}: {reason}"
+        self._end_round(self._round, now)
+
+    def _end_round(self, round_: RoundInProgress, now: float) -> None:
+        record = round_.record
+        self._say_how_it_ended(record)
+        if record.aborted is not None:
+            self._emit(Store(round_.number, RoundAbandoned(record.aborted)))
+        self._uploaders |= dict.fromkeys(round_.stored, round_.number)
+        over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
+        for client in round_.members:
+            self._peers.tell(client, over)
+        self.rounds += 1
+        self._round = None
+        self._emit(RoundEnded(record))
+        if self._unfinished or record.resumed:
+            self.state = State.RESUMING
+            self._resume_next(now)
+        else:
+            self._count_attempt(record.aborted, now)
+
+    def _say_how_it_ended(self, record: RoundRecord) -> None:
+        if record.aborted is not None:
+            reason = "round %d was aborted after %.1f s: %s"
+            self._log(logging.WARNING, reason, record.round, record.seconds, record.aborted)
+            return
+        figures = "".join(f"; {text}" for text in record.told_figures())
+        self._log(
+            logging.INFO,
+            "round %d is done after %.1f s: %d of %d clients included%s (%s)",
+            record.round,
+            record.seconds,
+            len(record.included),
+            len(record.invited),
+            figures,
+            self.score,
+        )
