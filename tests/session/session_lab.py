@@ -31,7 +31,6 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import (
     Announcement,
@@ -62,6 +61,7 @@ from lightsecagg.session.interface import (
 from lightsecagg.session.past import Past, PromisedRound, UnfinishedRound
 from lightsecagg.session.plan import Plan
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round_client import RoundClientSession
 from lightsecagg.session.round_server import RoundServerSession
 
 DIMENSION = 5
@@ -133,7 +133,7 @@ class Laboratory:
         self.disk = Disk()
         self.ledgers = {i: Ledger() for i in range(clients)}
         self.ledger_is_full: set[int] = set()
-        self.clients: dict[int, ClientSession] = {}
+        self.clients: dict[int, RoundClientSession] = {}
         self.online: set[int] = set()
         self.up: deque[tuple[int, bytes]] = deque()
         self.down: deque[tuple[int, bytes]] = deque()
@@ -177,9 +177,9 @@ class Laboratory:
             self.online.discard(client)
             self.do(client, self.clients[client].handle(Disconnected(SERVER), self.now))
 
-    def client(self, client: int) -> ClientSession:
+    def client(self, client: int) -> RoundClientSession:
         policy = Policy(self.allow_list, SESSION, 1, ThreatModel.MALICIOUS_SERVER, bound=1.0)
-        return ClientSession(
+        return RoundClientSession(
             client, self.identities[client], policy, self.ledgers[client], patience=600.0
         )
 

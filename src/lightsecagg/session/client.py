@@ -1,4 +1,4 @@
-"""A client's end of a federation: it greets, takes part in rounds and withdraws from them.
+"""A client's end of a federation, whatever its mode: it greets, takes part and withdraws.
 
 Theory of operation. A client has at most one round, the latest that the server announced; what
 belongs to any other is ignored. Its secrets live in memory, so a restarted client is a dropout of
@@ -7,24 +7,29 @@ which is stored before anything leaves that it accounts for. A client that merel
 connection greets with the number of its round, its party alive, and sends again what was not
 acknowledged when the server asks again.
 
+What it does in a round is the business of `round_client`; in the asynchronous mode a round is an
+epoch (`epoch_client`).
+
 Whatever the server sends, the session ends only by a goodbye, or by giving up a server that says
-nothing (S29, S41, R35). A client that cannot take part in a round says so and waits for the next
-one: at the opening, if its policy forbids it; where the upload would leave, if it has no update,
-whatever the reason (S44).
+nothing (S29, S41, R35). A client that cannot take part in a round says so and waits for the next.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.errors import Aborted, DecodeError, LightSecAggError, RemoteProtocolError
+from lightsecagg.errors import Aborted, DecodeError, LightSecAggError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain, shown, where
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import (
     SERVER,
     ClientParty,
@@ -37,6 +42,7 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
+    BufferedUpload,
     MaskedUpload,
     Message,
     Opening,
@@ -45,22 +51,17 @@ from lightsecagg.protocol.messages import (
     SumRequest,
 )
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.registry import client_party
-from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
     VERSION,
-    EpochBegins,
-    EpochCloses,
+    AnyControl,
     Fetch,
     Goodbye,
     Hello,
-    MasksKnown,
     NewMembers,
-    RoundModel,
     RoundOver,
     UploadStored,
-    Version,
     Withdraw,
     pack_control,
     pack_protocol,
@@ -86,25 +87,20 @@ from lightsecagg.session.interface import (
     Store,
     StoreFailed,
     TakeMembers,
-    Train,
-    Trained,
-    TrainingFailed,
     TrainingRefused,
 )
 
-_NO_UPDATE = "it has no update to upload"
-_Task = tuple[bytes, float]
-"""The hash of a model and the bound: what decides an update."""
+AnyParty = TypeVar("AnyParty", ClientParty, EpochClient)
 
 
 @dataclass(slots=True)
-class Round:
-    """The round that this client is in."""
+class Round(Generic[AnyParty]):
+    """The round, or the epoch, that this client is in."""
 
     number: int
     announcement: Announcement
     bound: float
-    party: ClientParty | None = None
+    party: AnyParty | None = None
     """Made when the opening tells which protocol is spoken."""
     codec: Codec | None = None
     weighted: bool = False
@@ -118,16 +114,12 @@ class Round:
     """The masked upload, until the server has stored it."""
 
     @property
-    def task(self) -> _Task:
-        return hash_model(self.announcement.model), self.bound
-
-    @property
     def instructions(self) -> bytes:
         asked = self.announcement.instructions
         return b"" if asked is None else asked.digest
 
 
-class ClientSession:
+class ClientSession(ABC, Generic[AnyParty]):
     """Takes part in a federation until the server says goodbye; see the theory of operation."""
 
     def __init__(
@@ -153,9 +145,7 @@ class ClientSession:
         self._identity, self._policy, self._ledger = identity, policy, ledger
         self._patience, self._clip, self._edition = patience, clip, edition
         self._effects: list[Effect] = []
-        self._round: Round | None = None
-        self._trained: tuple[_Task, Update, bytes] | None = None
-        """From what, the update, and the hash of the instructions that it was trained by."""
+        self._round: Round[AnyParty] | None = None
         self._unremembered = -1
         """A round with an upload of this client's of which its ledger knows nothing."""
         self._ended = False
@@ -218,11 +208,6 @@ class ClientSession:
             case Received(_, data):
                 self._silent_since = now
                 self._on_message(data)
-            case Trained(number, update):
-                self._on_trained(number, update)
-            case TrainingFailed(number, reason):
-                if self._round is not None and self._round.number == number:
-                    self._sit_out(self._round, reason)
             case TrainingRefused(number, reason):
                 if self._round is not None and self._round.number == number:
                     self._warn("round %d: %s", number, reason)
@@ -245,29 +230,25 @@ class ClientSession:
             self._warn("%s", error)
             return
         match content:
-            case RoundModel():
-                self._begin(content)
             case NewMembers(signed):
                 self._emit(TakeMembers(signed))
             case UploadStored(number):
                 self._unremembered = number if number > self._ledger.last_round else -1
                 if self._round is not None and self._round.number == number:
-                    self._round.unacknowledged = None
+                    self._acknowledged(self._round)
+                    self._follow(self._round)
             case RoundOver(number, aborted):
-                self._end(number, aborted)
+                if self._round is not None and self._round.number == number:
+                    self._end(self._round, aborted)
             case Goodbye(reason, finished):
                 self._on_goodbye(reason, finished)
             case (number, body):
                 if self._round is not None and self._round.number == number:
                     self._on_protocol(self._round, body)
-            case EpochBegins(number):
-                reason = "this client takes part in rounds; its file has no [buffering]"
-                self._warn("the server runs the asynchronous mode: %s", reason)
-                self._post(pack_control(Withdraw(number, reason)))
-            case EpochCloses() | Version() | MasksKnown():
-                self._warn("the server runs the asynchronous mode")
             case Hello() | Withdraw() | Fetch():
                 self._warn("the server speaks like a client")
+            case _:
+                self._on_control(content)
 
     def _use_members(self, members: Members) -> None:
         """Later rounds are of these members; the one under way keeps those it began with."""
@@ -275,23 +256,46 @@ class ClientSession:
         self._edition, count = members.number, len(members.allow_list)
         self._tell("allow-list number %d is in use, with %d clients", members.number, count)
 
+    # -- what each mode does in its own way ----------------------------------------------------
+
+    @abstractmethod
+    def _on_control(self, content: AnyControl) -> None:
+        """What servers of one mode only say."""
+
+    @abstractmethod
+    def _check_announcement(self, settings: Settings, round_: Round[AnyParty]) -> None:
+        """Refuse an opening that says something else than was announced."""
+
+    @abstractmethod
+    def _party_of(self, policy: Policy, round_: Round[AnyParty]) -> AnyParty:
+        """A party for this round."""
+
+    @abstractmethod
+    def _follow(self, round_: Round[AnyParty]) -> None:
+        """Do what can be done, now that the server has spoken."""
+
+    @abstractmethod
+    def _note_upload(self, round_: Round[AnyParty], message: Message, size: int) -> None:
+        """A masked update leaves."""
+
+    @abstractmethod
+    def _end(self, round_: Round[AnyParty], aborted: str | None) -> None:
+        """The server says that the round is over."""
+
     # -- a round -------------------------------------------------------------------------------
 
-    def _begin(self, message: RoundModel) -> None:
-        self._abandon("another round has begun")
-        announcement = Announcement(message.model, message.instructions)
-        round_ = self._round = Round(message.round, announcement, message.bound)
-        source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
-        self._tell("round %d begins%s", message.round, source)
-        self._emit(RoundBegan(message.round))
-        if not self._withdraw_if_forgetful(round_):
-            known = self._known(round_)
-            self._emit(Train(message.round, announcement, message.bound, known))
+    def _enter(
+        self, number: int, announcement: Announcement, bound: float
+    ) -> Round[AnyParty] | None:
+        """The server begins a round; None if this client sits it out."""
+        self._round = Round(number, announcement, bound)
+        self._emit(RoundBegan(number))
+        self._withdraw_if_forgetful(self._round)
+        return self._round
 
-    def _withdraw_if_forgetful(self, round_: Round) -> bool:
+    def _withdraw_if_forgetful(self, round_: Round[AnyParty]) -> None:
         """Sit out as long as the ledger does not know what is spent."""
-        forgetful = self._unremembered > self._ledger.last_round
-        if forgetful:
+        if self._unremembered > self._ledger.last_round:
             self._warn(
                 "the server has stored an upload of this client's in round %d, but its ledger's "
                 "latest round is %d: the ledger is new, or an older copy, and does not know what "
@@ -300,32 +304,8 @@ class ClientSession:
                 self._ledger.last_round,
             )
             self._withdraw(round_, "its ledger is older than its latest upload")
-        return forgetful
 
-    def _known(self, round_: Round) -> Update | None:
-        """The update that it has from this model already.
-
-        A repeat must bring the same one, and not every processor computes it twice; with other
-        instructions none would (S42).
-        """
-        trained = self._trained
-        if not round_.announcement.model or trained is None or trained[0] != round_.task:
-            return None
-        self._tell("round %d: its update from this model is used again", round_.number)
-        if trained[2] != round_.instructions:
-            self._warn("round %d: the server now asks for other settings", round_.number)
-        return trained[1]
-
-    def _on_trained(self, number: int, update: Update) -> None:
-        round_ = self._round
-        if round_ is None or round_.number != number:
-            return
-        if self._trained is None or self._trained[0] != round_.task:
-            self._trained = (round_.task, update, round_.instructions)
-        round_.update = update
-        self._hand_over(round_)
-
-    def _on_protocol(self, round_: Round, body: memoryview) -> None:
+    def _on_protocol(self, round_: Round[AnyParty], body: memoryview) -> None:
         unacknowledged = round_.unacknowledged
         message: Message | None = None
         try:
@@ -343,48 +323,14 @@ class ClientSession:
         if unacknowledged is not None and isinstance(message, Opening | SharesClosed):
             # The server asks again: the upload was lost with the connection.
             self._post(unacknowledged)
-        self._hand_over(round_)
-        self._withdraw_when_due(round_)
+        self._follow(round_)
 
-    def _hand_over(self, round_: Round) -> None:
-        """Mask and upload, once there is an update and the party wants it."""
-        if round_.update is None or not round_.needs_input or round_.party is None:
-            return
-        update, round_.update, round_.needs_input = round_.update, None, False
-        try:
-            update = self._prepared(update, round_)
-            self._emit(Prepared(round_.number, update))
-            outputs = round_.party.set_input(update)
-        except Exception as error:
-            # Our own messages are free of secrets; those of foreign code may quote the data (S22).
-            known = isinstance(error, LightSecAggError)
-            self._sit_out(round_, str(error) if known else f"its update fails with {where(error)}")
-            return
-        self._release(round_, outputs)
-
-    def _sit_out(self, round_: Round, reason: str) -> None:
-        message = "client %d sits round %d out: %s"
-        self._emit(Log(logging.ERROR, message, (self.client, round_.number, reason), SERVER))
-        round_.without_update = True
-        self._withdraw_when_due(round_)
-
-    def _withdraw_when_due(self, round_: Round) -> None:
-        """Withdraw where the upload would leave, at the same moment and always in the same words.
-
-        Had the server not closed sharing, it would not have heard of an update either. So it
-        learns that there is none only in a round that goes on to its uploads, and never why: a
-        bound that was exceeded, NaN, a failure, a vector that is spent (S44).
-        """
-        due = round_.party is not None and round_.party.upload_is_due
-        if round_.without_update and due and self._round is round_:
-            self._withdraw(round_, _NO_UPDATE)
-
-    def _withdraw(self, round_: Round, reason: str) -> None:
+    def _withdraw(self, round_: Round[AnyParty], reason: str) -> None:
         """Sit this round out, and tell the server, which would wait until its deadline."""
         self._post(pack_control(Withdraw(round_.number, reason[:500])))
         self._abandon(reason)
 
-    def _decode(self, round_: Round, body: memoryview) -> Message:
+    def _decode(self, round_: Round[AnyParty], body: memoryview) -> Message:
         """Decode; an opening also makes the party that speaks its protocol."""
         if round_.codec is None:
             message = Codec(PrimeField(3)).decode(body)  # an opening holds no field element
@@ -397,30 +343,33 @@ class ClientSession:
             return message
         return round_.codec.decode(body)
 
-    def _check_announcement(self, settings: Settings, round_: Round) -> None:
-        """The opening must say what came with the model, which training has begun with (S44).
-
-        Scalars that ride along an update are scaled to the announced bound. If another one were
-        compared with them, a server could search for their size.
-        """
-        opened, bound = settings.round, settings.quantizer.bound
-        if (opened, bound) != (round_.number, round_.bound):
-            raise RemoteProtocolError(
-                f"the server announced round {round_.number} with bound {round_.bound} and opens "
-                f"round {opened} with bound {bound}"
-            )
-
-    def _make_party(self, protocol: str, round_: Round) -> ClientParty:
+    def _make_party(self, protocol: str, round_: Round[AnyParty]) -> AnyParty:
         if protocol not in self._policy.protocols:
             raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
-        # Where vectors are summed that descend from no model, each round is its own.
-        model = hash_model(round_.announcement.model or round_.number.to_bytes(8, "big"))
-        policy = replace(
-            self._policy, protocols=(protocol,), model=model, instructions=round_.instructions
-        )
-        return client_party(self.client, self._identity, policy, self._ledger)
+        instructions = round_.instructions
+        policy = replace(self._policy, protocols=(protocol,), instructions=instructions)
+        return self._party_of(policy, round_)
 
-    def _prepared(self, update: Update, round_: Round) -> Update:
+    def _upload(
+        self,
+        round_: Round[AnyParty],
+        number: int,
+        update: Update,
+        mask: Callable[[Update], list[Output]],
+    ) -> str | None:
+        """Mask an update of this round, or version, and upload it; why not, if that fails."""
+        try:
+            update = self._prepared(update, round_)
+            self._emit(Prepared(number, update))
+            outputs = mask(update)
+        except Exception as error:
+            # Our own messages are free of secrets; those of foreign code may quote the data (S22).
+            known = isinstance(error, LightSecAggError)
+            return str(error) if known else f"its update fails with {where(error)}"
+        self._release(round_, outputs)
+        return None
+
+    def _prepared(self, update: Update, round_: Round[AnyParty]) -> Update:
         """Clipped, as configured; that it was stays in the log here, it tells about the data.
 
         Where no counts are summed the count is 1 for everybody: refusing those who have another
@@ -434,7 +383,7 @@ class ClientSession:
                 self._tell("its update was cut to the bound")
         return Update(vector, samples)
 
-    def _release(self, round_: Round, outputs: list[Output]) -> None:
+    def _release(self, round_: Round[AnyParty], outputs: list[Output]) -> None:
         for output in outputs:
             match output:
                 case Send(_, message):
@@ -447,29 +396,18 @@ class ClientSession:
                     round_.uploaded = False
                     self._tell("round %d: %s", round_.number, reason)
 
-    def _send(self, round_: Round, message: Message) -> None:
+    def _send(self, round_: Round[AnyParty], message: Message) -> None:
         if round_.codec is None:
             raise AssertionError("a party has spoken, and nobody knows its field")
         data = pack_protocol(round_.number, round_.codec.encode(message))
-        if isinstance(message, MaskedUpload):
+        if isinstance(message, MaskedUpload | BufferedUpload):
             round_.unacknowledged, round_.uploaded = data, True
-            self._tell("round %d: uploads its masked update, %d bytes", round_.number, len(data))
+            self._note_upload(round_, message, len(data))
         self._post(data)
 
-    def _end(self, number: int, aborted: str | None) -> None:
-        round_ = self._round
-        if round_ is None or round_.number != number:
-            return
-        included = aborted is None and round_.uploaded
-        if aborted is not None:
-            self._tell("round %d was aborted: %s", number, shown(aborted))
-        elif included:
-            self.rounds += 1
-            self._tell("round %d is done, with this client's update", number)
-        else:
-            self._tell("round %d is done, without this client", number)
-        self._leave(round_, "the round is over")
-        self._emit(RoundLeft(number, included, aborted and shown(aborted)))
+    def _acknowledged(self, round_: Round[AnyParty]) -> None:
+        """The server has stored the upload."""
+        round_.unacknowledged = None
 
     def _abandon(self, reason: str) -> None:
         """Leave a round, if there is one, without seeing its end."""
@@ -477,7 +415,7 @@ class ClientSession:
             self._emit(RoundLeft(self._round.number, False, reason))
             self._leave(self._round, reason)
 
-    def _leave(self, round_: Round, reason: str) -> None:
+    def _leave(self, round_: Round[AnyParty], reason: str) -> None:
         """Forget the round and its secrets."""
         if round_.party is not None:
             round_.party.abort(reason)

@@ -21,30 +21,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.errors import DecodeError, LightSecAggError, RemoteProtocolError
-from lightsecagg.foreign import shown, where
+from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.foreign import shown
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAborted, Update
-from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import BufferedUpload, Message, UploadDropped
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import epoch_client_party
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.client import ClientSession, Round
 from lightsecagg.session.envelope import (
+    AnyControl,
     EpochBegins,
     EpochCloses,
     Fetch,
     MasksKnown,
     RoundModel,
-    UploadStored,
     Version,
     Withdraw,
     pack_control,
-    pack_protocol,
-    unpack,
 )
 from lightsecagg.session.epoch import version_hash
 from lightsecagg.session.interface import (
@@ -52,8 +49,6 @@ from lightsecagg.session.interface import (
     Connected,
     Event,
     Log,
-    Prepared,
-    RoundBegan,
     RoundLeft,
     Train,
     Trained,
@@ -73,37 +68,26 @@ class _Trained:
     update: Update | None = field(default=None, repr=False)
 
 
-class EpochClientSession(ClientSession):
+class EpochClientSession(ClientSession[EpochClient]):
     """Takes part in epochs until the server says goodbye; see the theory of operation."""
 
-    def __init__(
-        self,
-        client: int,
-        identity: IdentityKey,
-        policy: Policy,
-        ledger: Ledger,
-        *,
-        patience: float,
-        clip: bool = False,
-        edition: int = 0,
-    ) -> None:
-        super().__init__(
-            client, identity, policy, ledger, patience=patience, clip=clip, edition=edition
-        )
-        if policy.buffering is None:
-            raise AssertionError("the asynchronous mode needs a policy with buffering")
-        self._ahead = max(1, policy.buffering.stock // 2)
+    _work: _Trained | None = None
+    _newest = -1
+    """The version that it last trained from."""
+    _fetching = False
+    _clear = False
+    """Whether server and client agree on which masks there are."""
+    _closes = False
+    """Whether the epoch takes no more uploads."""
+    _unacknowledged = -1
+    """The serial of the upload that is not acknowledged."""
+
+    @property
+    def _ahead(self) -> int:
         """Masks that it keeps shared before they are needed."""
-        self._work: _Trained | None = None
-        self._newest = -1
-        """The version that it last trained from."""
-        self._fetching = False
-        self._clear = False
-        """Whether server and client agree on which masks there are."""
-        self._closes = False
-        """Whether the epoch takes no more uploads."""
-        self._unacknowledged = -1
-        """The serial of the upload that is not acknowledged."""
+        if self._policy.buffering is None:
+            raise AssertionError("the asynchronous mode needs a policy with buffering")
+        return max(1, self._policy.buffering.stock // 2)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -122,12 +106,7 @@ class EpochClientSession(ClientSession):
             case _:
                 super()._take(event, now)
 
-    def _on_message(self, data: bytes | memoryview) -> None:
-        try:
-            content = unpack(data)
-        except DecodeError as error:
-            self._warn("%s", error)
-            return
+    def _on_control(self, content: AnyControl) -> None:
         match content:
             case EpochBegins():
                 self._begin_epoch(content)
@@ -142,37 +121,27 @@ class EpochClientSession(ClientSession):
                 reason = "this client takes part in epochs; its file has [buffering]"
                 self._warn("the server runs rounds: %s", reason)
                 self._post(pack_control(Withdraw(number, reason)))
-            case UploadStored(number) if self._round is not None and self._round.number == number:
-                self._acknowledged(self._round)
-                self._go_on()
-            case _:
-                super()._on_message(data)
 
     # -- an epoch ------------------------------------------------------------------------------
 
     def _begin_epoch(self, message: EpochBegins) -> None:
         self._abandon("another epoch has begun")
-        epoch = self._round = Round(message.round, Announcement(b"", message.instructions), 0.0)
         self._clear = self._fetching = self._closes = False
         self._unacknowledged = -1
         self._tell("epoch %d begins", message.round)
-        self._emit(RoundBegan(message.round))
-        self._withdraw_if_forgetful(epoch)
+        self._enter(message.round, Announcement(b"", message.instructions), 0.0)
 
-    def _check_announcement(self, settings: Settings, round_: Round) -> None:
+    def _check_announcement(self, settings: Settings, round_: Round[EpochClient]) -> None:
         if settings.round != round_.number:
             raise RemoteProtocolError(
                 f"the server announced epoch {round_.number} and opens {settings.round}"
             )
         round_.bound = settings.quantizer.bound
 
-    def _make_party(self, protocol: str, round_: Round) -> EpochClient:  # type: ignore[override]
-        if protocol not in self._policy.protocols:
-            raise DecodeError(f"the server proposes {protocol}, which this client does not accept")
-        policy = replace(self._policy, protocols=(protocol,), instructions=round_.instructions)
+    def _party_of(self, policy: Policy, round_: Round[EpochClient]) -> EpochClient:
         return epoch_client_party(self.client, self._identity, policy, self._ledger)
 
-    def _release(self, round_: Round, outputs: list[Output]) -> None:
+    def _release(self, round_: Round[EpochClient], outputs: list[Output]) -> None:
         super()._release(round_, outputs)
         for output in outputs:
             match output:
@@ -181,25 +150,21 @@ class EpochClientSession(ClientSession):
                 case RoundAborted(reason) if self._round is round_:
                     self._abandon(reason)
 
-    def _send(self, round_: Round, message: Message) -> None:
-        if not isinstance(message, BufferedUpload) or round_.codec is None:
-            super()._send(round_, message)
-            return
-        data = pack_protocol(round_.number, round_.codec.encode(message))
-        round_.unacknowledged, round_.uploaded = data, True
+    def _note_upload(self, round_: Round[EpochClient], message: Message, size: int) -> None:
+        if not isinstance(message, BufferedUpload):
+            raise AssertionError("the party of an epoch uploads under tags")
         self._unacknowledged = message.tag.serial
         version = message.tag.version
-        self._tell("uploads its masked update of version %d, %d bytes", version, len(data))
-        self._post(data)
+        self._tell("uploads its masked update of version %d, %d bytes", version, size)
 
-    def _acknowledged(self, epoch: Round) -> None:
+    def _acknowledged(self, epoch: Round[EpochClient]) -> None:
         if epoch.unacknowledged is not None:
             self.rounds += 1
         epoch.unacknowledged, self._unacknowledged = None, -1
 
-    def _compare_masks(self, epoch: Round, known: MasksKnown) -> None:
+    def _compare_masks(self, epoch: Round[EpochClient], known: MasksKnown) -> None:
         """After a reconnection: masks and uploads may have been lost on their way."""
-        party = _party(epoch)
+        party = epoch.party
         if party is None or not party.is_registered:
             return  # it lacks the roster, which comes next
         ready, waiting = party.serials
@@ -216,26 +181,21 @@ class EpochClientSession(ClientSession):
         self._clear = True
         self._go_on()
 
-    def _end(self, number: int, aborted: str | None) -> None:
-        epoch = self._round
-        if epoch is None or epoch.number != number:
-            return
+    def _end(self, round_: Round[EpochClient], aborted: str | None) -> None:
+        number = round_.number
         self._tell("epoch %d has ended%s", number, f": {shown(aborted)}" if aborted else "")
-        self._leave(epoch, "the epoch is over")
-        self._emit(RoundLeft(number, epoch.uploaded, aborted and shown(aborted)))
+        self._leave(round_, "the epoch is over")
+        self._emit(RoundLeft(number, round_.uploaded, aborted and shown(aborted)))
 
     # -- what goes on within it ----------------------------------------------------------------
 
-    def _hand_over(self, round_: Round) -> None:
+    def _follow(self, round_: Round[EpochClient]) -> None:
         self._go_on()
-
-    def _withdraw_when_due(self, round_: Round) -> None:
-        """Who has no update has none of this version: the next one brings another."""
 
     def _go_on(self) -> None:
         """Upload, share masks, ask for a model: whatever can be done now."""
         epoch = self._round
-        party = None if epoch is None else _party(epoch)
+        party = None if epoch is None else epoch.party
         if epoch is None or party is None or not (self._clear and party.is_registered):
             return
         if self._silent_since is None:
@@ -245,7 +205,7 @@ class EpochClientSession(ClientSession):
             epoch.unacknowledged, self._unacknowledged = None, -1
         if self._work is not None and self._work.instructions != epoch.instructions:
             self._miss(self._work.version, "the server asks for other settings in this epoch")
-        self._upload(epoch, party)
+        self._upload_next(epoch, party)
         missing = min(party.room, self._ahead - party.stock)
         if missing > 0:
             self._release(epoch, party.restock(missing))
@@ -253,7 +213,7 @@ class EpochClientSession(ClientSession):
             self._fetching = True
             self._post(pack_control(Fetch(self._newest)))
 
-    def _upload(self, epoch: Round, party: EpochClient) -> None:
+    def _upload_next(self, epoch: Round[EpochClient], party: EpochClient) -> None:
         """Mask and upload what is trained, if a mask is ready and nothing is unacknowledged."""
         work = self._work
         if work is None or work.update is None or epoch.unacknowledged is not None:
@@ -261,18 +221,10 @@ class EpochClientSession(ClientSession):
         if self._closes or not party.stock:
             return
         self._work = None
-        try:
-            update = self._prepared(work.update, epoch)
-            self._emit(Prepared(work.version, update))
-            outputs = party.set_input(update, work.version, work.model)
-        except Exception as error:
-            # Our own messages are free of secrets; those of foreign code may quote the data (S22).
-            known = isinstance(error, LightSecAggError)
-            self._miss(
-                work.version, str(error) if known else f"its update fails with {where(error)}"
-            )
-            return
-        self._release(epoch, outputs)
+        mask = partial(party.set_input, version=work.version, model=work.model)
+        reason = self._upload(epoch, work.version, work.update, mask)
+        if reason is not None:
+            self._miss(work.version, reason)
 
     def _miss(self, version: int, reason: str) -> None:
         """There will be no update from this version; the server hears nothing of it."""
@@ -304,8 +256,3 @@ class EpochClientSession(ClientSession):
         if work is not None and work.version == version:
             self._work = replace(work, update=update)
             self._go_on()
-
-
-def _party(epoch: Round) -> EpochClient | None:
-    party: object = epoch.party
-    return party if isinstance(party, EpochClient) else None

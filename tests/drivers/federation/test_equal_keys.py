@@ -13,11 +13,11 @@ from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.roles import registration
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round_client import RoundClientSession
 
 
-class CollusiveSession(ClientSession):
+class CollusiveSession(RoundClientSession):
     """Every round of it begins with the same key pair as its accomplice's."""
 
     def _make_party(self, *arguments: Any) -> Any:

@@ -27,7 +27,6 @@ from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import client as client_module
 from lightsecagg.session import envelope
 from lightsecagg.session import peers as peers_module
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import (
     VERSION,
     Goodbye,
@@ -40,6 +39,7 @@ from lightsecagg.session.envelope import (
 )
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round import RoundInProgress
+from lightsecagg.session.round_client import RoundClientSession
 
 CLIENTS = 8
 HELLO = pack_control(Hello(VERSION, -1))
@@ -228,14 +228,14 @@ def test_S41_a_fault_of_the_party_costs_a_client_one_round(
 ) -> None:
     """The server learns that the client does not follow, not why."""
     federation = Federation(tmp_path)
-    make_party, faults = ClientSession._make_party, iter([1])
+    make_party, faults = RoundClientSession._make_party, iter([1])
 
     def faulty(session: Any, *arguments: Any) -> Any:
         if session.client == 3 and next(faults, None):
             raise KeyError("a secret")
         return make_party(session, *arguments)
 
-    monkeypatch.setattr(ClientSession, "_make_party", faulty)
+    monkeypatch.setattr(RoundClientSession, "_make_party", faulty)
     with caplog.at_level("INFO"):
         first, second = asyncio.run(federation.run(number=2, grace=5))
     assert first.included == [0, 1, 2, 4, 5, 6, 7]
@@ -296,7 +296,7 @@ def test_S48_a_client_that_comes_back_forever_cannot_fill_the_servers_log(
 def test_S48_an_excuse_is_shown_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(tmp_path)
 
-    class Excuse(ClientSession):
+    class Excuse(RoundClientSession):
         def _withdraw(self, round_: Any, reason: str) -> None:
             super()._withdraw(round_, f"{CLEAR}\n{reason}{'x' * 400}")
 

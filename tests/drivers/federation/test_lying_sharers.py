@@ -14,8 +14,8 @@ from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, PreparedMask
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round_client import RoundClientSession
 
 CLIENTS = 8
 LIAR = 3
@@ -32,7 +32,7 @@ class Garbage(CodedMasksClient):
         return mask._replace(outgoing=[*spoilt[:2], *mask.outgoing[2:]])
 
 
-class LyingSession(ClientSession):
+class LyingSession(RoundClientSession):
     """Follows the protocol but for its shares."""
 
     def _make_party(self, *arguments: Any) -> Any:

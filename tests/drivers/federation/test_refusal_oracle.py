@@ -29,7 +29,6 @@ from lightsecagg.protocol.messages import SharesClosed
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import (
     RoundModel,
     Withdraw,
@@ -38,6 +37,7 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.peers import Greeted, Spoke
+from lightsecagg.session.round_client import RoundClientSession
 
 MODEL = b"the same model in every round"
 LARGEST = {0: 0.3141, 1: 0.2718, 2: 0.0577, 3: 0.9159}
@@ -59,7 +59,7 @@ class Constant:
         return Update(vector)
 
 
-class WatchedSession(ClientSession):
+class WatchedSession(RoundClientSession):
     """Notes when it has made up its mind about a round."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -20,11 +20,11 @@ from lightsecagg.drivers.federation.steering import adopt, scheduled
 from lightsecagg.drivers.federation.training_tables import AcceptTable, ScheduleTable, TrainingTable
 from lightsecagg.errors import Aborted, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import RoundModel, name_of, pack_control, unpack
 from lightsecagg.session.instructions import Instructions
 from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
+from lightsecagg.session.round_client import RoundClientSession
 from lightsecagg.session.round_server import RoundServerSession
 from lightsecagg.training.config import LocalConfig
 
@@ -294,7 +294,7 @@ VICTIM = 2
 FAST, SLOW = Instructions({"learning_rate": 1.0}), Instructions({"learning_rate": 1e-7})
 
 
-class TrustingSession(ClientSession):
+class TrustingSession(RoundClientSession):
     """Takes part whatever the others were told."""
 
     def _make_party(self, protocol: str, round_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The Client Manager of Section 6: drives a `ClientSession` over any communicator.
+"""The Client Manager of Section 6: drives a `RoundClientSession` over any communicator.
 
 The session's steps run in a thread, one after the other; training runs in a child process or
 another thread meanwhile: that is the overlap of the offline phase with training. The connection is
@@ -45,7 +45,6 @@ from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SERVER, LedgerChanged, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.session.client import ClientSession
 from lightsecagg.session.envelope import describe, name_of
 from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.interface import (
@@ -73,6 +72,7 @@ from lightsecagg.session.interface import (
     TrainingFailed,
     TrainingRefused,
 )
+from lightsecagg.session.round_client import RoundClientSession
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
 _NEWS_BURST, _NEWS_INTERVAL = 200, 1.0
@@ -96,7 +96,7 @@ _PHASES = {
 class FederationClient:
     """Takes part in a federation until the server says goodbye."""
 
-    session_type = ClientSession
+    session_type = RoundClientSession
     epoch_session_type = EpochClientSession
 
     def __init__(
@@ -154,6 +154,7 @@ class FederationClient:
                 f"[client] identity is not the key that the allow-list names for client {table.id}"
             )
         self._unit = "round" if buffering is None else "version"
+        kind: type[RoundClientSession | EpochClientSession]
         kind = self.session_type if buffering is None else self.epoch_session_type
         self._session = kind(
             table.id,

@@ -12,6 +12,7 @@ from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS
+from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.messages import BufferedUpload, Message, SumRequest, UploadDropped
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.client import Round
@@ -28,14 +29,14 @@ class _WatchedSession(EpochClientSession):
 
     note: Note
 
-    def _send(self, round_: Round, message: Message) -> None:
+    def _send(self, round_: Round[EpochClient], message: Message) -> None:
         if isinstance(message, BufferedUpload):
             tag = message.tag
             about = {"serial": tag.serial, "version": tag.version, "digest": tag.digest.hex()}
             self.note("upload", epoch=round_.number, **about)
         super()._send(round_, message)
 
-    def _acknowledged(self, epoch: Round) -> None:
+    def _acknowledged(self, epoch: Round[EpochClient]) -> None:
         if epoch.unacknowledged is not None:
             self.note("stored", epoch=epoch.number, serial=self._unacknowledged)
         super()._acknowledged(epoch)
