@@ -25,7 +25,7 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import SealedShare, SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.epoch import EpochInProgress, Flushing, version_hash
+from lightsecagg.session.epoch import EpochInProgress, version_hash
 from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import (
@@ -42,6 +42,7 @@ from lightsecagg.session.interface import (
     StoreFailed,
 )
 from lightsecagg.session.past import Past
+from lightsecagg.session.plan import Flushing
 
 BUFFERING = Buffering(StalenessTable((1,) * 6, 1), max_updates=4)
 

@@ -28,9 +28,9 @@ from lightsecagg.session.envelope import (
     pack_protocol,
     unpack,
 )
-from lightsecagg.session.epoch import Flushing
 from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.interface import Post, Received, Stop, Trained, TrainingFailed
+from lightsecagg.session.plan import Flushing
 from lightsecagg.session.server import State
 
 

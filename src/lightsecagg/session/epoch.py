@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from lightsecagg.foreign import explain, shown
 from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
@@ -72,25 +71,13 @@ from lightsecagg.session.interface import (
     Store,
 )
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
-from lightsecagg.session.plan import COMEBACK, Plan
+from lightsecagg.session.plan import COMEBACK, Flushing, Plan
 from lightsecagg.session.record import PhaseRecord, RoundRecord
 
 GOES_ON = "the epoch goes on without this client"
 """What a client is told that is no longer in an epoch."""
 _OLD = CHAIN_LENGTH // 4
 """Buffers after which an epoch ends: long before the masks of any client run out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flushing:
-    """When buffers are formed, and epochs ended (seconds, buffers)."""
-
-    flush_after: float = 60.0
-    """From the last buffer to one with fewer than K updates."""
-    reports: float = 10.0
-    """For how long an upload waits for reports on its mask."""
-    renew: int = 5
-    """Buffers of an epoch after which those who wait outside are let in, by the next."""
 
 
 def version_hash(model: bytes, version: int) -> bytes:

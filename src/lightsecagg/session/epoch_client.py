@@ -234,7 +234,7 @@ class EpochClientSession(ClientSession[EpochClient]):
 
     def _on_version(self, message: Version) -> None:
         epoch = self._round
-        party = None if epoch is None else _party(epoch)
+        party = None if epoch is None else epoch.party
         busy = self._work is not None or message.version <= self._newest
         if epoch is None or party is None or not self._clear or busy:
             return

@@ -25,7 +25,7 @@ from lightsecagg.protocol.registry import epoch_server_party
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.budgets import backlog_limit
 from lightsecagg.session.envelope import EpochBegins, RoundOver, UploadStored
-from lightsecagg.session.epoch import EpochInProgress, Flushing, version_hash
+from lightsecagg.session.epoch import EpochInProgress, version_hash
 from lightsecagg.session.interface import (
     Announcement,
     Applied,
@@ -44,7 +44,7 @@ from lightsecagg.session.interface import (
     Store,
 )
 from lightsecagg.session.past import Past
-from lightsecagg.session.plan import Plan
+from lightsecagg.session.plan import Flushing, Plan
 from lightsecagg.session.record import listed
 from lightsecagg.session.server import Choose, ServerSession, State
 

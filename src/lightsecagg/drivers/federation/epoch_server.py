@@ -19,10 +19,11 @@ from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import JournalError
 from lightsecagg.protocol.interface import EpochChanged
-from lightsecagg.session.epoch import Flushing, version_hash
+from lightsecagg.session.epoch import version_hash
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
 from lightsecagg.session.past import Past
+from lightsecagg.session.plan import Flushing
 from lightsecagg.session.server import ServerSession
 
 _OVER = EpochChanged(b"", ())

@@ -20,7 +20,7 @@ from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.jobs import Compute, Job, SumUploads, Unmask, Upload
 from lightsecagg.protocol.messages import Certificate, SumRequest
 from lightsecagg.protocol.roles.agreement import Agreement, Statement
-from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, ServerScheme
+from lightsecagg.protocol.schemes.interface import Answer, MaskSum, ServerScheme
 
 
 class Recovery:
@@ -52,10 +52,10 @@ class Recovery:
         self.agreement = Agreement(
             settings.parameters.quorum, allow_list, statement, clients, asked.owners
         )
-        self._scheme, self._uploads = scheme, list(uploads)
+        self._scheme = scheme
         self._masked_sum: Elements | None = None
         self._summing: SumUploads | None = SumUploads(
-            settings.field, settings.length, self._uploads, self.weights
+            settings.field, settings.length, uploads, self.weights
         )
         self._unmasking: Unmask | None = None
 
@@ -100,12 +100,6 @@ class Recovery:
 
     # -- jobs --------------------------------------------------------------------------------
 
-    def move(self, mask: MaskRef, upload: Upload) -> None:
-        """The upload under this mask is read there from now on, if it is not summed yet."""
-        for k, term in enumerate(self.asked.terms[: len(self._uploads)]):
-            if term.ref == mask:
-                self._uploads[k] = upload
-
     @property
     def jobs(self) -> list[Compute]:
         """What is being computed, or has to be again after a crash."""
@@ -125,13 +119,13 @@ class Recovery:
         if self._unmasking is not None:
             self.suspects = self._unmasking.suspects
             return None
-        self._summing, self._uploads, self._masked_sum = None, [], result
+        self._summing, self._masked_sum = None, result
         return self._unmask_if_ready()
 
     def end(self) -> None:
         """Wait for nothing any more, and forget what was kept for the result."""
         self._summing = self._unmasking = self._masked_sum = None
-        self._uploads, self.answers = [], {}
+        self.answers = {}
 
     def _unmask_if_ready(self) -> list[Compute]:
         if self._masked_sum is None or not self.collected:
