@@ -36,6 +36,7 @@ from lightsecagg.errors import (
     ParameterError,
 )
 from lightsecagg.foreign import explain
+from lightsecagg.protocol.settings import MAX_LENGTH
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
 _LOOK = 0.05
@@ -199,6 +200,7 @@ class Processes:
             f"client.privacy={config.privacy}",
             f'client.share_mode="{config.share_mode}"',
             f'client.overlap="{config.overlap}"',
+            f"client.max_dimension={MAX_LENGTH}",  # their operator knows the task
             f'client.trace="{self.trace}"',
             *self._shared(),
         ]
