@@ -23,7 +23,15 @@ Names are imported when they are first used, so that `import lightsecagg` costs 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.byteorder != "little":
+    # Vectors go to the wire, to files and into ciphers as they lie in memory.
+    raise ImportError(
+        f"lightsecagg runs on little-endian machines only, and this one is {sys.byteorder}-endian: "
+        "masks and messages would not be those of the other parties"
+    )
 
 if TYPE_CHECKING:
     from lightsecagg.crypto.identity import IdentityKey

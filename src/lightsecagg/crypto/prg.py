@@ -15,7 +15,6 @@ rule in step 3 keeps the accepted words where they are, so nothing is compacted.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -106,8 +105,6 @@ def _aes_ctr(seed: bytes, plaintext: Callable[[int], bytes | memoryview]) -> Key
         for start in range(0, len(words), BLOCK_WORDS):
             block = words[start : start + BLOCK_WORDS]
             encryptor.update_into(plaintext(block.nbytes), block.data.cast("B"))
-        if sys.byteorder == "big":
-            words.byteswap(inplace=True)
 
     return next_words
 

@@ -1027,9 +1027,9 @@ struct InverseTile {
   }
 };
 
-#endif
+bool has_butterflies(u32 q) { return has_avx2() && q < u32{1} << 31; }
 
-bool has_butterflies(u32 q) { return HAVE_AVX2 && has_avx2() && q < u32{1} << 31; }
+#endif
 
 void transform(const Forward& f, const u32* in, u32* out, size_t stride, u32* buffer) {
 #if HAVE_AVX2
