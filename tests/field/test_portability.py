@@ -1,4 +1,4 @@
-"""The native loops by another compiler; a machine of another byte order. See scripts/portability."""
+"""The native loops by another compiler; machines of another byte order. See scripts/portability"""
 
 from __future__ import annotations
 
