@@ -16,7 +16,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -27,15 +30,23 @@ class Killed(BaseException):
     """The node's process ends here."""
 
 
-def carried(message: Message) -> tuple[Message, list[bytes]]:
-    """The message as its recipient gets it, and the bytes of all its objects."""
-    message.metadata.__dict__["_message_id"] = message.object_id
-    contents = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
-    bytes_ = list(contents.values())
-    arrived = inflate_object_from_contents(message.object_id, contents)
-    assert isinstance(arrived, Message)
-    arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
-    return arrived, bytes_
+def carried(*messages: Message) -> list[tuple[Message, list[bytes]]]:
+    """The messages as their recipients get them, and the bytes of all their objects.
+
+    As Flower does it: what several messages have in common is hashed and serialised once.
+    """
+    contents: dict[str, bytes] = {}
+    found = []
+    with no_object_id_recompute():
+        for message in messages:
+            name = message.metadata.__dict__["_message_id"] = message.object_id
+            objects = get_all_nested_objects(message)
+            contents |= {n: o.deflate() for n, o in objects.items() if n not in contents}
+            arrived = inflate_object_from_contents(name, contents, keep_object_contents=True)
+            assert isinstance(arrived, Message)
+            arrived.metadata.__dict__["_message_id"] = name
+            found.append((arrived, [contents[n] for n in objects]))
+    return found
 
 
 class Node:
@@ -106,10 +117,9 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
-        for message in messages:
-            arrived, _ = carried(message)
+        for arrived, _ in carried(*messages):
             message_id = arrived.metadata.message_id
-            node = self.nodes[message.metadata.dst_node_id]
+            node = self.nodes[arrived.metadata.dst_node_id]
             if node.connected or not self.notices_death:
                 node.inbox.append((message_id, arrived))
             else:
@@ -126,7 +136,7 @@ class LocalGrid(Grid):
         for node in list(self.nodes.values()):
             while (done := node.work()) is not None:
                 message_id, reply = done
-                arrived, objects = carried(reply)
+                ((arrived, objects),) = carried(reply)
                 self.seen.append((node.node_id, objects))
                 if arrived.has_error():
                     self.reasons.append(str(arrived.error.reason))
