@@ -60,7 +60,7 @@ def _framed(parts: Sequence[bytes]) -> bytes:
     return b"".join(encoded)
 
 
-def _length(part: bytes) -> bytes:
+def _length(part: bytes | memoryview) -> bytes:
     try:
         return _LENGTH.pack(len(part))
     except struct.error as error:
@@ -77,7 +77,7 @@ def uint(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
-def context_hash(label: str, *parts: bytes) -> bytes:
+def context_hash(label: str, *parts: bytes | memoryview) -> bytes:
     """SHA-256 of a transcript: how the round contexts C0 and C1 are made."""
     digest = hashes.Hash(_SHA256)
     digest.update(transcript_head(label, len(parts)))

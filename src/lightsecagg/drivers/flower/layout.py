@@ -6,12 +6,16 @@ metrics that the server asked for, each scaled from its own limit to the bound o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any
 
 import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.common.constant import SType
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.transcript import context_hash
@@ -22,8 +26,20 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """The arrays by name, in the record's order."""
-    return {name: array.numpy() for name, array in record.items()}
+    """The arrays by name, in the record's order; to be read only."""
+    return {name: view_of(array) for name, array in record.items()}
+
+
+def view_of(array: Array) -> NDArray[Any]:
+    """What `array.numpy()` returns, where it lies: a copy of a model takes as long as its hash."""
+    stream = BytesIO(array.data)
+    if array.stype != SType.NUMPY or npy.read_magic(stream) != (1, 0):
+        return array.numpy()
+    shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape}")
+    flat = np.frombuffer(array.data, dtype, math.prod(shape), stream.tell())
+    return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 def hash_assignment(
@@ -42,8 +58,12 @@ def hash_assignment(
     for name, array in arrays.items():
         shape = ",".join(map(str, array.shape))
         parts += [name.encode(), array.dtype.str.encode(), shape.encode()]
-        parts.append(context_hash("array", np.ascontiguousarray(array).tobytes()))
+        parts.append(context_hash("array", _bytes_of(array)))
     return context_hash("Flower assignment", *parts)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def config_of(records: RecordDict) -> dict[str, dict[str, Any]]:

@@ -11,14 +11,18 @@ sent again, so that a node gets all of them, in order, however many parcels or r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
+from numpy.lib import format as npy
 
+from lightsecagg.drivers.flower.layout import view_of
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 
@@ -59,7 +63,7 @@ def attach(parcel: Parcel, records: RecordDict) -> RecordDict:
     together = RecordDict(dict(records))
     together[_NUMBERS] = ConfigRecord({"protocol": PROTOCOL, **parcel.numbers})
     if parcel.frames:
-        together[_FRAMES] = ArrayRecord({"frames": Array(_pack(parcel.frames))})
+        together[_FRAMES] = ArrayRecord({"frames": _pack(parcel.frames)})
     return together
 
 
@@ -79,18 +83,23 @@ def detach(records: RecordDict) -> tuple[Parcel | None, RecordDict]:
     return Parcel(dict(numbers), frames), rest
 
 
-def _pack(frames: Iterable[bytes]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    packed = b"".join(
-        part for frame in frames for part in (len(frame).to_bytes(_LENGTH, "little"), frame)
-    )
-    return np.frombuffer(packed, dtype=np.uint8)
+def _pack(frames: Sequence[bytes]) -> Array:
+    """What `Array` makes of the bytes of all frames, in one copy instead of four."""
+    size = sum(_LENGTH + len(frame) for frame in frames)
+    head = BytesIO()
+    fields = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+    npy.write_array_header_1_0(head, fields)
+    parts = [head.getvalue()]
+    for frame in frames:
+        parts += (len(frame).to_bytes(_LENGTH, "little"), frame)
+    return Array("uint8", (size,), SType.NUMPY, b"".join(parts))
 
 
 def _bytes_of(record: object) -> memoryview:
     """The one array of bytes; its serialisation is foreign data."""
     if not isinstance(record, ArrayRecord) or list(record) != ["frames"]:
         raise DecodeError("malformed parcel: its frames are not one array")
-    array = decode(lambda _: record["frames"].numpy(), b"", "array of frames")
+    array = decode(lambda _: view_of(record["frames"]), b"", "array of frames")
     if array.dtype != np.uint8 or array.ndim != 1:
         raise DecodeError(f"malformed parcel: frames of {array.dtype}, not a row of bytes")
     return np.ascontiguousarray(array).data
