@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import pickle
 from collections.abc import Sequence
@@ -1122,6 +1123,19 @@ def test_fingerprints_are_keyed() -> None:
     """A stolen ledger must not confirm a guess of an update."""
     update = Update(np.arange(3.0))
     assert Ledger.volatile().fingerprint(update) != Ledger.volatile().fingerprint(update)
+
+
+def test_a_fingerprint_is_that_of_the_numbers_however_many_and_however_they_lie() -> None:
+    ledger = Ledger.volatile()
+    numbers = np.random.default_rng(1).normal(size=70_001).astype(np.float32)
+    numbers[40_000] = -0.0
+    whole = hashlib.blake2b(key=ledger._entries.key, digest_size=32)
+    whole.update((numbers.astype("<f8") + 0.0).tobytes())
+    assert ledger.fingerprint(Update(numbers)) == whole.digest()
+    assert ledger.fingerprint(Update(numbers.astype(np.float64))) == whole.digest()
+    assert ledger.fingerprint(Update(np.repeat(numbers, 2)[::2])) == whole.digest()
+    numbers[-1] += 1
+    assert ledger.fingerprint(Update(numbers)) != whole.digest()
 
 
 # -- S22: nothing secret is ever printed ----------------------------------------------------------

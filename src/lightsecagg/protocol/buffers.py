@@ -42,7 +42,7 @@ _TAG = "buffered upload"
 
 def hash_upload(field: PrimeField, vector: Elements) -> bytes:
     """What a tag says of the masked upload."""
-    return context_hash("masked upload", field.to_bytes(vector))
+    return context_hash("masked upload", field.to_buffer(vector))
 
 
 def sign_tag(

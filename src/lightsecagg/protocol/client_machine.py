@@ -29,7 +29,6 @@ memory, and are derived again after a restart.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -384,11 +383,11 @@ class ClientMachine(Generic[AnyState]):
         known = self._masks.pop(serial, None)
         return scheme.mask(secret, owners) if known is None else known
 
-    def _bind_upload(self, scheme: ClientScheme, serial: int, masked: Elements) -> None:
-        """Let the ledger know the upload before it leaves; under a second one all is forgotten."""
-        if not scheme.settings.traits.protected:
-            return
-        digest = hashlib.sha256(scheme.settings.field.to_buffer(masked)).digest()
+    def _bind_upload(self, scheme: ClientScheme, serial: int, digest: bytes) -> None:
+        """Let the ledger know the upload before it leaves; under a second one all is forgotten.
+
+        * `digest`: a hash of the masked upload, always by the same function.
+        """
         try:
             self.ledger.bind_upload(scheme.round.context, serial, digest)
         except MaskAlreadyUsed as error:

@@ -275,7 +275,9 @@ class EpochClient(ClientMachine[AnyState]):
         commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
         mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
         masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
-        self._bind_upload(scheme, serial, masked)
+        digest = hash_upload(settings.field, masked)
+        if settings.traits.protected:
+            self._bind_upload(scheme, serial, digest)
         self.ledger.count_upload(model)
         self.ledger.spend(fingerprint)
         self._change(
@@ -286,7 +288,6 @@ class EpochClient(ClientMachine[AnyState]):
                 models={**state.models, version: model},
             )
         )
-        digest = hash_upload(settings.field, masked)
         context = scheme.round.context
         tag = sign_tag(self._identity, context, self.client, serial, version, model, digest)
         return [*self.ledger.persisted(), Send(SERVER, BufferedUpload(tag, masked))]

@@ -22,7 +22,6 @@ import hashlib
 from collections.abc import Iterable
 
 import msgspec
-import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.transcript import context_hash, derive_key, uint
@@ -32,6 +31,7 @@ from lightsecagg.protocol.interface import LedgerChanged, Persist, Update
 from lightsecagg.protocol.settings import NO_MODEL
 
 _KEY_LENGTH = 32
+_BLOCK = 2**14  # entries of an update that are hashed at once: they stay in the cache
 _WAY_OUT = "only this client's operator can allow more, see `lightsecagg ledger forgive`"
 
 
@@ -63,7 +63,7 @@ class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     closed: set[bytes] = set()
     """Asynchronous: models that are too old; no update from them is summed any more."""
     masked: tuple[bytes, dict[str, bytes]] = (b"", {})
-    """The newest round or epoch with an upload, by its C1, and serial -> SHA-256 of the newest
+    """The newest round or epoch with an upload, by its C1, and serial -> hash of the newest
     upload. Earlier ones need not be known: masks are used in the order of their serials."""
 
 
@@ -170,10 +170,12 @@ class Ledger:
         Precision, the sign of a zero and the sample count are left out: the same vector with
         another weight is still the same update.
         """
-        vector = np.array(update.vector, dtype="<f8", order="C")
-        vector += 0.0
         digest = hashlib.blake2b(key=self._entries.key, digest_size=32)
-        digest.update(vector.data)
+        vector = update.vector.reshape(-1)
+        for start in range(0, vector.size, _BLOCK):
+            block = vector[start : start + _BLOCK].astype("<f8", order="C")
+            block += 0.0
+            digest.update(block.data)
         return digest.digest()
 
     def commitment(self, fingerprint: bytes, samples: int, reading: bytes) -> bytes:

@@ -20,6 +20,7 @@ and nothing to share: its clients go from Waiting to the end of Sharing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import get_args
 
@@ -305,7 +306,9 @@ class RoundClient(ClientMachine[AnyState]):
         masked = hide(settings, update, seed, mask)
         held = _in_roster_order(scheme.round, state.held)
         reports = scheme.report(_by_mask(held), state.check_secret)
-        self._bind_upload(scheme, 0, masked)
+        if settings.traits.protected:
+            digest = hashlib.sha256(settings.field.to_buffer(masked)).digest()
+            self._bind_upload(scheme, 0, digest)
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
         self.state = Uploaded(
