@@ -259,3 +259,6 @@ def test_S11_the_code_gives_the_same_shares_by_transform_and_by_matrix(
     mask, others = code.complete(positions, shares[positions], targets)
     assert np.array_equal(mask, pieces)
     assert np.array_equal(others, shares[targets])
+    none, alone = code.complete(positions, shares[positions], targets, with_pieces=False)
+    assert none.shape == (0, 65)
+    assert np.array_equal(alone, others)

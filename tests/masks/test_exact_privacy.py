@@ -106,7 +106,8 @@ def seeded_mode(
     if equal_streams:
         rows = np.concatenate([rows, rows[-1:]])
     seeded = {position: row.copy() for position, row in zip(chosen, rows, strict=True)}
-    encoded = encode_seeded_mask(code, seeded, code.clients, code.pieces * rows.shape[1])
+    length = code.pieces * rows.shape[1]
+    encoded = encode_seeded_mask(code, chosen, rows, code.clients, length)
     return tabulate(code, d, blinds, encoded, {**seeded, **encoded.shares})
 
 

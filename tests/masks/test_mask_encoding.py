@@ -66,6 +66,10 @@ def test_S12_paper_mode_refuses_wrong_pieces(code: MdsCode) -> None:
         encode_mask(code, uniform((3, 4), 5), uniform((1, 4), 5), 12)
 
 
+def rows_of(seeded: dict[int, Elements]) -> tuple[list[int], Elements]:
+    return list(seeded), np.stack(list(seeded.values()))
+
+
 # -- seeded mode ---------------------------------------------------------------------------------
 
 
@@ -88,7 +92,7 @@ def test_S11_seeded_shares_are_shares_of_the_derived_mask(
     chosen = seeded_positions(owner, members, U)
     L = code.share_length(d)
     seeded = {j: uniform((L,), field.modulus, seed=j) for j in chosen}
-    encoded = encode_seeded_mask(code, seeded, members, d)
+    encoded = encode_seeded_mask(code, *rows_of(seeded), members, d)
 
     shares = {**seeded, **encoded.shares}
     assert sorted(shares) == list(range(members))
@@ -99,12 +103,17 @@ def test_S11_seeded_shares_are_shares_of_the_derived_mask(
     expected = code.encode(*np.split(rows, [U - T]))
     for j in range(members):
         assert shares[j].tolist() == expected[j].tolist()
+    alone = encode_seeded_mask(code, *rows_of(seeded), members, d, with_mask=False)
+    assert not alone.mask.size
+    assert alone.shares.keys() == encoded.shares.keys()
+    for j, share in alone.shares.items():
+        assert share.tolist() == expected[j].tolist()
 
 
 def test_seeded_mode_with_every_share_seeded_sends_no_explicit_share(backend: str) -> None:
     code = MdsCode(DEFAULT_FIELD, 6, 2, ntt.points(DEFAULT_FIELD, 6))
     seeded = {j: uniform((3,), DEFAULT_FIELD.modulus, seed=j) for j in range(6)}
-    encoded = encode_seeded_mask(code, seeded, 6, 12)
+    encoded = encode_seeded_mask(code, *rows_of(seeded), 6, 12)
     assert encoded.shares == {}
     assert encoded.mask.size == 12
 
@@ -125,14 +134,14 @@ def test_S12_seeded_mode_refuses_what_does_not_fit(
 ) -> None:
     seeded = {j: np.zeros(4, dtype=np.uint32) for j in positions}
     with pytest.raises(ParameterError) as refusal:
-        encode_seeded_mask(code, seeded, members, dimension)
+        encode_seeded_mask(code, *rows_of(seeded), members, dimension)
     assert words in str(refusal.value)
 
 
 def test_S12_seeded_mode_refuses_members_beyond_the_code(code: MdsCode) -> None:
     seeded = {j: np.zeros(4, dtype=np.uint32) for j in range(5)}
     with pytest.raises(FieldError, match=r"must lie in 0\.\.7"):
-        encode_seeded_mask(code, seeded, 9, 12)
+        encode_seeded_mask(code, *rows_of(seeded), 9, 12)
 
 
 # -- who gets a seed -----------------------------------------------------------------------------
@@ -222,7 +231,8 @@ def test_S46_blinds_are_shared_with_the_mask_and_no_part_of_it(backend: str, cod
     encoded = encode_mask(code, pieces, noise, 11, blinds=2)
     assert encoded.mask.tolist() == pieces[:, :4].reshape(-1).tolist()[:11]
     chosen = [7, 2, 4, 0, 5]
-    again = encode_seeded_mask(code, {j: encoded.shares[j] for j in chosen}, 8, 11, blinds=2)
+    rows = rows_of({j: encoded.shares[j] for j in chosen})
+    again = encode_seeded_mask(code, *rows, 8, 11, blinds=2)
     assert again.mask.tolist() == encoded.mask.tolist()
     for j, share in again.shares.items():
         assert share.tolist() == encoded.shares[j].tolist()

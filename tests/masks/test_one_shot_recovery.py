@@ -41,7 +41,8 @@ def share_mask(
     seeds = {j: generator.bytes(32) for j in seeded_positions(owner, code.clients, code.survivors)}
     mask_id = MaskId(CONTEXT, owner)
     seeded = {j: expand_share(seed, mask_id, j, L, q) for j, seed in seeds.items()}
-    encoded = encode_seeded_mask(code, seeded, code.clients, d)
+    rows = np.stack(list(seeded.values()))
+    encoded = encode_seeded_mask(code, list(seeded), rows, code.clients, d)
     return encoded.mask, {**encoded.shares, **seeded}
 
 

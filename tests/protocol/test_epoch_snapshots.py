@@ -148,6 +148,24 @@ def test_R32_a_client_that_moves_to_a_new_process_after_every_call_does_the_same
     assert {"Advertised", "Registered", "Answered"} <= stayed.seen
 
 
+@pytest.mark.parametrize("share_mode", list(ShareMode))
+def test_R32_a_client_that_keeps_no_masks_ahead_says_the_same(share_mode: ShareMode) -> None:
+    wires = []
+    for keeps in (True, False):
+        fed = Travellers(False, share_mode=share_mode, scale=0.0, strict=True)
+        for party in fed.clients.values():
+            party.keeps_masks = keeps
+        fed.open()
+        expanded = [len(party._masks) for party in fed.clients.values()]
+        assert set(expanded) == {2 if keeps and share_mode is ShareMode.SEEDED else 0}
+        for client in range(4):
+            fed.upload(client)
+        fed.settle()
+        assert len(fed.results) == 1
+        wires.append(fed.wire)
+    assert wires[0] == wires[1], "bit for bit the same messages"
+
+
 class TravellersWithParts(Travellers):
     """Their shares and answers stay on a shelf, from which the spent ones are taken away."""
 

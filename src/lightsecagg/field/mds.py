@@ -115,12 +115,17 @@ class MdsCode:
         return self.field.matmul(self._solution(positions)[: self.pieces], shares)
 
     def complete(
-        self, positions: Sequence[int], shares: Elements, targets: Sequence[int]
+        self,
+        positions: Sequence[int],
+        shares: Elements,
+        targets: Sequence[int],
+        with_pieces: bool = True,
     ) -> tuple[Elements, Elements]:
         """Mask pieces and the shares at `targets` that belong to U freely chosen shares.
 
         Any U shares determine a codeword, so they may be chosen first (as PRG outputs) and the
-        mask derived from them: the bijection behind seeded sharing.
+        mask derived from them: the bijection behind seeded sharing. Without `with_pieces` the
+        mask is left for later.
         """
         self._check_answers(positions, shares)
         self._check_positions(targets)
@@ -128,18 +133,19 @@ class MdsCode:
             raise NotEnoughAnswers(
                 f"exactly U = {self.survivors} shares fix a codeword, got {len(positions)}"
             )
+        count = self.pieces if with_pieces else 0
         if (
             self._at_standard_points
             and ntt.interpolation_pays(self.field, self.clients)
             and set(targets).isdisjoint(positions)
         ):
             known = ntt.Interpolation(self.field, positions, self.clients)
-            return known.complete(shares, self.pieces, targets)
+            return known.complete(shares, count, targets)
         solution = self._solution(positions)
         columns = np.ascontiguousarray(self._matrix[:, list(targets)].T)
-        rows = np.concatenate([solution[: self.pieces], self.field.matmul(columns, solution)])
+        rows = np.concatenate([solution[:count], self.field.matmul(columns, solution)])
         derived = self.field.matmul(rows, shares)
-        return derived[: self.pieces], derived[self.pieces :]
+        return derived[:count], derived[count:]
 
     def find_inconsistent(
         self, positions: Sequence[int], answers: Sequence[Elements], coefficients: Elements

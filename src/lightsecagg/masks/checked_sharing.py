@@ -108,12 +108,12 @@ def check_coefficients(secret: bytes, context: bytes, length: int, modulus: int)
     * Column b holds r_b, expanded from HKDF(secret, C1, b), and 1 at the b-th blind.
     """
     _check_secret(secret)
-    matrix = np.zeros((length + BLINDS, BLINDS), dtype=np.uint32)
-    for b in range(BLINDS):
+    columns = np.zeros((BLINDS, length + BLINDS), dtype=np.uint32)  # each in one piece
+    for b, column in enumerate(columns):
         seed = prg.derive_seed(secret, context, "check coefficients", uint(b))
-        matrix[:length, b] = prg.expand(seed, length, modulus)
-        matrix[length + b, b] = 1
-    return matrix
+        prg.expand(seed, length, modulus, out=column[:length])
+        column[length + b] = 1
+    return columns.T
 
 
 def report_on_shares(

@@ -21,7 +21,7 @@ would then break the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +50,7 @@ class EncodedMask:
     """A mask and its shares, by position."""
 
     mask: Elements = field(repr=False)
-    """z, of length d."""
+    """z, of length d; empty where the shares alone were asked for."""
     shares: Mapping[int, Elements] = field(repr=False)
     """Explicit shares; the positions that are not here got a seed."""
 
@@ -76,29 +76,30 @@ def encode_mask(
 
 def encode_seeded_mask(
     code: MdsCode,
-    seeded: Mapping[int, Elements],
+    positions: Sequence[int],
+    seeded: Elements,
     members: int,
     dimension: int,
     blinds: int = 0,
     interleaved: bool = False,
+    with_mask: bool = True,
 ) -> EncodedMask:
     """Seeded mode: the mask and the remaining shares that belong to U expanded shares.
 
-    * `seeded`: position -> share of L + blinds elements, exactly U of them (see `expand_share`).
+    * `seeded`: a row of L + blinds elements for each of U positions (see `expand_share`).
     * `members`: positions 0..members-1 are in use; those not seeded get explicit shares.
     * `interleaved`: for keys; see the module.
+    * `with_mask`: whether the mask is wanted now; it follows from the same rows at any time.
     """
-    if len(seeded) != code.survivors:
+    if len(positions) != code.survivors:
         raise ParameterError(
-            f"seeded mode chooses exactly U = {code.survivors} shares, got {len(seeded)}"
+            f"seeded mode chooses exactly U = {code.survivors} shares, got {len(positions)}"
         )
-    if not set(seeded) <= set(range(members)):
+    if not set(positions) <= set(range(members)):
         raise ParameterError(f"seeded positions must be among the {members} members")
-    positions = sorted(seeded)
-    targets = [position for position in range(members) if position not in seeded]
-    known = np.stack([seeded[position] for position in positions])
-    _check_dimension(code, known.shape[1] - blinds, dimension)
-    pieces, explicit = code.complete(positions, known, targets)
+    targets = [position for position in range(members) if position not in positions]
+    _check_dimension(code, seeded.shape[1] - blinds, dimension)
+    pieces, explicit = code.complete(positions, seeded, targets, with_mask)
     mask = join_pieces(_unblinded(code, pieces, dimension), dimension, interleaved)
     return EncodedMask(mask, dict(zip(targets, explicit, strict=True)))
 
@@ -117,9 +118,14 @@ def seeded_positions(owner: int, members: int, survivors: int) -> list[int]:
 
 
 def expand_share(
-    seed: bytes, mask_id: MaskId, recipient: int, length: int, modulus: int
+    seed: bytes,
+    mask_id: MaskId,
+    recipient: int,
+    length: int,
+    modulus: int,
+    out: Elements | None = None,
 ) -> Elements:
-    """The share that a seed stands for; owner and recipient compute the same.
+    """The share that a seed stands for, in `out` if given; owner and recipient compute the same.
 
     The PRG key binds context, owner, serial and recipient: even equal seeds (a fault, or a
     malicious owner) then give different streams, and no two recipients hold equal shares.
@@ -132,7 +138,7 @@ def expand_share(
         uint(mask_id.serial),
         uint(recipient),
     )
-    return prg.expand(key, length, modulus)
+    return prg.expand(key, length, modulus, out)
 
 
 def join_pieces(pieces: Elements, dimension: int, interleaved: bool = False) -> Elements:

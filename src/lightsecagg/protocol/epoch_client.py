@@ -141,6 +141,9 @@ class EpochClient(ClientMachine[AnyState]):
         self.parts: Mapping[bytes, bytes] = {}
         """Where `snapshot_apart` left its parts, by SHA-256: for the driver to set after a
         `restore`. Looked up when an answer takes them."""
+        self.keeps_masks = True
+        """Whether masks that are shared ahead stay in memory, so that their uploads need not expand
+        them; for a driver to deny that ends this process before the upload."""
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -223,6 +226,7 @@ class EpochClient(ClientMachine[AnyState]):
             raise LocalProtocolError(
                 f"an epoch has {CHAIN_LENGTH} masks of one client; join the next one"
             )
+        scheme.expands_ahead = self.keeps_masks
         stock, shares = dict(state.stock), list[SealedShare]()
         changed = replace(state, stock=stock, next_serial=first + count)
         for serial in range(first, first + count):

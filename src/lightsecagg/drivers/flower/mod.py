@@ -140,6 +140,7 @@ class _Exchange:
         elif epoch != self._memory.epoch or not self._memory.party:
             raise _Forgotten
         party = self._restore()
+        party.keeps_masks = False  # most of them would be forgotten with this process
         try:
             self._store.fetch(party)
             self._deliver(party, parcel)

@@ -69,7 +69,8 @@ class CodedMasksClient(ClientScheme):
         field, seeds = self.settings.field, {}
         if self.settings.uses_seeds:
             seeds = self._draw_seeds(entropy)
-            encoded = self._encode_from_seeds(serial, seeds)
+            with_mask = self.expands_ahead or self.settings.has_short_keys
+            encoded = self._encode_from_seeds(serial, seeds, with_mask)
         else:
             encoded = self._encode_explicitly(serial, entropy)
         shares = [
@@ -90,7 +91,7 @@ class CodedMasksClient(ClientScheme):
     ) -> tuple[bytes, Elements | None]:
         """What is kept of a mask until the upload, and the mask where expanding it takes time."""
         if seeds:
-            return _pack_seeds(serial, seeds), mask
+            return _pack_seeds(serial, seeds), mask if mask.size else None
         return self.settings.field.to_bytes(mask), None
 
     def _draw_seeds(self, entropy: Entropy) -> dict[int, bytes]:
@@ -100,18 +101,22 @@ class CodedMasksClient(ClientScheme):
         own, U = self.round.positions[self.client], self.settings.parameters.survivors
         return seeded_positions(own, len(self.round.members), U)
 
-    def _encode_from_seeds(self, serial: int, seeds: Mapping[int, bytes]) -> EncodedMask:
-        seeded = {
-            position: self._expand(seed, MaskRef(self.client, serial), self.round.members[position])
-            for position, seed in seeds.items()
-        }
+    def _encode_from_seeds(
+        self, serial: int, seeds: Mapping[int, bytes], with_mask: bool = True
+    ) -> EncodedMask:
+        positions, ref = sorted(seeds), MaskRef(self.client, serial)
+        seeded = np.empty((len(positions), self.settings.shared_length), dtype=np.uint32)
+        for row, position in zip(seeded, positions, strict=True):
+            self._expand(seeds[position], ref, self.round.members[position], row)
         return encode_seeded_mask(
             self.settings.code,
+            positions,
             seeded,
             len(self.round.members),
             self.settings.secret_length,
             BLINDS,
             self.settings.has_short_keys,
+            with_mask,
         )
 
     def _encode_explicitly(self, serial: int, entropy: Entropy) -> EncodedMask:
@@ -136,10 +141,12 @@ class CodedMasksClient(ClientScheme):
             settings.has_short_keys,
         )
 
-    def _expand(self, seed: bytes, ref: MaskRef, recipient: int) -> Elements:
+    def _expand(
+        self, seed: bytes, ref: MaskRef, recipient: int, out: Elements | None = None
+    ) -> Elements:
         mask_id = MaskId(self.round.context, ref.owner, ref.serial)
         length, modulus = self.settings.shared_length, self.settings.field.modulus
-        return expand_share(seed, mask_id, recipient, length, modulus)
+        return expand_share(seed, mask_id, recipient, length, modulus, out)
 
     def check(self, kind: ShareKind, plaintext: bytes) -> None:
         """An explicit share holds field elements; every seed is one."""

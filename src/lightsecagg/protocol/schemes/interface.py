@@ -135,6 +135,8 @@ class ClientScheme(Scheme, ABC):
     def __init__(self, round_: Round, client: int) -> None:
         super().__init__(round_)
         self.client = client
+        self.expands_ahead = True
+        """Whether `prepare` expands the mask too, for an upload of the same process."""
         self.peers = self._find_peers()
         """With whom this client exchanges shares."""
 
