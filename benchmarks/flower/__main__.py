@@ -1,6 +1,7 @@
 """Flower beside Flower: plain averaging, Flower's own SecAgg+, and LightSecAgg.
 
     python benchmarks/flower deployment   seconds of a round, in real processes, TLS and node keys
+    python benchmarks/flower kills        the same processes, of which one is killed in every stage
     python benchmarks/flower grid         CPU seconds of a round, in one process
     python benchmarks/flower recovery     CPU seconds of the server's recovery, with dropouts
 
@@ -27,15 +28,17 @@ os.environ |= {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks/flower", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, nodes in (("deployment", 4), ("grid", 10), ("recovery", 50)):
+    for name, nodes in (("deployment", 4), ("kills", 4), ("grid", 10), ("recovery", 50)):
         command = commands.add_parser(name)
         command.add_argument("--nodes", type=int, default=nodes)
         command.add_argument("--json", action="store_true")
-        if name != "recovery":
+        if name == "kills":
+            command.add_argument("--stages", nargs="*", help="in which a SuperNode is killed")
+        if name in ("deployment", "grid"):
             command.add_argument("--repeat", type=int, default=3)
             command.add_argument("--rounds", type=int, default=2)
             command.add_argument("--only", nargs="*", help="of the contestants")
-        if name != "deployment":
+        if name in ("grid", "recovery"):
             command.add_argument("--dim", type=int, default=1_206_590)
         if name == "recovery":
             command.add_argument("--dropouts", type=float, default=0.3)
@@ -52,6 +55,8 @@ def main() -> None:
 def measure(command: str, options: dict[str, Any]) -> dict[str, Any]:
     if command == "deployment":
         import deployment as measured
+    elif command == "kills":
+        import kills as measured
     elif command == "grid":
         import grid as measured
     else:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -62,7 +63,7 @@ def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "best": round(min(seconds), 2),
         "enrolment": round(statistics.median(run["enrolment"] for run in runs), 2),
         "seconds_of_all_rounds": round(statistics.median(run["total"] for run in runs), 2),
-        "runs": runs,
+        "runs": [{k: v for k, v in run.items() if k != "models"} for run in runs],
     }
 
 
@@ -72,7 +73,7 @@ class Deployment:
     def __init__(self, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
         self._folder, self._nodes, self._tell = folder, nodes, tell
         self._port = free_port(nodes)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "flwr"),
@@ -138,30 +139,45 @@ class Deployment:
         for node in range(self._nodes):
             self._call("flwr", "supernode", "register", f"{folder}/node{node}.pub", "bench")
             (folder / f"memory{node}").mkdir()
-            config = f"partition-id={node} num-partitions={self._nodes} "
-            config += f'lightsecagg-dir="{folder}/memory{node}"'
-            self._spawn(
-                f"node{node}",
-                *("flower-supernode", "--root-certificates", f"{folder}/ca.crt"),
-                *("--superlink", address, "--auth-supernode-private-key", f"{folder}/node{node}"),
-                *("--host", "127.0.0.1", "--port", str(self._port + 10 + node)),
-                *("--node-config", config),
-            )
+            self.start_node(node)
         self._tell(f"a SuperLink and {self._nodes} SuperNodes are started")
+
+    def start_node(self, node: int) -> None:
+        """A SuperNode, with what is in its folder."""
+        folder = self._folder
+        config = f"partition-id={node} num-partitions={self._nodes} "
+        config += f'lightsecagg-dir="{folder}/memory{node}"'
+        self._spawn(
+            f"node{node}",
+            *("flower-supernode", "--root-certificates", f"{folder}/ca.crt"),
+            *("--superlink", f"127.0.0.1:{self._port}"),
+            *("--auth-supernode-private-key", f"{folder}/node{node}"),
+            *("--host", "127.0.0.1", "--port", str(self._port + 10 + node)),
+            *("--node-config", config),
+        )
+
+    def kill_node(self, node: int) -> None:
+        """SIGKILL for a SuperNode and for all that it has started."""
+        process = self._processes[f"node{node}"]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def log_of(self, node: int) -> str:
+        """What a SuperNode has said so far, before it was killed too."""
+        return (self._folder / f"node{node}.log").read_text()
 
     def _wait_for_superlink(self) -> None:
         while True:
-            if self._processes[0].poll() is not None:
+            if self._processes["superlink"].poll() is not None:
                 raise RuntimeError((self._folder / "superlink.log").read_text()[-3000:])
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
                 return
             time.sleep(0.2)
 
     def _spawn(self, name: str, *command: str) -> None:
-        log = (self._folder / f"{name}.log").open("wb")
-        with log:
-            self._processes.append(
-                subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def _call(self, *command: str) -> str:
@@ -178,9 +194,9 @@ class Deployment:
         return done.stdout
 
     def _stop(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

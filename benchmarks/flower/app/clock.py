@@ -17,7 +17,7 @@ class Clock:
     def look(self) -> None:
         self.looks.append(time.monotonic())
 
-    def report(self, path: str) -> None:
+    def report(self, path: str, **more: object) -> None:
         seconds = [end - begin for begin, end in zip(self.looks, self.looks[1:], strict=False)]
         total = sum(seconds)
         seconds[0] -= self.enrolment  # which is before the first round
@@ -25,5 +25,6 @@ class Clock:
             "rounds": [round(s, 3) for s in seconds],
             "total": total,
             "enrolment": self.enrolment,
+            **more,
         }
         Path(path).write_text(json.dumps(found))
