@@ -70,8 +70,10 @@ def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 class Deployment:
     """The processes, all ended with the block."""
 
-    def __init__(self, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
-        self._folder, self._nodes, self._tell = folder, nodes, tell
+    def __init__(
+        self, folder: Path, nodes: int, tell: Callable[[str], None], patience: float = PATIENCE
+    ) -> None:
+        self._folder, self._nodes, self._tell, self._patience = folder, nodes, tell, patience
         self._port = free_port(nodes)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
@@ -187,7 +189,7 @@ class Deployment:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=self._patience,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

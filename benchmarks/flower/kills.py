@@ -41,12 +41,17 @@ STAGES = {
 ROUNDS = 2
 NOTICED = 65.0
 """Seconds after which Flower takes a killed node for dead, and lets it come back."""
+PATIENCE = 900.0
+"""Seconds for one run: what counts here are the averages."""
 EXACT = 1e-6
 
 
 def measure(nodes: int, stages: list[str] | None, tell: Callable[[str], None]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder), nodes, tell) as deployed:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Deployment(Path(folder), nodes, tell, PATIENCE) as deployed,
+    ):
         for stage in stages or STAGES:
             found[stage] = figures = _run(deployed, nodes, stage)
             tell(f"killed in {stage}: {figures}")
