@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from lightsecagg.experiments.setups import (
     privacy,
 )
 from lightsecagg.experiments.statistics import Spread, error_bars
+from lightsecagg.experiments.timing import TimedRounds, total
 from lightsecagg.experiments.winners import Breakdown, Winner, decisive_phase, winner
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
@@ -50,18 +51,19 @@ def table4_report(profile: Profile, results: Results) -> Report:
     columns: list[Column] = []
     for topology in Topology:
         on = Network(topology=topology)
-        parts: dict[str, dict[float, Breakdown]] = {}
+        rounds: dict[str, dict[float, TimedRounds]] = {}
         figures: dict[str, Any] = {}
         rows = []
         for label, (protocol, mode) in _SHOWN.items():
             times = {rate: measured.times(protocol, task, rate, on, mode=mode) for rate in RATES}
-            parts[label] = {rate: found.breakdown() for rate, found in times.items()}
+            rounds[label] = times
+            parts = {rate: found.breakdown() for rate, found in times.items()}
             cold = {rate: found.cold.total(overlap=True) for rate, found in times.items()}
             figures[label] = {
-                f"{rate:g}": {**parts[label][rate], "overlapped_cold": cold[rate]} for rate in RATES
+                f"{rate:g}": {**parts[rate], "overlapped_cold": cold[rate]} for rate in RATES
             }
             paper = paper_values.TABLE4[protocol.value] if mode is ShareMode.SEEDED else {}
-            rows += [_row(label, phase, parts[label], paper) for phase in _PHASES]
+            rows += [_row(label, phase, parts, paper) for phase in _PHASES]
             rows.append([f"{label}: total, overlapped, cold"])
             rows[-1] += [f"{seconds:.2f}" for seconds in cold.values()] + ["" for _ in RATES]
         report.figures[topology.value] = figures
@@ -74,7 +76,7 @@ def table4_report(profile: Profile, results: Results) -> Report:
             )
         )
         columns += [
-            Column(topology, rate, overlap, {label: parts[label][rate] for label in parts})
+            Column(topology, rate, overlap, {label: rounds[label][rate] for label in rounds})
             for rate in RATES
             for overlap in (True, False)
         ]
@@ -132,7 +134,7 @@ class Column:
     topology: Topology
     rate: float
     overlap: bool
-    rounds: Mapping[str, Breakdown]
+    rounds: Mapping[str, TimedRounds]
 
     @property
     def title(self) -> str:
@@ -143,7 +145,7 @@ class Column:
     @property
     def fastest(self) -> Winner:
         """Of all protected protocols."""
-        return winner(self.rounds, self.overlap)
+        return winner(self._breakdowns(self.rounds), self.overlap)
 
     def verdict(self) -> list[str]:
         """Its row of the table of winners."""
@@ -151,7 +153,7 @@ class Column:
         return [
             self.title,
             best.name,
-            f"{best.seconds:.2f}",
+            f"{self.rounds[best.name].total(self.overlap):.2f}",
             best.runner_up,
             f"{best.ahead:.2f}" + ("" if best.clear else ", within the quartiles"),
             f"{best.decisive}: {best.decisive_seconds:.2f} s less",
@@ -159,18 +161,20 @@ class Column:
 
     def loss(self) -> str:
         """Where LightSecAgg in seeded mode loses to a baseline, and in which phase; or nothing."""
-        without = {LABELS[protocol]: self.rounds[LABELS[protocol]] for protocol in SECURE}
-        best = winner(without, self.overlap)
         light = LABELS[LIGHT]
+        parts = self._breakdowns(LABELS[protocol] for protocol in SECURE)
+        best = winner(parts, self.overlap)
         if best.name == light:
             return ""
-        total = "overlapped" if self.overlap else "total"
-        phase, lost = decisive_phase(self.rounds[best.name], self.rounds[light], self.overlap)
-        ratio = self.rounds[light][total] / self.rounds[best.name][total]
+        phase, lost = decisive_phase(parts[best.name], parts[light], self.overlap)
+        ratio = self.rounds[light].over(self.rounds[best.name], total(self.overlap))
         return (
             f"{self.title}: {light} takes {ratio:.2f} times as long as {best.name}, and loses "
             f"{lost:.2f} s in the {phase} phase."
         )
+
+    def _breakdowns(self, names: Iterable[str]) -> dict[str, Breakdown]:
+        return {name: self.rounds[name].steady().breakdown() for name in names}
 
 
 def _summary(columns: Sequence[Column]) -> str:
@@ -207,9 +211,8 @@ def figure5_report(profile: Profile, results: Results) -> Report:
         label: measured.times(protocol, task, TABLE_RATE, Network(), mode=mode)
         for label, (protocol, mode) in shown.items()
     }
-    training = Spread.of(measured.trainings(task)).median
     spans = {
-        (overlap, label): timeline(found.median_phases(), training, overlap)
+        (overlap, label): timeline(found.median_phases(), found.training, overlap)
         for overlap in (False, True)
         for label, found in times.items()
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from lightsecagg.experiments import paper_values
@@ -30,13 +29,13 @@ from lightsecagg.experiments.setups import (
     privacy,
 )
 from lightsecagg.experiments.statistics import Spread
-from lightsecagg.experiments.timing import RoundTimes
+from lightsecagg.experiments.timing import Figure, total
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 
-_GAINS: dict[str, tuple[str, Callable[[RoundTimes], float], str | None]] = {
-    "non-overlapped": ("round, non-overlapped", lambda t: t.total(overlap=False), "non-overlapped"),
-    "overlapped": ("round, overlapped", lambda t: t.total(overlap=True), "overlapped"),
+_GAINS: dict[str, tuple[str, Figure, str | None]] = {
+    "non-overlapped": ("round, non-overlapped", total(overlap=False), "non-overlapped"),
+    "overlapped": ("round, overlapped", total(overlap=True), "overlapped"),
     "aggregation": ("round without training", lambda t: t.aggregation, "aggregation"),
     "upload_recovery": ("upload + recovery", lambda t: t.uploading + t.recovery, None),
     "recovery": ("recovery phase", lambda t: t.recovery, None),
@@ -67,8 +66,7 @@ def table2_report(profile: Profile, results: Results) -> Report:
             for column, other in enumerate((SECAGG, SECAGG_PLUS)):
                 for ours, suffix in ((times[LIGHT], ""), (short, ", short keys")):
                     gains = {
-                        name: times[other].spread(of) / ours.spread(of)
-                        for name, (_, of, _) in _GAINS.items()
+                        name: times[other].over(ours, of) for name, (_, of, _) in _GAINS.items()
                     }
                     figures[f"{task.key}{suffix}"][other.value] = gains
                     stated = paper_values.TABLE2[task.key] if ours is times[LIGHT] else {}
@@ -131,7 +129,7 @@ def table3_report(profile: Profile, results: Results) -> Report:
                 for bandwidth, paper in paper_values.TABLE3.items():
                     on = Network(bandwidth, server, topology=topology)
                     light, short, theirs = (
-                        measured.times(p, task, TABLE_RATE, on, mode=mode).total(overlap)
+                        measured.times(p, task, TABLE_RATE, on, mode=mode)
                         for p, mode in (
                             (LIGHT, ShareMode.SEEDED),
                             (LIGHT, ShareMode.SHORT_KEY),
@@ -139,10 +137,10 @@ def table3_report(profile: Profile, results: Results) -> Report:
                         )
                     )
                     name = f"{other}/{setting}/{overlap}/{bandwidth:g}"
-                    figures[name] = theirs / light
-                    figures[f"{name}/short keys"] = theirs / short
-                    row.append(_gain(theirs / light) + (f" [{paper[column]}×]" if overlap else ""))
-                    short_row.append(_gain(theirs / short))
+                    figures[name] = gain = theirs.over(light, total(overlap))
+                    figures[f"{name}/short keys"] = theirs.over(short, total(overlap))
+                    row.append(_gain(gain) + (f" [{paper[column]}×]" if overlap else ""))
+                    short_row.append(_gain(figures[f"{name}/short keys"]))
                 rows += [row, short_row]
     report.figures = figures
     report.tables.append(

@@ -20,7 +20,7 @@ from lightsecagg.experiments.setups import (
     privacy,
 )
 from lightsecagg.experiments.statistics import Spread, error_bars
-from lightsecagg.experiments.timing import timed_rounds
+from lightsecagg.experiments.timing import TimedRounds, timed_rounds, total
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_survivors
@@ -76,9 +76,11 @@ def impact_report(profile: Profile, results: Results) -> Report:
     report = Report("impact-of-u", f"Impact of U: round time of LightSecAgg, CNN, N = {N}")
     trainings = measured.trainings(task)
 
+    def rounds(cell: RoundCell, bandwidth: float, server: float) -> TimedRounds:
+        return timed_rounds(measured.round(cell), Network(bandwidth, server), trainings)
+
     def seconds(cell: RoundCell, bandwidth: float, server: float, overlap: bool) -> Spread:
-        on = Network(bandwidth, server)
-        return timed_rounds(measured.round(cell), on, trainings).total(overlap)
+        return rounds(cell, bandwidth, server).total(overlap)
 
     def seeded(U: int) -> RoundCell:
         return profile.round(LIGHT, N, RATE, task.dimension, U)
@@ -100,8 +102,9 @@ def impact_report(profile: Profile, results: Results) -> Report:
         for bandwidth in BANDWIDTHS
     }
     ratios = {
-        (b, s, o): seconds(seeded(planned[b, s]), b, s, o)
-        / curves[b, s, o][_fastest(curves[b, s, o])]
+        (b, s, o): rounds(seeded(planned[b, s]), b, s).over(
+            rounds(seeded(sweep[_fastest(curves[b, s, o])]), b, s), total(o)
+        )
         for b, s, o in settings
         if planned[b, s] in sweep
     }

@@ -7,7 +7,7 @@ from lightsecagg.experiments.report import Report, Table
 from lightsecagg.experiments.rounds import LIGHT, PLAIN, SHORT_KEYS, Measured, round_cells
 from lightsecagg.experiments.setups import LABELS, SECURE, TASKS, Profile, method
 from lightsecagg.experiments.statistics import Spread
-from lightsecagg.experiments.timing import client_download, client_upload
+from lightsecagg.experiments.timing import client_download, client_upload, total
 from lightsecagg.params import ShareMode
 from lightsecagg.planning import Network, Topology
 
@@ -37,9 +37,9 @@ def overhead_report(profile: Profile, results: Results) -> Report:
             beside, apart = times.total(overlap=True), times.total(overlap=False)
             figures = {
                 "round_seconds": beside,
-                "time_ratio": beside / plain.total(overlap=True),
+                "time_ratio": times.over(plain, total(overlap=True)),
                 "round_seconds_non_overlapped": apart,
-                "time_ratio_non_overlapped": apart / plain.total(overlap=False),
+                "time_ratio_non_overlapped": times.over(plain, total(overlap=False)),
                 "client_upload_bytes": client_upload(cell),
                 "upload_ratio": client_upload(cell) / client_upload(plain_cell),
                 "client_download_bytes": client_download(cell),

@@ -192,9 +192,10 @@ def method(profile: Profile) -> list[str]:
         "Statistics. Each cell is measured in a process of its own. Its first round is cold and "
         "kept apart; it is in no figure but those called cold. Every other figure is computed for "
         "each round by itself, beside each of the measured trainings, and is given as the median "
-        "and, in brackets and as error bars, the interquartile range. A ratio is that of the two "
-        "medians; its range is from the lower quartile over the upper to the upper over the lower, "
-        "the least and the most that the quartiles allow.",
+        "and, in brackets and as error bars, the interquartile range. A ratio compares "
+        "rounds beside the same, the median, training; it is that of the two medians, and its "
+        "range is from the lower quartile over the upper to the upper over the lower, the least "
+        "and the most that the quartiles allow.",
         "D clients vanish after sharing and before their upload; T = N/2; the 50 % cells have "
         "D = N/2 - 2, the most that the checks allow. LightSecAgg runs in seeded mode with the "
         "planner's U unless stated; its rows *short keys* share keys instead of masks, with the "

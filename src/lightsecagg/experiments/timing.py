@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import product
 
 from lightsecagg.experiments.cells import Document, Loads, warm_rounds
 from lightsecagg.experiments.statistics import Spread
@@ -63,34 +64,61 @@ class RoundTimes:
         return sum(parts.total for phase, parts in self.phases.items() if phase in wanted)
 
 
-PARTS: dict[str, Callable[[RoundTimes], float]] = {
+Figure = Callable[[RoundTimes], float]
+"""A figure of a round."""
+
+
+def total(overlap: bool) -> Figure:
+    """The length of the round."""
+    return lambda times: times.total(overlap)
+
+
+PARTS: dict[str, Figure] = {
     "offline": lambda times: times.offline,
     "training": lambda times: times.training,
     "uploading": lambda times: times.uploading,
     "recovery": lambda times: times.recovery,
     "server_recovery": lambda times: times.server_recovery,
-    "total": lambda times: times.total(overlap=False),
-    "overlapped": lambda times: times.total(overlap=True),
+    "total": total(overlap=False),
+    "overlapped": total(overlap=True),
 }
 """What a round is broken down to, for tables and JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRounds:
-    """The rounds of a cell on given links."""
+    """The rounds of a cell on given links, each beside each of the measured trainings."""
 
-    warm: tuple[RoundTimes, ...]
-    """Each measured round beside each measured training."""
-    cold: RoundTimes
-    """The first round of its process, beside the median training."""
+    warm: tuple[dict[Phase, PhaseTimes], ...]
+    cold_phases: dict[Phase, PhaseTimes]
+    """Of the first round of its process."""
+    trainings: tuple[float, ...]
 
-    def spread(self, of: Callable[[RoundTimes], float]) -> Spread:
+    @property
+    def training(self) -> float:
+        """The median."""
+        return statistics.median(self.trainings)
+
+    @property
+    def cold(self) -> RoundTimes:
+        """The first round of its process, beside the median training."""
+        return RoundTimes(self.cold_phases, self.training)
+
+    def steady(self) -> TimedRounds:
+        """All beside the median training, which is to be the same when protocols are compared."""
+        return replace(self, trainings=(self.training,))
+
+    def spread(self, of: Figure) -> Spread:
         """What this figure of a round comes to."""
-        return Spread.of(of(times) for times in self.warm)
+        return Spread.of(of(RoundTimes(*each)) for each in product(self.warm, self.trainings))
+
+    def over(self, other: TimedRounds, of: Figure) -> Spread:
+        """How many times as much it is as with another protocol."""
+        return self.steady().spread(of) / other.steady().spread(of)
 
     def total(self, overlap: bool) -> Spread:
         """The round."""
-        return self.spread(lambda times: times.total(overlap))
+        return self.spread(total(overlap))
 
     def breakdown(self) -> dict[str, Spread]:
         """All of `PARTS`."""
@@ -102,12 +130,12 @@ class TimedRounds:
             phase: PhaseTimes(
                 **{
                     part.name: statistics.median(
-                        getattr(times.phases[phase], part.name) for times in self.warm
+                        getattr(phases[phase], part.name) for phases in self.warm
                     )
                     for part in fields(PhaseTimes)
                 }
             )
-            for phase in self.cold.phases
+            for phase in self.cold_phases
         }
 
 
@@ -118,9 +146,11 @@ def round_times(loads: Loads, network: Network, training: float) -> RoundTimes:
 
 def timed_rounds(document: Document, network: Network, trainings: Sequence[float]) -> TimedRounds:
     """How long the measured rounds of a cell take on these links."""
-    phases = [_phases(loads, network) for loads in warm_rounds(document)]
-    warm = tuple(RoundTimes(each, training) for each in phases for training in trainings)
-    return TimedRounds(warm, round_times(document["cold"], network, statistics.median(trainings)))
+    return TimedRounds(
+        tuple(_phases(loads, network) for loads in warm_rounds(document)),
+        _phases(document["cold"], network),
+        tuple(trainings),
+    )
 
 
 def _phases(loads: Loads, network: Network) -> dict[Phase, PhaseTimes]:

@@ -17,7 +17,6 @@ class Winner:
     """The fastest of several protocols in one setting."""
 
     name: str
-    seconds: Spread
     runner_up: str
     ahead: Spread
     """The runner-up's time over the winner's."""
@@ -33,16 +32,16 @@ class Winner:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"seconds": self.seconds, "ahead": self.ahead, "clear": self.clear}
+        return asdict(self) | {"ahead": self.ahead, "clear": self.clear}
 
 
 def winner(rounds: Mapping[str, Breakdown], overlap: bool) -> Winner:
-    """The fastest of at least two protocols."""
+    """The fastest of at least two protocols, all beside the same training."""
     total = "overlapped" if overlap else "total"
     first, second = sorted(rounds, key=lambda name: rounds[name][total].median)[:2]
     phase, saved = decisive_phase(rounds[first], rounds[second], overlap)
     ahead = rounds[second][total] / rounds[first][total]
-    return Winner(first, rounds[first][total], second, ahead, phase, saved)
+    return Winner(first, second, ahead, phase, saved)
 
 
 def decisive_phase(fast: Breakdown, slow: Breakdown, overlap: bool) -> tuple[str, float]:
