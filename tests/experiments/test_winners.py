@@ -15,7 +15,7 @@ from lightsecagg.planning import Topology
 from lightsecagg.planning.timeline import PhaseTimes
 from lightsecagg.protocol.interface import Phase
 
-TINY = Profile("quick", (8,), sample=2, repeats=1, epochs=1)
+TINY = Profile("quick", (8,), sample=2, repeats=1)
 
 
 def parts(offline: float, uploading: float, recovery: float, training: float = 3.0) -> Breakdown:

@@ -52,7 +52,7 @@ CELLS = "cells"
 Out = Annotated[
     Path, typer.Option(help="Folder for reports; finished cells are kept in OUT/cells.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, one epoch: minutes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, fewer repetitions: minutes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 BusyAnyway = Annotated[
     bool,
