@@ -232,11 +232,25 @@ class Server(Party, Computing, Protocol):
     """The server's end of a wire."""
 
 
-class ClientParty(Protocol):
-    """One client in one round."""
+class AnyClientParty(Party, Protocol):
+    """One client, in a round or in an epoch."""
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from `sender`; send every returned message, in order."""
+
+    def snapshot(self) -> bytes:
+        """The whole state, secrets included; store it before releasing this call's outputs."""
+
+    def abort(self, reason: str) -> None:
+        """The driver gives this round or epoch up; the party forgets all its secrets."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the secrets and shares that it keeps for later phases."""
+
+
+class ClientParty(AnyClientParty, Protocol):
+    """One client in one round."""
 
     def set_input(self, update: Update, model: bytes | None = None) -> list[Output]:
         """Hand over the update that `NeedInput` asked for; the party masks it and forgets it.
@@ -245,68 +259,12 @@ class ClientParty(Protocol):
           here. It may be left out where the policy holds it.
         """
 
-    def snapshot(self) -> bytes:
-        """The whole state, secrets included; store it before releasing this call's outputs."""
-
-    def abort(self, reason: str) -> None:
-        """The driver gives this round up; the party forgets all its secrets."""
-
     @property
     def upload_is_due(self) -> bool:
         """Whether the upload would leave now if the input were set; who has none withdraws here."""
 
-    @property
-    def stored(self) -> int:
-        """Bytes of the secrets and shares that it keeps for later phases."""
 
-
-class ServerParty(Protocol):
-    """The server in one round."""
-
-    late_messages: Counter[str]
-    """Messages that came after their phase and were ignored, by type."""
-
-    @property
-    def phase(self) -> Phase:
-        """What the server is collecting at the moment."""
-
-    @property
-    def pending(self) -> frozenset[int]:
-        """Clients whose messages the current phase still waits for."""
-
-    def start(self) -> list[Output]:
-        """Open the round; call once."""
-
-    def receive(self, sender: int, message: Message) -> list[Output]:
-        """Take a message from the client `sender`, as the transport authenticated it."""
-
-    def drop(self, client: int) -> list[Output]:
-        """The client is gone; the phase may now be complete without it."""
-
-    @property
-    def can_proceed(self) -> bool:
-        """Whether `proceed` would go on now: the current phase has messages enough.
-
-        If not, `proceed` aborts. A round may still fail later, by lies or departures.
-        """
-
-    def proceed(self) -> list[Output]:
-        """The deadline of the current phase fired: go on with what there is, or abort."""
-
-    def computed(self, job: Job, result: Result) -> list[Output]:
-        """Take the result of a job; one that nobody waits for any more changes nothing."""
-
-    def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
-        """This upload is durable, to be read there; None: it cannot be stored, the client is gone.
-
-        Once per `Persist` of an upload; until then its phase does not end.
-        """
-
-    def request_for(self, client: int) -> list[Output]:
-        """What the current phase asks of this client, again: for one that has reconnected."""
-
-
-class BufferedClientParty(Party, Protocol):
+class BufferedClientParty(AnyClientParty, Protocol):
     """One client in one epoch of the asynchronous mode."""
 
     @property
@@ -323,27 +281,63 @@ class BufferedClientParty(Party, Protocol):
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask an update that was trained from this version of the model, and upload it."""
 
-    def snapshot(self) -> bytes:
-        """The whole state, secrets included; store it before releasing this call's outputs."""
 
-    def abort(self, reason: str) -> None:
-        """The driver gives this epoch up; the party forgets all its secrets."""
+class AnyServerParty(Server, Protocol):
+    """The server, in a round or in an epoch."""
 
-    @property
-    def stored(self) -> int:
-        """Bytes of the secrets and shares that it keeps."""
-
-
-class BufferedServerParty(Server, Protocol):
-    """The server in one epoch of the asynchronous mode."""
+    late_messages: Counter[str]
+    """Messages that came again or too late and were ignored, by type."""
 
     @property
     def phase(self) -> Phase:
-        """UPLOAD while it collects; AGREE or RECOVER while a buffer is in flight."""
+        """What it collects. In epochs UPLOAD, and AGREE or RECOVER while a buffer is in flight."""
 
     @property
     def pending(self) -> frozenset[int]:
-        """Clients that the current phase still waits for; nobody while collecting."""
+        """Clients whose messages the current phase still waits for."""
+
+    def start(self) -> list[Output]:
+        """Open the round or epoch; call once."""
+
+    def receive(self, sender: int, message: Message) -> list[Output]:
+        """Take a message from the client `sender`, as the transport authenticated it."""
+
+    def drop(self, client: int) -> list[Output]:
+        """The client is gone; what it has delivered stays, and phases may end without it."""
+
+    @property
+    def can_proceed(self) -> bool:
+        """Whether `proceed` would go on now: the current phase has messages enough.
+
+        If not, `proceed` aborts. A sum may still fail later, by lies or departures. While an epoch
+        collects: whether `flush` would lose nothing now.
+        """
+
+    def proceed(self) -> list[Output]:
+        """The deadline of the current phase fired: go on with what there is, or abort.
+
+        While an epoch collects: the deadline of the reports.
+        """
+
+    def computed(self, job: Job, result: Result) -> list[Output]:
+        """Take the result of a job; one that nobody waits for any more changes nothing."""
+
+
+class ServerParty(AnyServerParty, Protocol):
+    """The server in one round."""
+
+    def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
+        """This upload is durable, to be read there; None: it cannot be stored, the client is gone.
+
+        Once per `Persist` of an upload; until then its phase does not end.
+        """
+
+    def request_for(self, client: int) -> list[Output]:
+        """What the current phase asks of this client, again: for one that has reconnected."""
+
+
+class BufferedServerParty(AnyServerParty, Protocol):
+    """The server in one epoch of the asynchronous mode."""
 
     @property
     def time(self) -> int:
@@ -357,9 +351,6 @@ class BufferedServerParty(Server, Protocol):
     def summable(self) -> int:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
 
-    def start(self) -> list[Output]:
-        """Open the epoch; call once."""
-
     def publish(self, model: bytes, version: int | None = None) -> None:
         """The hash of the model of a version, by default of the current time.
 
@@ -369,9 +360,6 @@ class BufferedServerParty(Server, Protocol):
     def leave(self, client: int) -> list[Output]:
         """The client is offline and may be back soon: a buffer in flight waits for it."""
 
-    def drop(self, client: int) -> list[Output]:
-        """The client is offline; what it has delivered stays."""
-
     def lose(self, client: int) -> list[Output]:
         """The client has no memory of this epoch any more: nothing is kept for it."""
 
@@ -380,13 +368,6 @@ class BufferedServerParty(Server, Protocol):
 
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait."""
-
-    @property
-    def can_proceed(self) -> bool:
-        """Whether `proceed`, or while collecting `flush`, would lose nothing now."""
-
-    def proceed(self) -> list[Output]:
-        """The deadline of the current phase fired; while collecting, that of the reports."""
 
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it."""

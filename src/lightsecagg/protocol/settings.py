@@ -17,10 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
-from lightsecagg.errors import (
-    DecodeError,
-    ParameterError,
-)
+from lightsecagg.errors import DecodeError, ParameterError
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
@@ -352,3 +349,8 @@ def _decoding(short_keys: tuple[int, int, int] | None) -> Decoding | None:
 def hash_model(model: bytes | memoryview) -> bytes:
     """What `Settings.model` holds: a hash of the serialised global model."""
     return context_hash("global model", bytes(model))
+
+
+def version_hash(model: bytes, number: int) -> bytes:
+    """That of a round's or a version's model; where there is none every number is its own."""
+    return hash_model(model or number.to_bytes(8, "big"))
