@@ -18,7 +18,6 @@ from lightsecagg.errors import DecodeError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.foreign import decode
 from lightsecagg.masks.checked_sharing import Pair
-from lightsecagg.protocol.epoch_flight import Flight
 from lightsecagg.protocol.epoch_queue import UploadQueue, WaitingUpload
 from lightsecagg.protocol.epoch_stock import MaskStock, Values
 from lightsecagg.protocol.interface import Phase
@@ -33,6 +32,7 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
+from lightsecagg.protocol.roles.recovery import Recovery
 from lightsecagg.protocol.roles.relay import Mailbox
 from lightsecagg.protocol.schemes.interface import MaskRef
 from lightsecagg.protocol.settings import Settings
@@ -156,19 +156,19 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         queue.accepted = {model: set(owners) for model, owners in self.accepted}
         queue.waiting = [WaitingUpload(tag, recall(tag), shared) for tag, shared in self.waiting]
 
-    def remember_flight(self, flight: Flight) -> None:
+    def remember_flight(self, flight: Recovery) -> None:
         """Of the buffer in flight."""
         codec = self._codec
-        self.buffer = flight.buffer
+        self.buffer = flight.request
         self.holders = sorted(flight.holders)
         self.collected = flight.collected
         self.signatures = dict(flight.agreement.signatures)
         self.refusals = dict(flight.agreement.refusals)
         self.answers = {client: codec.encode(answer) for client, answer in flight.answers.items()}
 
-    def recall_flight(self, flight: Flight) -> None:
+    def recall_flight(self, flight: Recovery) -> None:
         """The inverse of `remember_flight`."""
-        flight.phase, flight.collected = self.phase, self.collected
+        flight.collected = self.collected
         flight.agreement.signatures.update(self.signatures)
         flight.agreement.refusals.update(self.refusals)
         for client, data in self.answers.items():

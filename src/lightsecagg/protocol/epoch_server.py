@@ -14,9 +14,9 @@ Without protection (`no_masks`, FedBuff) nothing is shared and nobody is asked: 
 where it is formed.
 
 `TRANSITIONS` names, for each phase, the messages that it takes. Shares, reports and uploads go on
-coming while a buffer is in flight; the uploads wait for the next. The parts are `epoch_stock`
-(masks and reports on them), `epoch_queue` (uploads that wait), `epoch_flight` (the buffer in
-flight) and `epoch_memory` (what outlives the process).
+coming while a buffer is in flight; the uploads wait for the next. The parts are `epoch_collector`
+(masks, reports on them, uploads that wait), `roles.recovery` (the buffer in flight) and
+`epoch_memory` (what outlives the process).
 
 A buffer that fails is never formed again, because its masks are burnt: its updates are lost, its
 owners train anew. The time goes up with every buffer, failed or not. Only buffers that clients will
@@ -35,33 +35,23 @@ that call leave, beside the upload that the call brought (`BufferedUpload`, by o
 Then nothing that was acknowledged is lost, and an announced buffer never changes: who is asked
 again is asked for the same tags. One that is `durable` asks for less: whenever it promises
 something (a roster, a mask that is complete, an upload, a buffer, an agreement, a result) a record
-of all its promises goes before the outputs. The shares of a mask go with its record and stay until
-every recipient has reported on its own: an upload under the mask may be acknowledged at once, and
-they could be on their way, or wait for somebody who is away, when the server is killed. An upload
-counts from `stored` on. `restore` says what a driver does next.
+of all its promises goes before the outputs. An upload counts from `stored` on. `restore` says what
+a driver does next.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-from lightsecagg.crypto import prg
-from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
-from lightsecagg.errors import (
-    LocalProtocolError,
-    ParameterError,
-    RecoveryError,
-    RemoteProtocolError,
-)
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_flight import Flight
+from lightsecagg.protocol.buffers import buffer_statement, buffer_terms, buffer_weights
+from lightsecagg.protocol.epoch_collector import EpochCollector
 from lightsecagg.protocol.epoch_memory import Memory, Recall
-from lightsecagg.protocol.epoch_queue import Keep, Models, UploadQueue, WaitingUpload, in_memory
-from lightsecagg.protocol.epoch_stock import MaskStock, check_chain
+from lightsecagg.protocol.epoch_queue import Keep, WaitingUpload, in_memory
 from lightsecagg.protocol.interface import (
     BufferAggregate,
     BufferFailed,
@@ -69,12 +59,10 @@ from lightsecagg.protocol.interface import (
     Output,
     Persist,
     Phase,
-    RoundAborted,
     Send,
 )
 from lightsecagg.protocol.jobs import Job, Result, Upload
 from lightsecagg.protocol.messages import (
-    AbortRound,
     Advertise,
     AggregatedShare,
     BufferedUpload,
@@ -83,151 +71,36 @@ from lightsecagg.protocol.messages import (
     Message,
     Opening,
     Refusal,
-    Roster,
     SealedShare,
     ShareBundle,
     SumRequest,
-    Tag,
-    UploadDropped,
 )
-from lightsecagg.protocol.roles.registration import Registration
-from lightsecagg.protocol.roles.relay import Mailbox, Outbox
-from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
+from lightsecagg.protocol.roles.recovery import Recovery
+from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum
 from lightsecagg.protocol.settings import Settings
 
 
-class EpochServer:
+class EpochServer(EpochCollector):
     """The server of one epoch; see the theory of operation and `interface`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        allow_list: AllowList,
-        buffer_size: int,
-        invited: Iterable[int] | None = None,
-        entropy: Entropy = system_entropy,
-        spare_answers: int = 0,
-        keep: Keep = in_memory,
-        time: int = 0,
-        *,
-        durable: bool = False,
-    ) -> None:
-        """`keep` says where an upload is kept until it is summed.
-
-        * `spare_answers`: wait for U + this many answers; one detects a liar, two name it.
-        * `time`: of the model that the epoch begins with. Times go on from epoch to epoch, so that
-          who has trained through the end of one brings its update to the next.
-        * `durable`: ask for what is promised to be stored.
-        """
-        if settings.buffering is None:
-            raise ParameterError("the asynchronous mode needs settings with buffering")
-        least = settings.parameters.privacy + 2
-        if not least <= buffer_size <= settings.buffering.max_updates:
-            raise ParameterError(
-                f"buffer size K = {buffer_size} must be T + 2 = {least} to K_max = "
-                f"{settings.buffering.max_updates}"
-            )
-        self.settings = settings
-        self.buffer_size = buffer_size
-        self.phase = Phase.ADVERTISE
-        self.time = time
-        """t: the version of the current model, and the time of the next buffer."""
-        self.paused = False
-        """Whether buffers are formed by `flush` alone, because the epoch is to end."""
-        self.late_messages: Counter[str] = Counter()
-        """Messages that came again or too late and were ignored, by type."""
-        self._allow_list = allow_list
-        self._buffering: Buffering = settings.buffering
-        self._entropy = entropy
-        self._spare = spare_answers
-        self._keep = keep
-        self._registration = Registration(settings, allow_list, invited)
-        self._started = False
-        self._offline: set[int] = set()
-        self._returning: set[int] = set()
-        """Those of them that the buffer in flight waits for."""
-        self._durable = durable
-        self._has_promised = False
-        self._taken: BufferedUpload | None = None
-        self._completed: list[SealedShare] = []
-        self._lost: set[int] = set()
-        """Clients without a memory of this epoch."""
-        self._models = Models(self._buffering)
-        self._mailbox = Mailbox()
-        self._roster: Roster | None = None
-        self._members: tuple[int, ...] = ()
-        self._scheme: ServerScheme
-        self._stock: MaskStock
-        self._queue: UploadQueue
-        self._flight: Flight | None = None
-
     # -- the driver's side -------------------------------------------------------------------
-
-    @property
-    def pending(self) -> frozenset[int]:
-        """Clients that the current phase still waits for; nobody while collecting."""
-        return frozenset(self._awaited())
-
-    @property
-    def refusals(self) -> dict[int, tuple[int, ...]]:
-        """Who refused the buffer in flight, and whose shares it lacks."""
-        return {} if self._flight is None else self._flight.agreement.refusals
-
-    @property
-    def waiting(self) -> int:
-        """How many distinct owners have an upload waiting."""
-        return 0 if self._roster is None else self._queue.owners
 
     @property
     def summable(self) -> int:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
         return 0 if self._roster is None else len(self._choose())
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Whoever is on the roster, in its order; nobody before there is one."""
-        return self._members
-
-    def has_waiting(self, client: int) -> bool:
-        """Whether an upload of this client waits for a buffer; one in flight does not."""
-        return self._roster is not None and any(w.owner == client for w in self._queue.waiting)
-
-    @property
-    def uploaders(self) -> frozenset[int]:
-        """Whose uploads it has taken in this epoch."""
-        return frozenset() if self._roster is None else frozenset(self._queue.last_tag)
-
-    def is_stored(self, tag: Tag) -> bool:
-        """Whether this upload came before, and will not be given up."""
-        if self._roster is None or self._queue.last_tag.get(tag.owner) != tag:
-            return False
-        return MaskRef(tag.owner, tag.serial) not in self._queue.unstored
-
-    def serials(self, client: int) -> tuple[list[int], list[int]]:
-        """A client's masks that it may use, and those of its uploads that are not summed yet."""
-        if client not in self._members:
-            return [], []
-        used = [serial for owner, serial in self._needed() if owner == client]
-        return sorted(self._stock.shared.get(client, {})), used
-
-    def start(self) -> list[Output]:
-        """Open the epoch."""
-        if self._started:
-            raise LocalProtocolError("the epoch was started already")
-        self._started = True
-        return [*self._registration.open()]
-
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
-        if not self._started:
-            raise LocalProtocolError("start the epoch before delivering messages to it")
+        self._check_started("delivering messages to it")
         self._registration.check_invited(sender)
         handler = TRANSITIONS.get((self.phase, type(message)))
         member = self.phase is Phase.ADVERTISE or sender in self._members
         if handler is None or not (member or isinstance(message, Advertise)):
-            raise RemoteProtocolError(
-                f"client {sender} sent {type(message).__name__} in phase {self.phase}"
-            )
+            raise self._unexpected(sender, message)
+        flight = self._flight
+        if isinstance(message, Consent | Refusal | AggregatedShare) and flight is not None:
+            handler = handler if message.time == flight.time else EpochServer._on_late
         outputs = handler(self, sender, message)
         # Shares move no phase on, and they are most of the messages.
         if not isinstance(message, ShareBundle):
@@ -237,13 +110,13 @@ class EpochServer:
     def leave(self, client: int) -> list[Output]:
         """The client is offline and may be back soon: a buffer in flight waits for it."""
         self._offline.add(client)
-        self._returning.add(client)
+        self._gone.discard(client)
         return self._released(self._advance())
 
     def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
         self._offline.add(client)
-        self._returning.discard(client)
+        self._gone.add(client)
         return self._released(self._advance())
 
     def lose(self, client: int) -> list[Output]:
@@ -255,7 +128,7 @@ class EpochServer:
     def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
         self._offline.discard(client)
-        self._returning.discard(client)
+        self._gone.discard(client)
         if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
             return [Send(client, Opening(self.settings.to_bytes()))]
         if self._roster is None or client not in self._members:
@@ -270,43 +143,24 @@ class EpochServer:
         urgent, others = self._mailbox.read(client, [term.ref for term in asked])
         messages += urgent
         if flight is not None:
-            messages.append(flight.buffer)
+            messages.append(flight.request)
         messages += [*others, *self._stock.unreported(client)]
         missed: list[Output] = [Send(client, message) for message in messages]
         return self._released(missed + self._advance())
 
-    def publish(self, model: bytes, version: int | None = None) -> None:
-        """The hash of the model of a version, by default of the current time.
-
-        Uploads that name another model, or a version that was never published, are refused:
-        clients refuse a buffer whose owners disagree about it. So call this for every version,
-        also for one that a lost buffer has left unchanged, before clients get its model.
-        """
-        self._models.publish(model, self.time if version is None else version, self.time)
-
     @property
     def can_proceed(self) -> bool:
-        """See `BufferedServerParty.can_proceed`."""
-        parameters = self.settings.parameters
-        match self.phase:
-            case Phase.ADVERTISE:
-                return len(self._registration.advertised) >= self.settings.minimum
-            case Phase.UPLOAD:
-                return self.summable >= parameters.privacy + 2
-            case Phase.AGREE:
-                return self._in_flight.agreement.reached
-            case Phase.RECOVER:
-                return len(self._in_flight.good_answers) >= parameters.survivors
-            case _:
-                return False
+        """See `AnyServerParty.can_proceed`."""
+        if self.phase is Phase.UPLOAD:
+            return self.summable >= self.settings.parameters.privacy + 2
+        return super().can_proceed
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired; while collecting, that of the reports.
 
         Uploads that wait for reports wait no longer.
         """
-        if not self._started:
-            raise LocalProtocolError("start the epoch before its first deadline")
+        self._check_started("its first deadline")
         match self.phase:
             case Phase.ADVERTISE:
                 return self._released(self._close_advertise())
@@ -322,15 +176,7 @@ class EpochServer:
 
     def computed(self, job: Job, result: Result) -> list[Output]:
         """Take the result of a job; one of a buffer that was lost meanwhile changes nothing."""
-        flight = self._flight
-        if flight is None or not flight.asked_for(job):
-            return []
-        if isinstance(result, RecoveryError):
-            return self._released(self._fail(str(result)) + self._advance())
-        more = flight.summed(job, result)
-        if more is not None:
-            return [*more]
-        return self._released(self._finish(flight, result) + self._advance())
+        return self._released(super().computed(job, result))
 
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait, at most K; await no more reports."""
@@ -371,18 +217,8 @@ class EpochServer:
         relayed = tuple((mask.owner, mask.serial) for mask, _ in memory.lacking)
         results = [isinstance(each, BufferAggregate | BufferFailed) for each in outputs]
         first = results.index(True) + 1 if any(results) else 0
-        return [
-            *outputs[:first],
-            Persist(EpochChanged(memory.to_bytes(), kept, upload, relayed, tuple(shares))),
-            *outputs[first:],
-        ]
-
-    def _needed(self) -> list[MaskRef]:
-        """The masks of uploads that wait or are being summed."""
-        if self._roster is None:
-            return []
-        flying = [] if self._flight is None else [term.ref for term in self._flight.asked.terms]
-        return flying + [waiting.mask for waiting in self._queue.waiting]
+        record = EpochChanged(memory.to_bytes(), kept, upload, relayed, tuple(shares))
+        return [*outputs[:first], Persist(record), *outputs[first:]]
 
     def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
         """This record is durable; its upload, if it has one, counts and is read there."""
@@ -471,13 +307,13 @@ class EpochServer:
         server._started, server.phase = memory.started, memory.phase
         server._registration.advertised.update(memory.advertised)
         server._models.known = dict(memory.models)
-        server._offline = set(memory.offline)
+        server._offline, server._gone = set(memory.offline), set(memory.offline)
         if memory.roster is not None:
             server._fix_roster(memory.roster, memory.check_secret)
             memory.recall(server._stock, server._queue, server._mailbox, recall, shares)
         if memory.buffer is not None:
             uploads = [recall(tag) for tag in memory.buffer.tags]
-            server._flight = server._take_off(memory.buffer, uploads, frozenset(memory.holders))
+            server._flight = server._take_off(memory.buffer, uploads, memory.holders)
             memory.recall_flight(server._flight)
             if not settings.traits.protected:
                 server._flight.collected = True
@@ -493,143 +329,22 @@ class EpochServer:
         fresh = self._registration.on_advertise(sender, message)
         return [] if fresh else self._on_late(sender, message)
 
-    def _on_late(self, sender: int, message: Message) -> list[Output]:
-        """A message that has done its work before, or can no longer do it."""
-        self.late_messages[type(message).__name__] += 1
-        return []
-
     def _close_advertise(self) -> list[Output]:
-        least, came = self.settings.minimum, self._registration.advertised
-        if len(came) < least:
-            reason = f"only {len(came)} clients advertised their keys, at least {least} are needed"
-            self.phase = Phase.DONE
-            invited = self._registration.invited
-            return [*(Send(c, AbortRound(reason)) for c in invited), RoundAborted(reason)]
-        ends: tuple[bytes, ...] = ()
-        check_secret = b""
-        if self.settings.traits.checked:
-            check_secret = draw(self._entropy, prg.SEED_LENGTH)
-            ends = tuple(
-                check_chain(check_secret, self.settings.context, client)[-1]
-                for client in self._registration.invited
-                if client in came
-            )
-        roster = self._registration.make_roster(self._entropy, ends)
-        self._fix_roster(roster, check_secret)
-        self.phase = Phase.UPLOAD
-        self._has_promised = True
-        return [*self._registration.announce(roster)]
-
-    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
-        self._roster = roster
-        self._scheme = self._registration.scheme(roster, self._entropy)
-        self._members = self._scheme.round.members
-        self._stock = MaskStock(self._scheme, check_secret)
-        self._queue = UploadQueue(
-            self._scheme.round, self._allow_list, self._buffering, self._stock, self._keep
-        )
-
-    # -- stock -------------------------------------------------------------------------------
-
-    def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
-        shares = self._stock.take(sender, message, self.time)
-        if shares is None:
-            return self._on_late(sender, message)
-        if not shares:
-            return []
-        self._has_promised = True
-        self._completed = shares
-        outputs, outbox = self._drop_pushed_out(sender), Outbox()
-        for share in shares:
-            if share.recipient not in self._lost:
-                self._mailbox.put(share.recipient, share)
-            if share.recipient not in self._offline:
-                outputs += outbox.put(share)
-        outputs += outbox.flush()
-        masks = dict.fromkeys(MaskRef(sender, share.serial) for share in shares)
-        online = [client for client in self._members if client not in self._offline]
-        for complete in self._stock.ask(masks):  # who is away is asked when it is back
-            outputs += [Send(client, complete) for client in online]
+        outputs = super()._close_advertise()
+        self._has_promised = self._roster is not None
         return outputs
 
-    def _drop_pushed_out(self, owner: int) -> list[Output]:
-        """Clients keep so many shares of an owner; forget the masks that they may have forgotten.
-
-        Which of its masks they have burnt differs from client to client, and those of uploads that
-        were dropped are kept, too. So the newest serials alone are certain.
-        """
-        oldest = self._stock.relay.complete[owner] - self._buffering.stock + 1
-        waiting = [w.tag for w in self._queue.waiting if w.owner == owner]
-        outputs = self._drop(tag for tag in waiting if tag.serial < oldest)
-        self._forget(self._stock.pushed_out(owner, oldest))
-        return outputs
-
-    def _on_report(self, sender: int, message: MaskReport) -> list[Output]:
-        fresh = self._stock.on_report(sender, message)
-        self._mailbox.delivered(sender, MaskRef(message.owner, message.serial))
-        return [] if fresh else self._on_late(sender, message)
-
-    # -- uploads -----------------------------------------------------------------------------
-
-    def _on_upload(self, sender: int, message: BufferedUpload) -> list[Output]:
-        tag = message.tag
-        if self._queue.is_repeat(sender, tag):
-            return self._on_late(sender, message)
-        hidden = self.settings.traits.protected
-        if hidden and tag.serial not in self._stock.shared.get(sender, {}):
-            # Its shares were lost with a connection; the owner goes on with another mask.
-            return [Send(sender, UploadDropped(tag.serial))]
-        self._queue.check(sender, message, self.time)
-        self._models.check(tag, self.time)
-        shared, passed_over = self.time, list[MaskRef]()
-        if hidden:
-            shared, passed_over = self._stock.use(sender, tag.serial)
-        self._forget(passed_over)
-        self._has_promised = True
-        if self._queue.put(message, shared, stored=not self._durable):
-            self._taken = message
-            return []
-        self._forget([MaskRef(sender, tag.serial)])
-        return self._tell_dropped(tag)
+    # -- the buffer in flight ----------------------------------------------------------------
 
     def _choose(self) -> list[WaitingUpload]:
         return self._queue.choose(self.buffer_size, self.time, self._offline)
 
-    def _await_no_reports(self) -> None:
-        self._stock.unawaited.update(waiting.mask for waiting in self._queue.waiting)
-
-    def _drop_useless(self) -> list[Output]:
-        self._models.expire(self.time)
-        return self._drop(self._queue.useless(self.time, self._offline))
-
-    def _drop(self, tags: Iterable[Tag]) -> list[Output]:
-        """These uploads wait no longer; their owners are told."""
-        dropped = list(tags)
-        self._has_promised = self._has_promised or bool(dropped)
-        self._forget(self._queue.take(dropped))
-        return [output for tag in dropped for output in self._tell_dropped(tag)]
-
-    def _tell_dropped(self, tag: Tag) -> list[Output]:
-        dropped = UploadDropped(tag.serial)
-        if tag.owner not in self._offline:
-            return [Send(tag.owner, dropped)]
-        self._mailbox.put(tag.owner, dropped)
-        return []
-
-    def _forget(self, masks: Iterable[MaskRef]) -> None:
-        """Of masks that are past nobody needs shares or reports."""
-        for mask in masks:
-            self._stock.forget(mask)
-            self._mailbox.forget(mask)
-
-    # -- the buffer in flight ----------------------------------------------------------------
-
     def _advance(self) -> list[Output]:
         """Go on where nothing is awaited any more."""
         match self.phase:
-            case Phase.ADVERTISE if self._started and self._all_in:
+            case Phase.ADVERTISE if self._started and not self._is_waiting():
                 return self._close_advertise()
-            case Phase.AGREE if self._in_flight.agreement.reached or self._all_in:
+            case Phase.AGREE if self._in_flight.agreement.reached or not self._is_waiting():
                 return self._close_agree() + self._advance()
             case Phase.RECOVER if not self._in_flight.collected and self._enough_answers:
                 return [*self._in_flight.collect()]
@@ -648,21 +363,31 @@ class EpochServer:
         )
         uploads = [waiting.upload for waiting in chosen]
         self._flight = flight = self._take_off(buffer, uploads, holders)
-        self.phase = flight.phase
+        self.phase = flight.first_phase
         self._has_promised = True
         if not self.settings.traits.protected:
             return [*flight.jobs, *flight.collect()]  # there is nothing to ask for
         online = [client for client in self._members if client not in self._offline]
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
-    def _take_off(self, buffer: SumRequest, uploads: list[Any], holders: frozenset[int]) -> Flight:
-        parts = (self._scheme, self._allow_list, self._buffering)
-        return Flight(*parts, buffer, uploads, holders)
+    def _take_off(
+        self, buffer: SumRequest, uploads: list[Upload], holders: Iterable[int]
+    ) -> Recovery:
+        round_ = self._scheme.round
+        terms = buffer_terms(buffer, buffer_weights(round_, self._buffering, buffer))
+        return Recovery(
+            self._scheme,
+            self._allow_list,
+            buffer_statement(round_.context, buffer),
+            buffer,
+            MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
+            clients=self._members,
+            holders=holders,
+            uploads=uploads,
+        )
 
     def _on_signature(self, sender: int, message: Consent) -> list[Output]:
         flight = self._in_flight
-        if message.time != flight.time:
-            return self._on_late(sender, message)
         flight.agreement.on_signature(sender, message.signature)
         awaited = not flight.collected and sender not in flight.answers
         if self.phase is Phase.RECOVER and awaited:
@@ -670,28 +395,25 @@ class EpochServer:
         return []
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
-        flight = self._in_flight
-        if message.time != flight.time:
-            return self._on_late(sender, message)
-        flight.agreement.on_refusal(sender, message.missing)
+        self._in_flight.agreement.on_refusal(sender, message.missing)
         return []
 
     def _on_answer(self, sender: int, message: AggregatedShare) -> list[Output]:
-        flight = self._in_flight
-        if message.time != flight.time:
-            return self._on_late(sender, message)
-        return [] if flight.on_answer(sender, message) else self._on_late(sender, message)
+        if self.phase is not Phase.RECOVER:
+            raise RemoteProtocolError(f"client {sender} answered before the agreement")
+        fresh = self._in_flight.on_answer(sender, message)
+        return [] if fresh else self._on_late(sender, message)
 
     def _close_agree(self) -> list[Output]:
         flight = self._in_flight
         if not flight.agreement.reached:
             return self._fail(flight.agreement.shortfall)
-        self.phase = flight.phase = Phase.RECOVER
+        self.phase = Phase.RECOVER
         self._has_promised = True
         certificate = flight.certificate
         return [Send(client, certificate) for client in sorted(flight.agreement.signatures)]
 
-    def _finish(self, flight: Flight, total: Elements) -> list[Output]:
+    def _finish(self, flight: Recovery, total: Elements) -> list[Output]:
         aggregate = BufferAggregate(
             time=flight.time,
             total=total,
@@ -700,9 +422,12 @@ class EpochServer:
             responders=tuple(sorted(flight.good_answers)),
             suspects=tuple(sorted({*flight.suspects, *self._stock.suspects})),
             accused=tuple(sorted(self._stock.accused)),
-            staleness=tuple(flight.time - tag.version for tag in flight.buffer.tags),
+            staleness=tuple(flight.time - tag.version for tag in flight.request.tags),
         )
-        return [aggregate, *self._land(flight)]
+        return [aggregate, *self._land(flight), *self._advance()]
+
+    def _lose(self, reason: str) -> list[Output]:
+        return self._fail(reason) + self._advance()
 
     def _fail(self, reason: str) -> list[Output]:
         flight = self._in_flight
@@ -716,7 +441,7 @@ class EpochServer:
         )
         return [failed, *self._land(flight)]
 
-    def _land(self, flight: Flight) -> list[Output]:
+    def _land(self, flight: Recovery) -> list[Output]:
         self._forget(term.ref for term in flight.asked.terms)
         # An owner that saw no buffer would for ever count its upload as waiting.
         unaware = {*self._offline, *self.refusals}
@@ -724,7 +449,7 @@ class EpochServer:
             unaware.update(self._members)  # nobody saw it
         outputs = [
             output
-            for tag in flight.buffer.tags
+            for tag in flight.request.tags
             if tag.owner in unaware
             for output in self._tell_dropped(tag)
         ]
@@ -737,43 +462,9 @@ class EpochServer:
     # -- helpers -----------------------------------------------------------------------------
 
     @property
-    def _in_flight(self) -> Flight:
-        if self._flight is None:
-            raise AssertionError("no buffer is in flight")
-        return self._flight
-
-    @property
-    def _may_announce(self) -> bool:
-        """A buffer that too few can sign and answer for would only burn its masks."""
-        if self._roster is None or self.paused:
-            return False
-        online = sum(client not in self._offline for client in self._members)
-        return online >= self._queue.needed_holders
-
-    @property
     def _enough_answers(self) -> bool:
         wanted = self.settings.parameters.survivors + self._spare
-        return len(self._in_flight.good_answers) >= wanted or self._all_in
-
-    @property
-    def _all_in(self) -> bool:
-        return next(self._awaited(), None) is None
-
-    def _awaited(self) -> Iterator[int]:
-        """Its first element, or that there is none, costs less than the whole of `pending`."""
-        expected: Iterable[int] = ()
-        delivered: Container[int] = ()
-        flight = self._flight
-        if self.phase is Phase.ADVERTISE:
-            expected, delivered = self._registration.invited, self._registration.advertised
-        elif flight is not None and not flight.collected:
-            signed = self.phase is Phase.AGREE
-            expected = self._members
-            delivered = flight.agreement.signatures if signed else flight.answers
-        for client in expected:
-            away = client in self._offline and client not in self._returning
-            if not (client in delivered or client in self.refusals or away):
-                yield client
+        return len(self._in_flight.good_answers) >= wanted or not self._is_waiting()
 
 
 M = TypeVar("M")

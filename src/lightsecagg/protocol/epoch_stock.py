@@ -13,13 +13,7 @@ import numpy as np
 
 from lightsecagg.crypto.transcript import derive_key, uint
 from lightsecagg.errors import RemoteProtocolError
-from lightsecagg.masks.checked_sharing import (
-    BLINDS,
-    CHAIN_LENGTH,
-    CheckChain,
-    Pair,
-    name_liars,
-)
+from lightsecagg.masks.checked_sharing import BLINDS, CHAIN_LENGTH, CheckChain, Pair, name_liars
 from lightsecagg.protocol.messages import MaskComplete, MaskReport, SealedShare, ShareBundle
 from lightsecagg.protocol.roles.relay import Relay
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme

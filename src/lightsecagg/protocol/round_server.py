@@ -200,21 +200,6 @@ class RoundServer(ServerMachine):
         self._gone.add(client)
         return self._advance()
 
-    @property
-    def can_proceed(self) -> bool:
-        """See `ServerParty.can_proceed`."""
-        match self.phase:
-            case Phase.ADVERTISE | Phase.SHARE | Phase.UPLOAD:
-                return len(self._exchange()[1]) >= self.settings.minimum
-            case Phase.AGREE:
-                return self._in_flight.agreement.reached
-            case Phase.RECOVER:
-                flight = self._in_flight
-                usable = flight.good_answers.keys()
-                return flight.collected or self._scheme.suffice(flight.asked, usable)
-            case Phase.DONE:
-                return False
-
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired."""
         self._check_started("its first deadline")

@@ -90,6 +90,21 @@ class ServerMachine(ABC):
         self._started = True
         return [*self._registration.open(), *self._advance()]
 
+    @property
+    def can_proceed(self) -> bool:
+        """See `AnyServerParty.can_proceed`."""
+        match self.phase:
+            case Phase.AGREE:
+                return self._in_flight.agreement.reached
+            case Phase.RECOVER:
+                flight = self._in_flight
+                enough = self._scheme.suffice(flight.asked, flight.good_answers.keys())
+                return flight.collected or enough
+            case Phase.DONE:
+                return False
+            case _:
+                return len(self._exchange()[1]) >= self.settings.minimum
+
     def computed(self, job: Job, result: Result) -> list[Output]:
         """Take the result of a job; one that nobody waits for any more changes nothing."""
         flight = self._flight

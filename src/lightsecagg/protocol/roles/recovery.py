@@ -10,7 +10,7 @@ one of its masks are not used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.field.prime import Elements
@@ -34,7 +34,7 @@ class Recovery:
         request: SumRequest,
         asked: MaskSum,
         clients: Collection[int],
-        holders: Collection[int],
+        holders: Iterable[int],
         uploads: Sequence[Upload],
     ) -> None:
         """`uploads`: in the order of the terms of what is `asked`.
