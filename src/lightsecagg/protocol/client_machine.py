@@ -133,12 +133,16 @@ def on(state: type[S], message: type[M], do: Callable[[P, S, M], list[Output]]) 
     return state, message, do
 
 
-def table(rows: Iterable[Row]) -> Table:
-    """The rows as a table; no cell is filled twice."""
+def table(states: Iterable[type[State]], rows: Sequence[Row]) -> Table:
+    """The rows as a table; those of a state hold for what derives from it, but for its own."""
+    cells = {(state, message): do for state, message, do in rows}
+    if len(cells) < len(rows):
+        raise LookupError("two rows for one message in one state")
     found: dict[tuple[type[State], type], Handler] = {}
-    for state, message, do in rows:
-        if found.setdefault((state, message), do) is not do:
-            raise LookupError(f"two rows for {message.__name__} while {state.__name__}")
+    for state in states:
+        for base in state.__mro__:
+            mine = {(state, message): do for (of, message), do in cells.items() if of is base}
+            found = mine | found
     return found
 
 

@@ -7,9 +7,7 @@ on four things go on at once:
 * stock: the client draws masks, numbered by a serial, and shares them ahead of time (`restock`);
 * work: whenever training is done, `set_input` masks the update with the oldest mask of the stock
   and uploads it with a signed tag;
-* keeping: it keeps its peers' shares under (owner, serial). Serials of one owner only increase,
-  so a share that was used and is delivered again is refused. When a mask's shares are complete it
-  reports on the one that it keeps, once, by coefficients to which the roster binds the server;
+* keeping: it keeps its peers' shares, and reports on them (`epoch_holder`);
 * answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
   the shares: the answer is computed and the shares are forgotten in the same step in which the
   buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
@@ -38,18 +36,9 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.entropy import Entropy, system_entropy
-from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.errors import (
-    CryptoError,
-    LocalProtocolError,
-    ParameterError,
-    RemoteProtocolError,
-)
-from lightsecagg.masks.checked_sharing import CHAIN_LENGTH, is_in_chain
+from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import (
     buffer_statement,
     buffer_terms,
@@ -61,33 +50,25 @@ from lightsecagg.protocol.buffers import (
 )
 from lightsecagg.protocol.client_machine import (
     Advertised,
-    ClientMachine,
     Closed,
+    Opened,
+    State,
     Stored,
     Table,
     Waiting,
     on,
     table,
 )
+from lightsecagg.protocol.epoch_holder import EpochHolder
 from lightsecagg.protocol.epoch_states import (
     Answered,
     AnyState,
-    Data,
-    KeptShare,
-    Part,
-    R,
     Registered,
     Signed,
-    Snapshot,
     become,
-    dated,
     kept_for,
-    parts_of,
-    set_apart,
-    with_share,
 )
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
-from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
     AggregatedShare,
@@ -95,7 +76,6 @@ from lightsecagg.protocol.messages import (
     Certificate,
     Consent,
     MaskComplete,
-    MaskReport,
     Opening,
     Refusal,
     Roster,
@@ -104,13 +84,10 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UploadDropped,
 )
-from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.agreement import check_certificate
 from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
-from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
-from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.share_exchange import Share
 
 
@@ -118,32 +95,13 @@ class _Snapshot(Stored, frozen=True):
     state: AnyState
 
 
-class EpochClient(ClientMachine[AnyState]):
+class EpochClient(EpochHolder):
     """One client in one epoch; see the theory of operation and `interface`."""
 
-    mode = "epoch"
     decoder = msgspec.msgpack.Decoder(_Snapshot)
-
-    def __init__(
-        self,
-        client: int,
-        identity: IdentityKey,
-        policy: Policy,
-        ledger: Ledger,
-        entropy: Entropy = system_entropy,
-    ) -> None:
-        super().__init__(client, identity, policy, ledger, entropy)
-        if policy.buffering is None or not all(
-            traits_of(protocol).buffered for protocol in policy.protocols
-        ):
-            raise ParameterError("the asynchronous mode needs a policy with buffering")
-        self._buffering: Buffering = policy.buffering
-        self.parts: Mapping[bytes, bytes] = {}
-        """Where `snapshot_apart` left its parts, by SHA-256: for the driver to set after a
-        `restore`. Looked up when an answer takes them."""
-        self.keeps_masks = True
-        """Whether masks that are shared ahead stay in memory, so that their uploads need not expand
-        them; for a driver to deny that ends this process before the upload."""
+    keeps_masks = True
+    """Whether masks that are shared ahead stay in memory, so that their uploads need not expand
+    them; for a driver to deny that ends this process before the upload."""
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -188,30 +146,6 @@ class EpochClient(ClientMachine[AnyState]):
     def time(self) -> int:
         """The time of the last buffer that this client has signed or answered for."""
         return self.state.time if isinstance(self.state, Registered) else -1
-
-    @property
-    def stored(self) -> int:
-        """See `ClientParty.stored`."""
-        if not isinstance(self.state, Registered):
-            return 0
-        secrets = sum(map(len, self.state.stock.values()))
-        masks = sum(mask.nbytes for mask in self._masks.values())
-        shares = (kept.share for of in self.state.kept.values() for kept in of.values())
-        return secrets + masks + sum(len(data) for _, data in shares if isinstance(data, bytes))
-
-    @property
-    def needed_parts(self) -> frozenset[bytes]:
-        """What must be in `parts`, because a snapshot left it there."""
-        return parts_of(self.state)
-
-    def snapshot_apart(self) -> Snapshot:
-        """`snapshot` in kilobytes, with the peers' explicit shares and the answer beside it.
-
-        They come once, and are read at most once. The order that protects: store `parts`, then
-        `content`, then let the outputs leave, then delete all parts but the `needed` ones.
-        """
-        slim, parts = set_apart(self.state)
-        return Snapshot(self._pack(slim), parts, parts_of(slim))
 
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
@@ -331,111 +265,6 @@ class EpochClient(ClientMachine[AnyState]):
         )
         return [NeedInput()]
 
-    # -- keeping shares ----------------------------------------------------------------------
-
-    def _on_shares(self, state: Registered, message: ShareBundle) -> list[Output]:
-        """Keep the peers' shares; one that does not open is simply not kept.
-
-        Nor is one that comes again, or after a newer one of its owner: it may have been used. A
-        server that cannot know what has arrived here sends it again in good faith.
-        """
-        scheme = self._scheme(state)
-        for share in message.shares:
-            check_address(scheme, share)
-        changed = state
-        for share in message.shares:
-            if share.serial <= changed.last_serial.get(share.owner, -1):
-                self.late_messages["SealedShare"] += 1
-                continue
-            try:
-                opened = open_peer_share(scheme, self._key(state), share)
-            except CryptoError as error:
-                self.refused_shares[share.owner] = f"share {share.serial}: {error}"
-            else:
-                changed = self._keep(changed, share.owner, share.serial, opened)
-        self.state = changed
-        return []
-
-    def _on_complete(self, state: Registered, message: MaskComplete) -> list[Output]:
-        """Report on the share of a mask that is kept here; a repeat gets the same again."""
-        owner, serial = message.owner, message.serial
-        if owner not in state.chains:
-            raise RemoteProtocolError(f"no mask of client {owner} is to be checked here")
-        last, known = state.chains[owner]
-        if not is_in_chain(known, last, message.check_secret, serial):
-            raise RemoteProtocolError(
-                f"the server reveals another secret for mask {serial} of client {owner} than the "
-                "roster binds it to: reports by different coefficients would reveal masks"
-            )
-        changed = state
-        if serial > last:
-            chains = {**state.chains, owner: (serial, message.check_secret)}
-            changed = replace(changed, chains=chains)
-        kept = state.kept.get(owner, {}).get(serial)
-        report = MaskReport(owner, serial, ())  # it did not open, was lost, or is used
-        if kept is not None and kept.report is not None:
-            report = kept.report
-        elif kept is not None:
-            held = {MaskRef(owner, serial): self._whole(kept)}
-            values = self._scheme(state).report(held, message.check_secret)
-            report = MaskReport(owner, serial, tuple(map(int, values)))
-            changed = with_share(changed, owner, serial, replace(kept, report=report))
-        self.state = changed
-        return [Send(SERVER, report)]
-
-    def _on_dropped(self, state: Registered, message: UploadDropped) -> list[Output]:
-        """Stop counting an upload; its mask stays used and its update spent."""
-        if message.serial not in state.outstanding:
-            return self._on_late(state, message)
-        left = tuple(serial for serial in state.outstanding if serial != message.serial)
-        self.state = replace(state, outstanding=left)
-        return []
-
-    def _keep(self, state: R, owner: int, serial: int, share: Share) -> R:
-        """Keep the newest shares of each owner, this client included; memory has an end."""
-        changed = with_share(state, owner, serial, KeptShare(share))
-        changed = replace(changed, last_serial={**state.last_serial, owner: serial})
-        if len(changed.kept[owner]) > self._buffering.stock:
-            return self._without(changed, [MaskRef(owner, min(changed.kept[owner]))])
-        return changed
-
-    def _without(self, state: R, masks: Iterable[MaskRef]) -> R:
-        """The shares of these masks are forgotten, and the masks that are this client's own."""
-        gone = list(masks)
-        kept = dict(state.kept)
-        for owner, serial in gone:
-            kept[owner] = {s: share for s, share in kept[owner].items() if s != serial}
-        own = {serial for owner, serial in gone if owner == self.client}
-        if not own:
-            return replace(state, kept=kept)
-        self._masks = {s: mask for s, mask in self._masks.items() if s not in own}
-        return replace(
-            state,
-            kept=kept,
-            stock={s: secret for s, secret in state.stock.items() if s not in own},
-            outstanding=tuple(s for s in state.outstanding if s not in own),
-        )
-
-    def _expire(self, state: R) -> R:
-        """Forget the shares and models that are too old for any buffer that may still come."""
-        lifetime = self._buffering.share_lifetime
-        old = [
-            MaskRef(owner, serial)
-            for owner, of in state.kept.items()
-            for serial, kept in of.items()
-            if kept.since is not None and state.time - kept.since > lifetime
-        ]
-        state = self._without(state, old)
-        kept = {
-            owner: {s: dated(share, state.time) for s, share in of.items()}
-            for owner, of in state.kept.items()
-        }
-        oldest = state.time - self._buffering.table.max_staleness
-        models = {version: model for version, model in state.models.items() if version >= oldest}
-        for model in set(state.models.values()) - set(models.values()):
-            self.ledger.close_model(model)
-        return replace(state, kept=kept, models=models)
-
     # -- answering ---------------------------------------------------------------------------
 
     def _on_buffer(self, state: Registered, message: SumRequest) -> list[Output]:
@@ -512,53 +341,31 @@ class EpochClient(ClientMachine[AnyState]):
                 f"a certificate for time {message.time}, for which this client signed nothing"
             )
 
-    # -- helpers -----------------------------------------------------------------------------
-
     def _change(self, state: Registered) -> None:
         """The driver's doing, not a message's."""
         self.state = state
         self.ledger.count_change()
 
-    def _whole(self, kept: KeptShare) -> Share:
-        kind, data = kept.share
-        return kind, self._bytes(data)
-
-    def _bytes(self, data: Data) -> bytes:
-        return self.parts[data.digest] if isinstance(data, Part) else data
-
-    def _key(self, state: Registered) -> AgreementKey:
-        return self._sealing_key(state.private_keys[0])
-
 
 TRANSITIONS: Table = table(
+    get_args(AnyState),
     [
+        on(State, AbortRound, EpochClient._on_abort),
         on(Waiting, Opening, EpochClient._on_opening),
-        on(Waiting, UploadDropped, EpochClient._on_late),
-        on(Advertised, Opening, EpochClient._on_repeated_opening),
+        on(Opened, Opening, EpochClient._on_repeated_opening),
         on(Advertised, Roster, EpochClient._on_roster),
-        on(Advertised, UploadDropped, EpochClient._on_late),
-        on(Registered, Opening, EpochClient._on_repeated_opening),
         on(Registered, Roster, EpochClient._on_repeated_roster),
         on(Registered, ShareBundle, EpochClient._on_shares),
         on(Registered, MaskComplete, EpochClient._on_complete),
+        on(Waiting, UploadDropped, EpochClient._on_late),
+        on(Advertised, UploadDropped, EpochClient._on_late),
         on(Registered, UploadDropped, EpochClient._on_dropped),
         on(Registered, SumRequest, EpochClient._on_buffer),
-        on(Signed, Opening, EpochClient._on_repeated_opening),
-        on(Signed, Roster, EpochClient._on_repeated_roster),
-        on(Signed, ShareBundle, EpochClient._on_shares),
-        on(Signed, MaskComplete, EpochClient._on_complete),
-        on(Signed, UploadDropped, EpochClient._on_dropped),
         on(Signed, SumRequest, EpochClient._on_another_buffer),
-        on(Signed, Certificate, EpochClient._on_certificate),
-        on(Answered, Opening, EpochClient._on_repeated_opening),
-        on(Answered, Roster, EpochClient._on_repeated_roster),
-        on(Answered, ShareBundle, EpochClient._on_shares),
-        on(Answered, MaskComplete, EpochClient._on_complete),
-        on(Answered, UploadDropped, EpochClient._on_dropped),
         on(Answered, SumRequest, EpochClient._on_another_buffer),
+        on(Signed, Certificate, EpochClient._on_certificate),
         on(Answered, Certificate, EpochClient._on_repeated_certificate),
-        *(on(state, AbortRound, EpochClient._on_abort) for state in get_args(AnyState)),
-    ]
+    ],
 )
 """(state, message) -> handler. What is not here is refused."""
 

@@ -28,18 +28,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from lightsecagg.errors import (
-    CryptoError,
-    LocalProtocolError,
-    MaskAlreadyUsed,
-    RemoteProtocolError,
-)
+from lightsecagg.errors import CryptoError, LocalProtocolError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.client_machine import (
     Advertised,
     ClientMachine,
     Closed,
     Fixed,
+    Opened,
+    State,
     Stored,
     Table,
     Waiting,
@@ -74,12 +71,7 @@ from lightsecagg.protocol.roles.agreement import (
     check_of_round,
     survivor_statement,
 )
-from lightsecagg.protocol.roles.contributor import (
-    check_input,
-    hide,
-    seal_shares,
-    send_shares,
-)
+from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.roster import Round
@@ -398,33 +390,25 @@ class RoundClient(ClientMachine[AnyState]):
 
 
 TRANSITIONS: Table = table(
+    get_args(AnyState),
     [
+        on(State, AbortRound, RoundClient._on_abort),
         on(Waiting, Opening, RoundClient._on_opening),
-        on(Advertised, Opening, RoundClient._on_repeated_opening),
+        on(Opened, Opening, RoundClient._on_repeated_opening),
         on(Advertised, Roster, RoundClient._on_roster),
-        on(Sharing, Opening, RoundClient._on_repeated_opening),
-        on(Sharing, Roster, RoundClient._on_repeated_roster),
+        on(Fixed, Roster, RoundClient._on_repeated_roster),
         on(Sharing, ShareBundle, RoundClient._on_shares),
+        on(Fixed, ShareBundle, RoundClient._on_late),
         on(Sharing, SharesClosed, RoundClient._on_shares_closed),
-        on(Uploaded, Opening, RoundClient._on_repeated_opening),
-        on(Uploaded, Roster, RoundClient._on_repeated_roster),
-        on(Uploaded, ShareBundle, RoundClient._on_late),
         on(Uploaded, SharesClosed, RoundClient._on_repeated_close),
-        on(Uploaded, SumRequest, RoundClient._on_survivors),
-        on(Signed, Opening, RoundClient._on_repeated_opening),
-        on(Signed, Roster, RoundClient._on_repeated_roster),
-        on(Signed, ShareBundle, RoundClient._on_late),
         on(Signed, SharesClosed, RoundClient._on_repeated_close),
-        on(Signed, SumRequest, RoundClient._on_repeated_survivors),
-        on(Signed, Certificate, RoundClient._on_certificate),
-        on(Answered, Opening, RoundClient._on_repeated_opening),
-        on(Answered, Roster, RoundClient._on_repeated_roster),
-        on(Answered, ShareBundle, RoundClient._on_late),
         on(Answered, SharesClosed, RoundClient._on_late),
+        on(Uploaded, SumRequest, RoundClient._on_survivors),
+        on(Signed, SumRequest, RoundClient._on_repeated_survivors),
         on(Answered, SumRequest, RoundClient._on_repeated_survivors),
+        on(Signed, Certificate, RoundClient._on_certificate),
         on(Answered, Certificate, RoundClient._on_repeated_certificate),
-        *(on(state, AbortRound, RoundClient._on_abort) for state in get_args(AnyState)),
-    ]
+    ],
 )
 """(state, message) -> handler. What is not here is refused."""
 
