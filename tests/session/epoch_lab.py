@@ -24,8 +24,8 @@ from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import SealedShare, SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.epoch import EpochInProgress, version_hash
+from lightsecagg.protocol.settings import Settings, version_hash
+from lightsecagg.session.epoch import EpochInProgress
 from lightsecagg.session.epoch_client import EpochClientSession
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import (
@@ -283,7 +283,7 @@ class EpochLaboratory(Laboratory):
         """The uploads that are not past, and the buffer in flight."""
         flight = self.party._flight
         needed = {(mask.owner, mask.serial) for mask in self.party._needed()}
-        return needed, None if flight is None else flight.buffer
+        return needed, None if flight is None else flight.request
 
     @property
     def summed(self) -> list[tuple[int, int]]:

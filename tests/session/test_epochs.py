@@ -624,8 +624,8 @@ def test_S09_a_server_that_announces_two_buffers_for_one_time_gets_no_second_ans
     flight = lab.party._flight
     assert flight is not None
     codec, victim = Codec(lab.settings.field), lab.clients[5]
-    other = SumRequest(flight.time, flight.buffer.tags[1:])
-    again = pack_protocol(lab.epoch.number, codec.encode(flight.buffer))
+    other = SumRequest(flight.time, flight.request.tags[1:])
+    again = pack_protocol(lab.epoch.number, codec.encode(flight.request))
     second = pack_protocol(lab.epoch.number, codec.encode(other))
     # A naive client answers whatever it is asked: the difference of the two sums is an update.
     assert posted(victim.handle(Received(SERVER, again), lab.now)) == ["AggregatedShare"]

@@ -29,10 +29,9 @@ from lightsecagg.errors import Aborted, DecodeError, LightSecAggError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain, shown, where
-from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import (
     SERVER,
-    ClientParty,
+    AnyClientParty,
     NeedInput,
     Output,
     Persist,
@@ -53,6 +52,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import (
     VERSION,
     AnyControl,
@@ -67,30 +67,8 @@ from lightsecagg.session.envelope import (
     pack_protocol,
     unpack,
 )
-from lightsecagg.session.interface import (
-    NEVER,
-    Announcement,
-    Connected,
-    Disconnected,
-    Effect,
-    Event,
-    Finished,
-    Log,
-    Members,
-    MembersChanged,
-    Post,
-    Prepared,
-    Received,
-    RoundBegan,
-    RoundLeft,
-    Stop,
-    Store,
-    StoreFailed,
-    TakeMembers,
-    TrainingRefused,
-)
 
-AnyParty = TypeVar("AnyParty", ClientParty, EpochClient)
+AnyParty = TypeVar("AnyParty", bound=AnyClientParty)
 
 
 @dataclass(slots=True)
@@ -98,7 +76,7 @@ class Round(Generic[AnyParty]):
     """The round, or the epoch, that this client is in."""
 
     number: int
-    announcement: Announcement
+    announcement: session.Announcement
     bound: float
     party: AnyParty | None = None
     """Made when the opening tells which protocol is spoken."""
@@ -144,7 +122,7 @@ class ClientSession(ABC, Generic[AnyParty]):
         """Rounds that were completed with this client's update."""
         self._identity, self._policy, self._ledger = identity, policy, ledger
         self._patience, self._clip, self._edition = patience, clip, edition
-        self._effects: list[Effect] = []
+        self._effects: list[session.Effect] = []
         self._round: Round[AnyParty] | None = None
         self._unremembered = -1
         """A round with an upload of this client's of which its ledger knows nothing."""
@@ -158,18 +136,18 @@ class ClientSession(ABC, Generic[AnyParty]):
     def deadline(self) -> float:
         """See `Session.deadline`."""
         silent = self._silent_since
-        return NEVER if silent is None or self._ended else silent + self._patience
+        return session.NEVER if silent is None or self._ended else silent + self._patience
 
     @property
     def round(self) -> int:
         """The round whose party is alive here; -1 for none."""
         return -1 if self._round is None else self._round.number
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[session.Effect]:
         """See `Session.start`: a client begins when it is connected."""
         return []
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: session.Event, now: float) -> list[session.Effect]:
         """See `Session.handle`."""
         if self._ended:
             return []
@@ -182,7 +160,7 @@ class ClientSession(ABC, Generic[AnyParty]):
                 self._withdraw(self._round, "this client cannot follow")
         return self._taken()
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[session.Effect]:
         """See `Session.tick`."""
         if now >= self.deadline:
             error = Aborted(
@@ -193,33 +171,33 @@ class ClientSession(ABC, Generic[AnyParty]):
             self._finish(None, error)
         return self._taken()
 
-    def _taken(self) -> list[Effect]:
+    def _taken(self) -> list[session.Effect]:
         effects, self._effects = self._effects, []
         return effects
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: session.Event, now: float) -> None:
         match event:
-            case Connected():
+            case session.Connected():
                 self._silent_since = now
                 self._post(pack_control(Hello(VERSION, self.round, self._edition)))
                 self._tell("connected")
-            case Disconnected():
+            case session.Disconnected():
                 self._silent_since = None
-            case Received(_, data):
+            case session.Received(_, data):
                 self._silent_since = now
                 self._on_message(data)
-            case TrainingRefused(number, reason):
+            case session.TrainingRefused(number, reason):
                 if self._round is not None and self._round.number == number:
                     self._warn("round %d: %s", number, reason)
                     self._withdraw(self._round, reason)
-            case StoreFailed(_, reason):
+            case session.StoreFailed(_, reason):
                 if self._round is not None:
                     self._warn("round %d: %s", self._round.number, reason)
                     # The name of a file is nobody else's business.
                     self._withdraw(self._round, "its ledger cannot be written")
-            case MembersChanged(members):
+            case session.MembersChanged(members):
                 self._use_members(members)
-            case Stop():
+            case session.Stop():
                 self._abandon("the client stopped")
                 self._finish(None, None)
 
@@ -231,7 +209,7 @@ class ClientSession(ABC, Generic[AnyParty]):
             return
         match content:
             case NewMembers(signed):
-                self._emit(TakeMembers(signed))
+                self._emit(session.TakeMembers(signed))
             case UploadStored(number):
                 self._unremembered = number if number > self._ledger.last_round else -1
                 if self._round is not None and self._round.number == number:
@@ -250,7 +228,7 @@ class ClientSession(ABC, Generic[AnyParty]):
             case _:
                 self._on_control(content)
 
-    def _use_members(self, members: Members) -> None:
+    def _use_members(self, members: session.Members) -> None:
         """Later rounds are of these members; the one under way keeps those it began with."""
         self._policy = replace(self._policy, allow_list=members.allow_list)
         self._edition, count = members.number, len(members.allow_list)
@@ -285,16 +263,14 @@ class ClientSession(ABC, Generic[AnyParty]):
     # -- a round -------------------------------------------------------------------------------
 
     def _enter(
-        self, number: int, announcement: Announcement, bound: float
+        self, number: int, announcement: session.Announcement, bound: float
     ) -> Round[AnyParty] | None:
-        """The server begins a round; None if this client sits it out."""
-        self._round = Round(number, announcement, bound)
-        self._emit(RoundBegan(number))
-        self._withdraw_if_forgetful(self._round)
-        return self._round
+        """The server begins a round; None if this client sits it out.
 
-    def _withdraw_if_forgetful(self, round_: Round[AnyParty]) -> None:
-        """Sit out as long as the ledger does not know what is spent."""
+        It does as long as its ledger does not know what is spent.
+        """
+        self._round = Round(number, announcement, bound)
+        self._emit(session.RoundBegan(number))
         if self._unremembered > self._ledger.last_round:
             self._warn(
                 "the server has stored an upload of this client's in round %d, but its ledger's "
@@ -303,7 +279,8 @@ class ClientSession(ABC, Generic[AnyParty]):
                 self._unremembered,
                 self._ledger.last_round,
             )
-            self._withdraw(round_, "its ledger is older than its latest upload")
+            self._withdraw(self._round, "its ledger is older than its latest upload")
+        return self._round
 
     def _on_protocol(self, round_: Round[AnyParty], body: memoryview) -> None:
         unacknowledged = round_.unacknowledged
@@ -360,7 +337,7 @@ class ClientSession(ABC, Generic[AnyParty]):
         """Mask an update of this round, or version, and upload it; why not, if that fails."""
         try:
             update = self._prepared(update, round_)
-            self._emit(Prepared(number, update))
+            self._emit(session.Prepared(number, update))
             outputs = mask(update)
         except Exception as error:
             # Our own messages are free of secrets; those of foreign code may quote the data (S22).
@@ -389,7 +366,7 @@ class ClientSession(ABC, Generic[AnyParty]):
                 case Send(_, message):
                     self._send(round_, message)
                 case Persist(record):
-                    self._emit(Store(round_.number, record))
+                    self._emit(session.Store(round_.number, record))
                 case NeedInput():
                     round_.needs_input = True
                 case RoundAborted(reason):
@@ -412,7 +389,7 @@ class ClientSession(ABC, Generic[AnyParty]):
     def _abandon(self, reason: str) -> None:
         """Leave a round, if there is one, without seeing its end."""
         if self._round is not None:
-            self._emit(RoundLeft(self._round.number, False, reason))
+            self._emit(session.RoundLeft(self._round.number, False, reason))
             self._leave(self._round, reason)
 
     def _leave(self, round_: Round[AnyParty], reason: str) -> None:
@@ -432,15 +409,15 @@ class ClientSession(ABC, Generic[AnyParty]):
 
     def _finish(self, goodbye: str | None, error: LightSecAggError | None) -> None:
         self._ended = True
-        self._emit(Finished(goodbye, error))
+        self._emit(session.Finished(goodbye, error))
 
     # -- effects -------------------------------------------------------------------------------
 
-    def _emit(self, effect: Effect) -> None:
+    def _emit(self, effect: session.Effect) -> None:
         self._effects.append(effect)
 
     def _post(self, data: bytes) -> None:
-        self._emit(Post(SERVER, data))
+        self._emit(session.Post(SERVER, data))
 
     def _warn(self, message: str, *arguments: object) -> None:
         self._log(logging.WARNING, message, arguments)
@@ -450,4 +427,4 @@ class ClientSession(ABC, Generic[AnyParty]):
         self._log(logging.INFO, message, arguments)
 
     def _log(self, level: int, message: str, arguments: tuple[object, ...]) -> None:
-        self._emit(Log(level, f"client %d: {message}", (self.client, *arguments), SERVER))
+        self._emit(session.Log(level, f"client %d: {message}", (self.client, *arguments), SERVER))

@@ -9,10 +9,10 @@ a buffer is recovered               its sum becomes the model of the next versio
 a buffer fails, or none can be      the model of the next version is as good as the same, under
 formed by those who are here        another hash: who has spent its update can train again (S42)
 greeting with this epoch's number   the client gets what it missed
-greeting with another number        it was restarted: it is out of this epoch
 disconnection                       what it misses is kept; a buffer in flight waits `grace` seconds
                                     or, if it would fail without who is away, until its deadline
-a message that is refused           the client is cut and out of this epoch
+
+What else clients do is the business of `in_progress`.
 
 An epoch ends where a buffer does, when somebody waits outside, its masks run out or its members
 change; at once, when too few of its clients have a memory of it. What waits is flushed first, if
@@ -22,10 +22,9 @@ that is possible.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 
-from lightsecagg.foreign import explain, shown
+from lightsecagg.foreign import explain
 from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import (
@@ -36,57 +35,32 @@ from lightsecagg.protocol.interface import (
     Persist,
     Phase,
     RoundAborted,
-    Send,
 )
-from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
+from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import BufferedUpload, Message
-from lightsecagg.protocol.settings import Settings, hash_model
-from lightsecagg.protocol.wire import Codec
+from lightsecagg.protocol.settings import Settings, version_hash
+from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import version_budget
 from lightsecagg.session.envelope import (
     EpochCloses,
-    Fetch,
     MasksKnown,
-    RoundOver,
     UploadStored,
     Version,
-    Withdraw,
     pack_control,
-    pack_protocol,
 )
-from lightsecagg.session.interface import (
-    NEVER,
-    Allow,
-    Announcement,
-    Applied,
-    ApplyBuffer,
-    ClientLeft,
-    Effect,
-    Leave,
-    Log,
-    PhaseBegan,
-    Progress,
-    Renew,
-    RoundEnded,
-    Store,
-)
-from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
-from lightsecagg.session.plan import COMEBACK, Flushing, Plan
-from lightsecagg.session.record import PhaseRecord, RoundRecord
+from lightsecagg.session.in_progress import InProgress
+from lightsecagg.session.peers import Peers
+from lightsecagg.session.plan import Flushing, Plan
+from lightsecagg.session.record import RoundRecord
 
-GOES_ON = "the epoch goes on without this client"
-"""What a client is told that is no longer in an epoch."""
 _OLD = CHAIN_LENGTH // 4
 """Buffers after which an epoch ends: long before the masks of any client run out."""
 
 
-def version_hash(model: bytes, version: int) -> bytes:
-    """What clients sign that they have trained from; without a model every version is its own."""
-    return hash_model(model or version.to_bytes(8, "big"))
-
-
-class EpochInProgress:
+class EpochInProgress(InProgress[EpochServer]):
     """Drives one party for its session; see the module."""
+
+    mode = "epoch"
 
     def __init__(
         self,
@@ -95,26 +69,23 @@ class EpochInProgress:
         invited: Iterable[int],
         plan: Plan,
         flushing: Flushing,
-        announcement: Announcement,
+        announcement: session.Announcement,
         peers: Peers,
-        emit: Callable[[Effect], None],
+        emit: Callable[[session.Effect], None],
         now: float,
         *,
         resumed: bool = False,
     ) -> None:
-        self.number, self.settings, self.members = settings.round, settings, list(invited)
+        super().__init__(party, settings, invited, plan, peers, emit, now, resumed=resumed)
         self.buffers = 0
         """Recovered since this process drives the epoch."""
         self.aborted: str | None = None
         """Why the epoch is over before it began, or cannot go on."""
-        self._failed = False
         self.stopping = self.finished = self.changing = False
         """Whether the operator wants it to stop, no other buffer is wanted, or another allow-list
         waits."""
         self.announcement = announcement
-        self._party, self._plan, self._flushing = party, plan, flushing
-        self._peers, self._emit, self._resumed = peers, emit, resumed
-        self._codec = Codec(settings.field)
+        self._flushing = flushing
         self._able = set(self.members)
         """Who has a memory of this epoch, as far as is known."""
         self._wants: dict[int, int] = {}
@@ -125,20 +96,12 @@ class EpochInProgress:
         self._renewing = False
         """Whether a new model without a buffer is being made."""
         self._record: RoundRecord | None = None
-        self._drained = False
-        """Whether what waits cannot share a buffer any more."""
-        self._jobs: list[Job] = []
-        self._refusals: Counter[str] = Counter()
         self._storing: EpochChanged | None = None
         """What may turn out not to be stored: nothing else is done before that is known."""
-        self._phase: Phase | None = None
-        self._phases: dict[str, PhaseRecord] = {}
-        self._dropped: dict[str, list[int]] = {}
-        self._withdrawn: dict[str, list[int]] = {}
-        self._traffic = (peers.bytes_in, peers.bytes_out)
-        self._now = self._began = self._phase_began = now
-        self._deadline = self._next_look = NEVER
-        self._reports_due = NEVER
+        self._drained = False
+        """Whether what waits cannot share a buffer any more."""
+        self._began = now
+        self._deadline = self._reports_due = session.NEVER
         self._quiet_since: float | None = None
         """Since when nobody who is here can bring another update."""
         self._short_since: float | None = None
@@ -170,26 +133,13 @@ class EpochInProgress:
             return True
         return self._party.paused and self._drained
 
-    @property
-    def deadline(self) -> float:
-        """When it wants its next tick."""
-        return self._next_look
-
-    def begin(self, outputs: list[Output], now: float) -> None:
-        """With what the party's `start` returned, or its resumption."""
-        self._guard(lambda: self._release(outputs), now)
-
     # -- events --------------------------------------------------------------------------------
 
-    def on_peer(self, event: Greeted | Spoke | Misbehaved, now: float) -> None:
-        """A client has said something."""
-        self._guard(lambda: self._on_peer(event), now)
-
-    def on_disconnection(self, client: int, now: float) -> None:
-        """A client's stream has ended: what it misses from now on is kept for it."""
+    def _on_disconnection(self, client: int) -> None:
+        """What it misses from now on is kept for it."""
         self._wants.pop(client, None)
         if client in self._able:
-            self._guard(lambda: self._release(self._party.leave(client)), now)
+            self._release(self._party.leave(client))
 
     def on_stored(self, record: object, upload: Upload | None, now: float) -> None:
         """A record is durable; an upload counts now, and is acknowledged."""
@@ -223,16 +173,7 @@ class EpochInProgress:
         self._log(logging.ERROR, "the %s of client %d: %s", what, owner, reason)
         self._release(self._party.unstored(record))
 
-    def on_computed(self, job: Job, result: Result, now: float) -> None:
-        """A job of the party is done, or one of an epoch before."""
-        self._guard(lambda: self._release(self._party.computed(job, result)), now)
-
-    def on_compute_failed(self, job: Job, reason: str, now: float) -> None:
-        """A job cannot be done: a file is gone, say. The server must not go on without it."""
-        if any(job is mine for mine in self._jobs):
-            self._guard(lambda: self.fail(reason), now)
-
-    def on_applied(self, event: Applied, now: float) -> None:
+    def on_applied(self, event: session.Applied, now: float) -> None:
         """The model of the next version is stored."""
         self._guard(lambda: self._begin_version(event.announcement), now)
 
@@ -266,80 +207,45 @@ class EpochInProgress:
         self._failed, self.aborted = True, reason
 
     def _guard(self, step: Callable[[], None], now: float) -> None:
-        """What nobody foresaw ends the epoch, not the server."""
         self._now = now
         try:
             step()
-            self._track_phase(now)
             self._look(now)
         except Exception as error:
             self.fail(explain(error))
 
     # -- clients -------------------------------------------------------------------------------
 
-    def _on_peer(self, event: Greeted | Spoke | Misbehaved) -> None:
-        match event:
-            case Greeted(client, number):
-                self._on_greeting(client, number)
-            case Misbehaved(client, reason):
-                self._lose(client, reason, Leave.REFUSED)
-            case Spoke(client, Withdraw(number, reason)):
-                if number == self.number and client in self._able:
-                    self._withdrawn.setdefault(shown(reason), []).append(client)
-                    self._lose(client, f"it withdraws: {shown(repr(reason))}", Leave.WITHDRAWN)
-            case Spoke(client, Fetch(version)):
-                if client in self._able:
-                    self._wants[client] = version
-                    self._serve_model(client)
-            case Spoke(client, (number, body)):
-                if number != self.number:
-                    self._party.late_messages["other epoch"] += 1
-                else:
-                    self._receive(client, body)
+    def _is_in(self, client: int) -> bool:
+        return client in self._able
 
-    def _on_greeting(self, client: int, number: int) -> None:
-        if number not in (-1, self.number):
-            self._peers.tell(client, RoundOver(number, "that epoch is over"))
-        if number != self.number:
-            self._lose(client, "restarted, its secrets of this epoch are gone")
-        elif client not in self._able:
-            # It still waits for an epoch that goes on without it.
-            self._peers.tell(client, RoundOver(number, GOES_ON))
-        else:
-            ready, waiting = self._party.serials(client)
-            if self._party.paused:
-                self._peers.tell(client, EpochCloses(self.number))
-            if client in self._party.members:
-                known = MasksKnown(self.number, tuple(ready), tuple(waiting))
-                self._peers.tell(client, known)
-            self._emit(Allow(client, version_budget(self.settings)))
-            self._release(self._party.rejoin(client))
+    def _is_out(self, client: int) -> bool:
+        return client not in self._able
 
-    def _receive(self, client: int, body: memoryview) -> None:
-        if client not in self._able:
-            self._party.late_messages["after a dropout"] += 1
-            return
-        try:
-            message = self._codec.decode(body)
-            outputs = self._party.receive(client, message)
-        except Exception as error:  # at most its sender is harmed by a message (S41)
-            self._peers.cut(client, error)
-            self._lose(client, explain(error), Leave.REFUSED)
-            return
-        self._release(outputs)
+    def _go_on_with(self, client: int) -> None:
+        ready, waiting = self._party.serials(client)
+        if self._party.paused:
+            self._peers.tell(client, EpochCloses(self.number))
+        if client in self._party.members:
+            self._peers.tell(client, MasksKnown(self.number, tuple(ready), tuple(waiting)))
+        self._emit(session.Allow(client, version_budget(self.settings)))
+        self._release(self._party.rejoin(client))
+
+    def _on_fetch(self, client: int, version: int) -> None:
+        if client in self._able:
+            self._wants[client] = version
+            self._serve_model(client)
+
+    def _acknowledge(self, client: int, message: Message) -> None:
         if isinstance(message, BufferedUpload) and self._party.is_stored(message.tag):
             self._peers.tell(client, UploadStored(self.number))  # it has sent it again
 
-    def _lose(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
-        """It is out of this epoch; what it has delivered stays."""
-        self._wants.pop(client, None)
-        if client not in self._able:
-            return
-        self._able.discard(client)
-        self._dropped.setdefault(str(self._party.phase), []).append(client)
-        self._log(logging.INFO, "client %d is out of it: %s", client, why)
-        self._emit(ClientLeft(client, str(self._party.phase), how, shown(why)))
-        self._release(self._party.lose(client))
+    def _drop(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
+        if client in self._able:
+            self._able.discard(client)
+            self._wants.pop(client, None)
+            self._give_up(client, why, how)
+            self._release(self._party.lose(client))
 
     # -- models --------------------------------------------------------------------------------
 
@@ -357,7 +263,7 @@ class EpochInProgress:
             encoded.append(pack_control(Version(version, self.announcement.model)))
         self._peers.post(client, encoded[0])
 
-    def _begin_version(self, announcement: Announcement) -> None:
+    def _begin_version(self, announcement: session.Announcement) -> None:
         """A model is stored: tell of the buffer that led to it, and let clients train from it."""
         self.announcement, self._renewing = announcement, False
         self._party.publish(version_hash(announcement.model, self._party.time))
@@ -369,23 +275,20 @@ class EpochInProgress:
         self._quiet_since = None
         budget, cache = version_budget(self.settings), list[bytes]()
         for client in self._party.members:
-            self._emit(Allow(client, budget))
+            self._emit(session.Allow(client, budget))
             self._serve_model(client, cache)
         self._end_if_due()
 
     def _conclude(self, record: RoundRecord) -> None:
         self._close_phase(self._now)
         self._phase = None
-        self._refusals.update(self._peers.refusals)
-        self._peers.refusals.clear()
+        self._complete(record)
+        self._party.late_messages.clear()
         record.phases, self._phases = self._phases, {}
         record.dropped, self._dropped = self._dropped, {}
         record.withdrawn, self._withdrawn = self._withdrawn, {}
-        record.refusals, self._refusals = dict(self._refusals), Counter()
-        record.late = dict(self._party.late_messages)
-        self._party.late_messages.clear()
         self._say_how_it_ended(record)
-        self._emit(RoundEnded(record))
+        self._emit(session.RoundEnded(record))
 
     def _say_how_it_ended(self, record: RoundRecord) -> None:
         if record.aborted is not None:
@@ -405,26 +308,16 @@ class EpochInProgress:
 
     def _renew(self, change: EpochChanged) -> None:
         self._renewing = True
-        self._emit(Renew(self.number, self._party.time, change))
+        self._emit(session.Renew(self.number, self._party.time, change))
 
     # -- outputs -------------------------------------------------------------------------------
 
-    def _release(self, outputs: list[Output]) -> None:
-        """Do what the party asks for; its records come before what depends on them."""
-        encoded: dict[int, bytes] = {}
-        for output in outputs:
-            match output:
-                case Send(client, message):
-                    self._peers.post(client, self._encode(message, encoded))
-                case Persist(record):
-                    self._persist(record)
-                case Compute(job):
-                    self._jobs = [*self._jobs[-1:], job]
-                    self._emit(output)
-                case BufferAggregate() | BufferFailed():
-                    self._result = output
-                case RoundAborted(reason):
-                    self.aborted = reason
+    def _note(self, output: Output) -> None:
+        match output:
+            case BufferAggregate() | BufferFailed():
+                self._result = output
+            case RoundAborted(reason):
+                self.aborted = reason
 
     def _persist(self, record: object) -> None:
         if not isinstance(record, EpochChanged):
@@ -432,38 +325,16 @@ class EpochInProgress:
         result, self._result = self._result, None
         if result is None:
             self._storing = record if record.can_fail else None
-            self._emit(Store(self.number, record))
+            self._emit(session.Store(self.number, record))
             return
-        self._record, self._change = self._record_of(result), record
+        self._record = self._new_record(result.time + 1, self._party.members)
+        self._record.epoch, self._change = self.number, record
+        self._record.note(result)
         if isinstance(result, BufferFailed):
             self._renew(record)
         else:
             self._renewing = True
-            self._emit(ApplyBuffer(self.settings, result, self._record, record))
-
-    def _record_of(self, result: BufferAggregate | BufferFailed) -> RoundRecord:
-        record = RoundRecord(
-            result.time + 1, str(self.settings.protocol), list(self._party.members)
-        )
-        record.epoch, record.resumed = self.number, self._resumed
-        record.quantisation_step = 1.0 / self.settings.quantizer.scale
-        record.noise = self.settings.quantizer.residue
-        record.suspects, record.accused = list(result.suspects), list(result.accused)
-        if isinstance(result, BufferFailed):
-            record.aborted = result.reason
-            return record
-        record.included, record.responders = list(result.owners), list(result.responders)
-        record.versions = [result.time - tau for tau in result.staleness]
-        record.weights = list(result.weights)
-        record.staleness = dict(sorted(Counter(result.staleness).items()))
-        return record
-
-    def _encode(self, message: Message, cache: dict[int, bytes]) -> bytes:
-        """The same message to many clients is encoded once."""
-        key = id(message)
-        if key not in cache:
-            cache[key] = pack_protocol(self.number, self._codec.encode(message))
-        return cache[key]
+            self._emit(session.ApplyBuffer(self.settings, result, self._record, record))
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -473,34 +344,24 @@ class EpochInProgress:
             return
         self._close_phase(now)
         self._phase, self._phase_began = phase, now
-        self._reports_due = NEVER
+        self._reports_due = session.NEVER
         if phase is Phase.DONE:
             return
-        entry = self._phases[str(phase)] = PhaseRecord(0.0)
-        self._emit(PhaseBegan(entry))
-        collecting = phase is Phase.UPLOAD
-        seconds = NEVER if collecting else float(getattr(self._plan, str(phase)))
-        self._deadline = now + seconds
-        if collecting and self._party.members:
-            self._able &= set(self._party.members)
-        if not collecting:
+        self._open_phase(phase, now)
+        if phase is not Phase.UPLOAD:
             pending = self._party.pending
-            self._emit(Progress(str(phase), 0, len(pending), pending))
-
-    def _close_phase(self, now: float) -> None:
-        entry = self._phases.get(str(self._phase))
-        if entry is None:
+            self._emit(session.Progress(str(phase), 0, len(pending), pending))
             return
-        traffic, self._traffic = self._traffic, (self._peers.bytes_in, self._peers.bytes_out)
-        entry.seconds += now - self._phase_began
-        entry.bytes_in += self._traffic[0] - traffic[0]
-        entry.bytes_out += self._traffic[1] - traffic[1]
+        self._deadline = session.NEVER
+        if self._party.members:
+            self._able &= set(self._party.members)
 
     def _look(self, now: float) -> None:
-        """At the clock, and at who is here."""
+        """At the phase, the clock, and who is here."""
+        self._track_phase(now)
         waits = self._renewing or self._storing is not None
         if waits or self._party.phase is Phase.DONE:
-            self._next_look = NEVER
+            self._next_look = session.NEVER
             return
         if self._party.phase is Phase.UPLOAD:
             self._look_at_uploads(now)
@@ -511,16 +372,15 @@ class EpochInProgress:
     def _report_progress(self) -> None:
         if self._party.waiting != self._told:
             self._told = self._party.waiting
-            self._emit(Progress("upload", self._told, self._party.buffer_size))
+            self._emit(session.Progress("upload", self._told, self._party.buffer_size))
 
     def _look_at_answers(self, now: float) -> None:
         """Registration, or a buffer in flight: the deadline, and the patience with the absent."""
         pending = self._party.pending
         if now >= self._deadline and pending:  # else only a job is awaited
             self._log(logging.INFO, "the deadline of phase %s fired", self._phase)
-            self._deadline = NEVER
+            self._deadline = session.NEVER
             self._release(self._party.proceed())
-            self._track_phase(now)
             self._look(now)
             return
         away = {c: self._end_of_patience(c) for c in pending if not self._peers.is_ready(c)}
@@ -530,23 +390,15 @@ class EpochInProgress:
             del away[client]
             self._release(self._party.drop(client))
         if self._party.phase is not self._phase:
-            self._track_phase(now)
             self._look(now)
             return
-        self._next_look = min(self._deadline, *away.values(), NEVER)
+        self._next_look = min(self._deadline, *away.values(), session.NEVER)
 
     @property
     def _is_short(self) -> bool:
         """Whether the buffer in flight fails without those who are away, and not with them."""
         flies = self._party.phase is not Phase.ADVERTISE
         return flies and len(self._here) < self.settings.minimum <= len(self._able)
-
-    def _end_of_patience(self, client: int) -> float:
-        grace, extra = self._plan.grace, COMEBACK if self._resumed else 0.0
-        gone_since = self._peers.gone_since(client)
-        if gone_since is not None:
-            return gone_since + grace
-        return NEVER if self._peers.is_known(client) else self._phase_began + max(grace, extra)
 
     def _look_at_uploads(self, now: float) -> None:
         party, here = self._party, self._here
@@ -558,10 +410,10 @@ class EpochInProgress:
             self._wait_for_enough(len(here), now)
             return
         self._short_since = None
-        if party.waiting >= party.buffer_size and self._reports_due == NEVER:
+        if party.waiting >= party.buffer_size and self._reports_due == session.NEVER:
             self._reports_due = now + self._flushing.reports
         if now >= self._reports_due:
-            self._reports_due = NEVER
+            self._reports_due = session.NEVER
             self._release(party.proceed())
             if self._left_uploads(now):
                 return
@@ -575,7 +427,6 @@ class EpochInProgress:
         """Whether what was done here has begun another phase, or a version."""
         if self._party.phase is Phase.UPLOAD and not self._renewing:
             return False
-        self._track_phase(now)
         self._look(now)
         return True
 
@@ -625,13 +476,12 @@ class EpochInProgress:
 
     def _wait_for_enough(self, here: int, now: float) -> None:
         """Too few are connected for any buffer; others may be, who wait outside."""
+        needed = self.settings.minimum
         if self._short_since is None:
             self._short_since = now
-            text = "%d clients are here, %d are needed"
-            self._log(logging.INFO, text, here, self.settings.minimum)
-        ready = len(self._peers.ready())
-        patience = max(self._plan.grace, COMEBACK if self._resumed else 0.0)
-        if ready < self.settings.minimum:
+            self._log(logging.INFO, "%d clients are here, %d are needed", here, needed)
+        patience = self._patience
+        if len(self._peers.ready()) < needed:
             patience = max(patience, self._plan.wait_for_clients)
         end = self._short_since + patience
         if now >= end:
@@ -641,9 +491,6 @@ class EpochInProgress:
 
     def _end_early(self, why: str) -> None:
         """Nothing can be recovered any more."""
-        self._next_look = NEVER
+        self._next_look = session.NEVER
         if self.aborted is None:
             self.aborted = f"only {why}, {self.settings.minimum} are needed"
-
-    def _log(self, level: int, message: str, *arguments: object) -> None:
-        self._emit(Log(level, f"epoch %d: {message}", (self.number, *arguments)))

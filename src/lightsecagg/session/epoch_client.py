@@ -30,7 +30,8 @@ from lightsecagg.protocol.interface import SERVER, NeedInput, Output, RoundAbort
 from lightsecagg.protocol.messages import BufferedUpload, Message, UploadDropped
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import epoch_client_party
-from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.settings import Settings, version_hash
+from lightsecagg.session import interface as session
 from lightsecagg.session.client import ClientSession, Round
 from lightsecagg.session.envelope import (
     AnyControl,
@@ -42,17 +43,6 @@ from lightsecagg.session.envelope import (
     Version,
     Withdraw,
     pack_control,
-)
-from lightsecagg.session.epoch import version_hash
-from lightsecagg.session.interface import (
-    Announcement,
-    Connected,
-    Event,
-    Log,
-    RoundLeft,
-    Train,
-    Trained,
-    TrainingFailed,
 )
 
 
@@ -91,15 +81,15 @@ class EpochClientSession(ClientSession[EpochClient]):
 
     # -- events --------------------------------------------------------------------------------
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: session.Event, now: float) -> None:
         match event:
-            case Connected():
+            case session.Connected():
                 # A server that was restarted meanwhile may keep the epoch open; else it says so.
                 self._clear = self._fetching = self._closes = False
                 super()._take(event, now)
-            case Trained(version, update):
+            case session.Trained(version, update):
                 self._on_update(version, update)
-            case TrainingFailed(version, reason):
+            case session.TrainingFailed(version, reason):
                 if self._work is not None and self._work.version == version:
                     self._miss(version, reason)
                     self._go_on()
@@ -129,7 +119,7 @@ class EpochClientSession(ClientSession[EpochClient]):
         self._clear = self._fetching = self._closes = False
         self._unacknowledged = -1
         self._tell("epoch %d begins", message.round)
-        self._enter(message.round, Announcement(b"", message.instructions), 0.0)
+        self._enter(message.round, session.Announcement(b"", message.instructions), 0.0)
 
     def _check_announcement(self, settings: Settings, round_: Round[EpochClient]) -> None:
         if settings.round != round_.number:
@@ -185,7 +175,7 @@ class EpochClientSession(ClientSession[EpochClient]):
         number = round_.number
         self._tell("epoch %d has ended%s", number, f": {shown(aborted)}" if aborted else "")
         self._leave(round_, "the epoch is over")
-        self._emit(RoundLeft(number, round_.uploaded, aborted and shown(aborted)))
+        self._emit(session.RoundLeft(number, round_.uploaded, aborted and shown(aborted)))
 
     # -- what goes on within it ----------------------------------------------------------------
 
@@ -229,7 +219,7 @@ class EpochClientSession(ClientSession[EpochClient]):
     def _miss(self, version: int, reason: str) -> None:
         """There will be no update from this version; the server hears nothing of it."""
         message = "client %d has no update of version %d: %s"
-        self._emit(Log(logging.ERROR, message, (self.client, version, reason), SERVER))
+        self._emit(session.Log(logging.ERROR, message, (self.client, version, reason), SERVER))
         self._work = None
 
     def _on_version(self, message: Version) -> None:
@@ -248,8 +238,8 @@ class EpochClientSession(ClientSession[EpochClient]):
             return
         self._work = _Trained(message.version, model, epoch.instructions)
         self._tell("trains from version %d", message.version)
-        announcement = Announcement(message.model, epoch.announcement.instructions)
-        self._emit(Train(message.version, announcement, epoch.bound))
+        announcement = session.Announcement(message.model, epoch.announcement.instructions)
+        self._emit(session.Train(message.version, announcement, epoch.bound))
 
     def _on_update(self, version: int, update: Update) -> None:
         work = self._work

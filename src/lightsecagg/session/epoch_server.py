@@ -12,8 +12,8 @@ told to stop leaves the epoch as it is, and goes on with it when it is started a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
@@ -22,31 +22,14 @@ from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import SealedShare, Tag
 from lightsecagg.protocol.registry import epoch_server_party
-from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.settings import Settings, version_hash
+from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
-from lightsecagg.session.envelope import EpochBegins, RoundOver, UploadStored
-from lightsecagg.session.epoch import EpochInProgress, version_hash
-from lightsecagg.session.interface import (
-    Announcement,
-    Applied,
-    Backlog,
-    Disconnected,
-    Effect,
-    Event,
-    Members,
-    MembersChanged,
-    Renew,
-    RoundAbandoned,
-    RoundBegan,
-    RoundOpened,
-    Spoilt,
-    Stop,
-    Store,
-)
+from lightsecagg.session.envelope import EpochBegins, RoundOver
+from lightsecagg.session.epoch import EpochInProgress
 from lightsecagg.session.past import Past
 from lightsecagg.session.plan import Flushing, Plan
-from lightsecagg.session.record import listed
-from lightsecagg.session.server import Choose, ServerSession, State
+from lightsecagg.session.server import Choose, Opened, ServerSession, State
 
 _FAREWELL = 5.0
 """Seconds in which clients hear the goodbye, and leave."""
@@ -72,15 +55,17 @@ class UnfinishedEpoch:
 class EpochServerSession(ServerSession[EpochInProgress]):
     """Runs the epochs of one federation; see the theory of operation and `interface`."""
 
+    mode = "epoch"
+
     def __init__(
         self,
         settings: Settings,
         plan: Plan,
         allow_list: AllowList,
-        announcement: Announcement,
+        announcement: session.Announcement,
         choose: Choose,
         past: Past | None = None,
-        members: Members | None = None,
+        members: session.Members | None = None,
         *,
         flushing: Flushing | None = None,
         version: int = 0,
@@ -110,23 +95,23 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         """How far the federation is, in words."""
         return f"{self.completed} of {self._plan.number} buffers done"
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: session.Event, now: float) -> list[session.Effect]:
         """See `Session.handle`."""
         epoch = self._round
         match event:
-            case Applied() if self.state is State.RUNNING and epoch is not None:
+            case session.Applied() if self.state is State.RUNNING and epoch is not None:
                 before = epoch.buffers
                 epoch.on_applied(event, now)
                 self._note_version(event, epoch, epoch.buffers - before)
                 return self._taken(restless=True)
-            case Spoilt(reason) if self.state is State.RUNNING and epoch is not None:
+            case session.Spoilt(reason) if self.state is State.RUNNING and epoch is not None:
                 epoch.on_spoilt(reason, now)
                 return self._taken()
-            case MembersChanged() if epoch is not None:
+            case session.MembersChanged() if epoch is not None:
                 epoch.changing = True
-            case Stop() if epoch is not None:
+            case session.Stop() if epoch is not None:
                 epoch.stop()
-            case Disconnected(client) if self.state is State.LEAVING:
+            case session.Disconnected(client) if self.state is State.LEAVING:
                 self._absent.discard(client)
         return super().handle(event, now)
 
@@ -142,7 +127,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         oldest = self._version - self._max_staleness
         self._models = {v: model for v, model in self._models.items() if v >= oldest}
 
-    def _note_version(self, event: Applied, epoch: EpochInProgress, recovered: int) -> None:
+    def _note_version(self, event: session.Applied, epoch: EpochInProgress, recovered: int) -> None:
         self._announcement, self._version = event.announcement, epoch.version
         self._note_model()
         self.completed += recovered
@@ -166,7 +151,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         number = left.settings.round
         if not left.memory:
             self._log(logging.INFO, "epoch %d had promised nothing; it is dropped", number)
-            self._emit(Store(number, RoundAbandoned("dropped after a crash")))
+            self._emit(session.Store(number, session.RoundAbandoned("dropped after a crash")))
         elif left.allow_list is None:
             self._log(logging.WARNING, "epoch %d began with a lost allow-list", number)
             self._abandon_left(number, "its allow-list is lost")
@@ -178,9 +163,9 @@ class EpochServerSession(ServerSession[EpochInProgress]):
 
     def _abandon_left(self, number: int, reason: str) -> None:
         """Give up an epoch that has uploads: their owners need another model (S42)."""
-        self._emit(Store(number, RoundAbandoned(reason)))
+        self._emit(session.Store(number, session.RoundAbandoned(reason)))
         self.state = State.APPLYING
-        self._emit(Renew(number, self._version + 1, _OVER))
+        self._emit(session.Renew(number, self._version + 1, _OVER))
 
     def _resume_epoch(self, left: UnfinishedEpoch, allow_list: AllowList, now: float) -> None:
         number = left.settings.round
@@ -208,23 +193,17 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         outputs = party.resume()
         for client in party.members:
             outputs += party.leave(client)
-        epoch = self._start_epoch(party, left.settings, party.members, now, resumed=True)
+        self._emit(session.Backlog(backlog_limit(left.settings, len(self._announcement.model))))
+        epoch = self._epoch_of(party, left.settings, party.members, now, resumed=True)
         epoch.finished = self._is_finished
+        self.state, self._round = State.RUNNING, epoch
         epoch.begin(outputs, now)
 
     # -- one epoch -----------------------------------------------------------------------------
 
-    def _open_round(self, invited: list[int], now: float) -> None:
-        number, instructions = self._next_round, self._announcement.instructions
-        self._next_round += 1
-        settings = replace(
-            self._settings,
-            round=number,
-            instructions=b"" if instructions is None else instructions.digest,
-        )
-        self._emit(Store(number, RoundOpened(settings)))
-        text = "epoch %d begins with %d clients: %s (%s)"
-        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
+    def _make_round(
+        self, settings: Settings, invited: list[int], now: float
+    ) -> Opened[EpochInProgress]:
         party = epoch_server_party(
             settings,
             self._allow_list,
@@ -235,25 +214,19 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         )
         for version, model in self._models.items():
             party.publish(model, version)
-        epoch = self._start_epoch(party, settings, invited, now)
-        self._emit(RoundBegan(number, tuple(invited)))
-        for client in invited:
-            if client in self._uploaders:
-                self._peers.tell(client, UploadStored(self._uploaders[client]))
-            self._peers.tell(client, EpochBegins(number, instructions))
-        epoch.begin(party.start(), now)
+        message = EpochBegins(settings.round, self._announcement.instructions)
+        return self._epoch_of(party, settings, invited, now), message, party.start()
 
-    def _start_epoch(
+    def _epoch_of(
         self,
         party: EpochServer,
         settings: Settings,
-        invited: list[int] | tuple[int, ...],
+        invited: Sequence[int],
         now: float,
         *,
         resumed: bool = False,
     ) -> EpochInProgress:
-        self._emit(Backlog(backlog_limit(settings, len(self._announcement.model))))
-        epoch = self._round = EpochInProgress(
+        return EpochInProgress(
             party,
             settings,
             invited,
@@ -265,8 +238,6 @@ class EpochServerSession(ServerSession[EpochInProgress]):
             now,
             resumed=resumed,
         )
-        self.state, self._wait = State.RUNNING, None
-        return epoch
 
     def _conclude(self, epoch: EpochInProgress, now: float) -> None:
         """The epoch is over, or the federation is to end with it."""
@@ -278,13 +249,14 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         reason = epoch.aborted or ("" if epoch.finished else "others are to join")
         level = logging.INFO if epoch.aborted is None else logging.WARNING
         self._log(level, "epoch %d has ended%s", epoch.number, reason and f": {reason}")
-        self._emit(Store(epoch.number, RoundAbandoned(reason or "the federation has finished")))
+        why = session.RoundAbandoned(reason or "the federation has finished")
+        self._emit(session.Store(epoch.number, why))
         for client in epoch.members:
             self._peers.tell(client, RoundOver(epoch.number, epoch.aborted))
         if epoch.aborted is not None and epoch.stored and not epoch.finished:
             # Uploads are lost: their owners need another model to train from (S42).
             self.state = State.APPLYING
-            self._emit(Renew(epoch.number, self._version + 1, _OVER))
+            self._emit(session.Renew(epoch.number, self._version + 1, _OVER))
             return
         self._after_epoch(epoch, now)
 
@@ -296,7 +268,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         else:
             self._next_attempt(now)
 
-    def _on_applied(self, event: Applied, now: float) -> None:
+    def _on_applied(self, event: session.Applied, now: float) -> None:
         """The model of a version between two epochs."""
         self._announcement = event.announcement
         self._version += 1

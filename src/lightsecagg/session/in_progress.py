@@ -19,22 +19,13 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, TypeVar
 
 from lightsecagg.foreign import explain, shown
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import Output, Persist, Phase, Send, ServerParty
-from lightsecagg.protocol.jobs import Compute, Job, Result
+from lightsecagg.protocol.interface import AnyServerParty, Output, Persist, Phase, Send
+from lightsecagg.protocol.jobs import Compute, Job
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
+from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import Fetch, RoundOver, Withdraw, pack_protocol
-from lightsecagg.session.interface import (
-    NEVER,
-    AnyRecord,
-    ClientLeft,
-    Effect,
-    Leave,
-    Log,
-    PhaseBegan,
-)
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
 from lightsecagg.session.plan import COMEBACK, Plan
 from lightsecagg.session.record import PhaseRecord, RoundRecord
@@ -42,7 +33,10 @@ from lightsecagg.session.record import PhaseRecord, RoundRecord
 GOES_ON = "the {mode} goes on without this client"
 """What a client is told that is out of a round or an epoch."""
 
-AnyParty = TypeVar("AnyParty", ServerParty, EpochServer)
+AnyParty = TypeVar("AnyParty", bound=AnyServerParty)
+Happening = (
+    Greeted | Spoke | Misbehaved | session.Disconnected | session.Computed | session.ComputeFailed
+)
 
 
 class InProgress(ABC, Generic[AnyParty]):
@@ -58,7 +52,7 @@ class InProgress(ABC, Generic[AnyParty]):
         members: Iterable[int],
         plan: Plan,
         peers: Peers,
-        emit: Callable[[Effect], None],
+        emit: Callable[[session.Effect], None],
         now: float,
         *,
         resumed: bool,
@@ -76,9 +70,9 @@ class InProgress(ABC, Generic[AnyParty]):
         self._phases: dict[str, PhaseRecord] = {}
         self._traffic = (peers.bytes_in, peers.bytes_out)
         self._now = self._phase_began = self._deadline = now
-        self._enough_since = -NEVER
+        self._enough_since = -session.NEVER
         """When so many were last away that all had to be waited for."""
-        self._next_look = NEVER
+        self._next_look = session.NEVER
 
     # -- what the session asks -----------------------------------------------------------------
 
@@ -93,19 +87,9 @@ class InProgress(ABC, Generic[AnyParty]):
 
     # -- events --------------------------------------------------------------------------------
 
-    def on_peer(self, event: Greeted | Spoke | Misbehaved, now: float) -> None:
-        """A client has said something."""
-        self._guard(lambda: self._on_peer(event), now)
-
-    def on_computed(self, job: Job, result: Result, now: float) -> None:
-        """A job of the party is done, or one of a round or epoch before."""
-        self._jobs = [mine for mine in self._jobs if mine is not job]
-        self._guard(lambda: self._release(self._party.computed(job, result)), now)
-
-    def on_compute_failed(self, job: Job, reason: str, now: float) -> None:
-        """A job cannot be done: a file is gone, say. There will be no sum, if it is one of this."""
-        if any(job is mine for mine in self._jobs):
-            self._guard(lambda: self.fail(reason), now)
+    def take(self, event: Happening, now: float) -> None:
+        """Something has happened that concerns it."""
+        self._guard(lambda: self._on(event), now)
 
     @abstractmethod
     def fail(self, reason: str) -> None:
@@ -115,7 +99,38 @@ class InProgress(ABC, Generic[AnyParty]):
     def _guard(self, step: Callable[[], None], now: float) -> None:
         """What nobody foresaw ends the round or the epoch, not the server."""
 
+    def _on(self, event: Happening) -> None:
+        match event:
+            case Greeted(client, number):
+                self._on_greeting(client, number)
+            case Misbehaved(client, reason):
+                self._drop(client, reason, session.Leave.REFUSED)
+            case Spoke(client, Withdraw(number, reason)):
+                if number == self.number and self._is_in(client):
+                    self._withdrawn.setdefault(shown(reason), []).append(client)
+                    self._drop(
+                        client, f"it withdraws: {shown(repr(reason))}", session.Leave.WITHDRAWN
+                    )
+            case Spoke(client, Fetch(version)):
+                self._on_fetch(client, version)
+            case Spoke(client, (number, body)):
+                if number != self.number:
+                    self._party.late_messages[f"other {self.mode}"] += 1
+                else:
+                    self._receive(client, body)
+            case session.Disconnected(client):
+                self._on_disconnection(client)
+            case session.Computed(job, result):
+                self._jobs = [mine for mine in self._jobs if mine is not job]
+                self._release(self._party.computed(job, result))
+            case session.ComputeFailed(job, reason) if any(job is mine for mine in self._jobs):
+                self.fail(reason)  # a file is gone, say: there will be no sum
+
     # -- clients -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _on_disconnection(self, client: int) -> None:
+        """Its stream has ended."""
 
     @abstractmethod
     def _is_in(self, client: int) -> bool:
@@ -136,24 +151,6 @@ class InProgress(ABC, Generic[AnyParty]):
     def _on_fetch(self, client: int, version: int) -> None:
         """It wants a newer model; rounds bring theirs."""
 
-    def _on_peer(self, event: Greeted | Spoke | Misbehaved) -> None:
-        match event:
-            case Greeted(client, number):
-                self._on_greeting(client, number)
-            case Misbehaved(client, reason):
-                self._drop(client, reason, Leave.REFUSED)
-            case Spoke(client, Withdraw(number, reason)):
-                if number == self.number and self._is_in(client):
-                    self._withdrawn.setdefault(shown(reason), []).append(client)
-                    self._drop(client, f"it withdraws: {shown(repr(reason))}", Leave.WITHDRAWN)
-            case Spoke(client, Fetch(version)):
-                self._on_fetch(client, version)
-            case Spoke(client, (number, body)):
-                if number != self.number:
-                    self._party.late_messages[f"other {self.mode}"] += 1
-                else:
-                    self._receive(client, body)
-
     def _on_greeting(self, client: int, number: int) -> None:
         if number not in (-1, self.number):
             self._peers.tell(client, RoundOver(number, f"that {self.mode} is over"))
@@ -173,30 +170,35 @@ class InProgress(ABC, Generic[AnyParty]):
             outputs = self._party.receive(client, message)
         except Exception as error:  # at most its sender is harmed by a message (S41)
             self._peers.cut(client, error)
-            self._drop(client, explain(error), Leave.REFUSED)
+            self._drop(client, explain(error), session.Leave.REFUSED)
             return
         self._release(outputs)
         self._acknowledge(client, message)
 
-    def _drop(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
+    def _drop(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
         """Wait for it, and listen to it, no more; what it has delivered stays."""
         if self._is_in(client):
             self._give_up(client, why, how)
             self._release(self._party.drop(client))
 
-    def _give_up(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
+    def _give_up(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
         phase = str(self._party.phase)
         self._dropped.setdefault(phase, []).append(client)
         self._log(logging.INFO, "client %d dropped in phase %s: %s", client, phase, why)
-        self._emit(ClientLeft(client, phase, how, shown(why)))
+        self._emit(session.ClientLeft(client, phase, how, shown(why)))
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for those who have not come since the server was started."""
+        return max(self._plan.grace, COMEBACK if self._resumed else 0.0)
 
     def _end_of_patience(self, client: int) -> float:
         """When one that is away will be given up."""
-        grace, extra = self._plan.grace, COMEBACK if self._resumed else 0.0
+        grace = self._plan.grace
         if not self._peers.is_known(client):
-            return max(self._phase_began + max(grace, extra), self._enough_since + grace)
+            return max(self._phase_began + self._patience, self._enough_since + grace)
         gone_since = self._peers.gone_since(client)
-        return NEVER if gone_since is None else max(gone_since, self._enough_since) + grace
+        return session.NEVER if gone_since is None else max(gone_since, self._enough_since) + grace
 
     # -- outputs -------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class InProgress(ABC, Generic[AnyParty]):
                     self._note(output)
 
     @abstractmethod
-    def _persist(self, record: AnyRecord) -> None:
+    def _persist(self, record: session.AnyRecord) -> None:
         """Have a promise stored."""
 
     @abstractmethod
@@ -235,7 +237,7 @@ class InProgress(ABC, Generic[AnyParty]):
     def _open_phase(self, phase: Phase, now: float) -> float:
         """A phase begins; how many seconds it may take."""
         entry = self._phases[str(phase)] = PhaseRecord(0.0)
-        self._emit(PhaseBegan(entry))
+        self._emit(session.PhaseBegan(entry))
         seconds: float = getattr(self._plan, str(phase))
         self._deadline = now + seconds
         return seconds
@@ -264,4 +266,4 @@ class InProgress(ABC, Generic[AnyParty]):
         record.late = dict(self._party.late_messages)
 
     def _log(self, level: int, message: str, *arguments: object) -> None:
-        self._emit(Log(level, f"{self.mode} %d: {message}", (self.number, *arguments)))
+        self._emit(session.Log(level, f"{self.mode} %d: {message}", (self.number, *arguments)))

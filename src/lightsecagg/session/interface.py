@@ -30,13 +30,7 @@ from typing import Protocol
 
 from lightsecagg.errors import LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import (
-    Aggregate,
-    BufferAggregate,
-    EpochChanged,
-    Record,
-    Update,
-)
+from lightsecagg.protocol.interface import Aggregate, BufferAggregate, EpochChanged, Record, Update
 from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.instructions import Instructions

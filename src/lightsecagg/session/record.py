@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from lightsecagg.protocol.interface import Aggregate, BufferAggregate, BufferFailed, RoundAborted
 
 _RANGES = 12
 
@@ -82,6 +85,20 @@ class RoundRecord:
     """Asynchronous: t_i, of the model that each that is included was trained from."""
     weights: list[int] = field(default_factory=list)
     """Asynchronous: by how much each that is included counts."""
+
+    def note(self, result: Aggregate | RoundAborted | BufferAggregate | BufferFailed) -> None:
+        """The outcome, as the party sees it."""
+        self.suspects, self.accused = list(result.suspects), list(result.accused)
+        if isinstance(result, RoundAborted | BufferFailed):
+            self.aborted = result.reason
+            return
+        self.responders = list(result.responders)
+        if isinstance(result, Aggregate):
+            self.included = list(result.included)
+            return
+        self.included, self.weights = list(result.owners), list(result.weights)
+        self.versions = [result.time - tau for tau in result.staleness]
+        self.staleness = dict(sorted(Counter(result.staleness).items()))
 
     @property
     def seconds(self) -> float:

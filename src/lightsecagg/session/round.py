@@ -34,18 +34,10 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import MaskedUpload, Message, Refusal
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import phase_budget
 from lightsecagg.session.envelope import RoundOver, UploadStored
 from lightsecagg.session.in_progress import InProgress
-from lightsecagg.session.interface import (
-    NEVER,
-    Allow,
-    AnyRecord,
-    Effect,
-    Leave,
-    Progress,
-    Store,
-)
 from lightsecagg.session.peers import Peers
 from lightsecagg.session.plan import Plan
 
@@ -65,7 +57,7 @@ class RoundInProgress(InProgress[ServerParty]):
         members: Iterable[int],
         plan: Plan,
         peers: Peers,
-        emit: Callable[[Effect], None],
+        emit: Callable[[session.Effect], None],
         now: float,
         *,
         stored: Iterable[int] | None = None,
@@ -83,7 +75,7 @@ class RoundInProgress(InProgress[ServerParty]):
         """U1, once it is announced."""
         self._able = set(self.members)
         """Who can still be in the sum."""
-        self._promise: AnyRecord | None = None
+        self._promise: session.AnyRecord | None = None
         """What is being stored before it is announced; the phase that it begins waits for it."""
         self._lost: set[int] = set()
         self._short = False
@@ -108,14 +100,13 @@ class RoundInProgress(InProgress[ServerParty]):
 
     # -- events --------------------------------------------------------------------------------
 
-    def on_disconnection(self, client: int, now: float) -> None:
-        """A client's stream has ended."""
+    def _on_disconnection(self, client: int) -> None:
         if self._party.phase in (Phase.ADVERTISE, Phase.SHARE):
-            self._guard(lambda: self._drop(client, "disconnected"), now)
+            self._drop(client, "disconnected")
         else:
-            self._guard(lambda: self._look(now), now)
+            self._look(self._now)
 
-    def on_stored(self, record: AnyRecord, upload: Upload | None, now: float) -> None:
+    def on_stored(self, record: session.AnyRecord, upload: Upload | None, now: float) -> None:
         """A record is durable; an upload counts now, and is acknowledged."""
         if isinstance(record, UploadTaken):
             self._guard(lambda: self._on_upload_stored(record, upload), now)
@@ -123,7 +114,7 @@ class RoundInProgress(InProgress[ServerParty]):
             self._promise = None
             self._track_phase(now)
 
-    def on_store_failed(self, record: AnyRecord, reason: str, now: float) -> None:
+    def on_store_failed(self, record: session.AnyRecord, reason: str, now: float) -> None:
         """A record is not durable: nothing that depends on it has left."""
         if isinstance(record, UploadTaken):
             self._guard(lambda: self._on_upload_lost(record, reason), now)
@@ -191,7 +182,7 @@ class RoundInProgress(InProgress[ServerParty]):
             refusing.append(client)
             self._log(logging.INFO, "client %d refuses: %s", client, reason)
 
-    def _give_up(self, client: int, why: str, how: Leave = Leave.DROPPED) -> None:
+    def _give_up(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
         self._lost.add(client)
         super()._give_up(client, why, how)
 
@@ -199,7 +190,7 @@ class RoundInProgress(InProgress[ServerParty]):
         """At the clock: the phase's deadline, and the patience with those who are away."""
         pending = self._party.pending
         if now >= self._deadline:
-            self._next_look = NEVER
+            self._next_look = session.NEVER
             if pending:  # else only a job is awaited
                 self._log(logging.INFO, "the deadline of phase %s fired", self._phase)
                 self._release(self._party.proceed())
@@ -219,7 +210,7 @@ class RoundInProgress(InProgress[ServerParty]):
 
     # -- outputs -------------------------------------------------------------------------------
 
-    def _persist(self, record: AnyRecord) -> None:
+    def _persist(self, record: session.AnyRecord) -> None:
         match record:
             case SharingClosed(_, closed):
                 self._promise = record
@@ -228,20 +219,13 @@ class RoundInProgress(InProgress[ServerParty]):
                 self._promise = record
                 self.survivors = survivors
                 self._able = set(survivors)
-        self._emit(Store(self.number, record))
+        self._emit(session.Store(self.number, record))
 
     def _note(self, output: Output) -> None:
-        match output:
-            case Aggregate():
-                self.aggregate = output
-                self.record.included = list(output.included)
-                self.record.responders = list(output.responders)
-                self.record.suspects = list(output.suspects)
-                self.record.accused = list(output.accused)
-            case RoundAborted(reason, suspects, accused):
-                self.record.aborted = reason
-                self.record.suspects = list(suspects)
-                self.record.accused = list(accused)
+        if isinstance(output, Aggregate | RoundAborted):
+            self.record.note(output)
+        if isinstance(output, Aggregate):
+            self.aggregate = output
 
     # -- phases --------------------------------------------------------------------------------
 
@@ -258,7 +242,7 @@ class RoundInProgress(InProgress[ServerParty]):
         self._close_phase(now)
         self._phase, self._phase_began = phase, now
         if phase is Phase.DONE:
-            self._next_look = NEVER
+            self._next_look = session.NEVER
             return
         seconds = self._open_phase(phase, now)
         self._next_look = now  # somebody may be away already
@@ -266,10 +250,10 @@ class RoundInProgress(InProgress[ServerParty]):
         self._log(logging.INFO, "%s: waiting for %d clients, %g s at most", phase, awaited, seconds)
         budget = phase_budget(self.settings, phase)
         for client in self.members:
-            self._emit(Allow(client, budget))
+            self._emit(session.Allow(client, budget))
         self._report_progress(now)
 
     def _report_progress(self, now: float) -> None:
         self._next_progress = now + _PROGRESS
         total, awaited = len(self.members), self._party.pending
-        self._emit(Progress(str(self._party.phase), total - len(awaited), total, awaited))
+        self._emit(session.Progress(str(self._party.phase), total - len(awaited), total, awaited))

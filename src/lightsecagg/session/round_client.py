@@ -17,24 +17,10 @@ from lightsecagg.protocol.interface import SERVER, ClientParty, Update
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.registry import client_party
-from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model, version_hash
+from lightsecagg.session import interface as session
 from lightsecagg.session.client import ClientSession, Round
-from lightsecagg.session.envelope import (
-    AnyControl,
-    EpochBegins,
-    RoundModel,
-    Withdraw,
-    pack_control,
-)
-from lightsecagg.session.interface import (
-    Announcement,
-    Event,
-    Log,
-    RoundLeft,
-    Train,
-    Trained,
-    TrainingFailed,
-)
+from lightsecagg.session.envelope import AnyControl, EpochBegins, RoundModel, Withdraw, pack_control
 
 _NO_UPDATE = "it has no update to upload"
 _Task = tuple[bytes, float]
@@ -47,11 +33,11 @@ class RoundClientSession(ClientSession[ClientParty]):
     _trained: tuple[_Task, Update, bytes] | None = None
     """From what, the update, and the hash of the instructions that it was trained by."""
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: session.Event, now: float) -> None:
         match event:
-            case Trained(number, update):
+            case session.Trained(number, update):
                 self._on_trained(number, update)
-            case TrainingFailed(number, reason):
+            case session.TrainingFailed(number, reason):
                 if self._round is not None and self._round.number == number:
                     self._sit_out(self._round, reason)
             case _:
@@ -70,13 +56,13 @@ class RoundClientSession(ClientSession[ClientParty]):
 
     def _begin(self, message: RoundModel) -> None:
         self._abandon("another round has begun")
-        announcement = Announcement(message.model, message.instructions)
+        announcement = session.Announcement(message.model, message.instructions)
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
         self._tell("round %d begins%s", message.round, source)
         round_ = self._enter(message.round, announcement, message.bound)
         if round_ is not None:
             known = self._known(round_)
-            self._emit(Train(message.round, announcement, message.bound, known))
+            self._emit(session.Train(message.round, announcement, message.bound, known))
 
     def _known(self, round_: Round[ClientParty]) -> Update | None:
         """The update that it has from this model already.
@@ -116,7 +102,9 @@ class RoundClientSession(ClientSession[ClientParty]):
 
     def _sit_out(self, round_: Round[ClientParty], reason: str) -> None:
         message = "client %d sits round %d out: %s"
-        self._emit(Log(logging.ERROR, message, (self.client, round_.number, reason), SERVER))
+        self._emit(
+            session.Log(logging.ERROR, message, (self.client, round_.number, reason), SERVER)
+        )
         round_.without_update = True
         self._withdraw_when_due(round_)
 
@@ -145,8 +133,7 @@ class RoundClientSession(ClientSession[ClientParty]):
             )
 
     def _party_of(self, policy: Policy, round_: Round[ClientParty]) -> ClientParty:
-        # Where vectors are summed that descend from no model, each round is its own.
-        model = hash_model(round_.announcement.model or round_.number.to_bytes(8, "big"))
+        model = version_hash(round_.announcement.model, round_.number)
         return client_party(self.client, self._identity, replace(policy, model=model), self._ledger)
 
     def _note_upload(self, round_: Round[ClientParty], message: Message, size: int) -> None:
@@ -162,7 +149,7 @@ class RoundClientSession(ClientSession[ClientParty]):
         else:
             self._tell("round %d is done, without this client", number)
         self._leave(round_, "the round is over")
-        self._emit(RoundLeft(number, included, aborted and shown(aborted)))
+        self._emit(session.RoundLeft(number, included, aborted and shown(aborted)))
 
 
 def _task(round_: Round[ClientParty]) -> _Task:

@@ -8,32 +8,17 @@ model (S42). A round that a crash cut short goes on first (`past`).
 from __future__ import annotations
 
 import logging
-from collections import deque
-from dataclasses import replace
 
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.registry import server_party
-from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model, version_hash
+from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
-from lightsecagg.session.envelope import RoundModel, RoundOver, UploadStored, pack_control
-from lightsecagg.session.interface import (
-    Announcement,
-    Applied,
-    Apply,
-    Backlog,
-    Members,
-    RoundAbandoned,
-    RoundBegan,
-    RoundEnded,
-    RoundOpened,
-    Store,
-    UploadDiscarded,
-)
-from lightsecagg.session.past import Past, PromisedRound, bring_back
-from lightsecagg.session.plan import Plan
+from lightsecagg.session.envelope import RoundModel, RoundOver
+from lightsecagg.session.past import PromisedRound, bring_back
 from lightsecagg.session.record import RoundRecord, listed
 from lightsecagg.session.round import RoundInProgress
-from lightsecagg.session.server import Choose, ServerSession, State
+from lightsecagg.session.server import Opened, ServerSession, State
 
 _SPOILT = "the sum is spoilt: it cannot be used"
 """What clients hear. More would tell a liar about the others' part of the sum."""
@@ -42,20 +27,7 @@ _SPOILT = "the sum is spoilt: it cannot be used"
 class RoundServerSession(ServerSession[RoundInProgress]):
     """Runs the rounds of one federation; see the theory of operation and `interface`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        plan: Plan,
-        allow_list: AllowList,
-        announcement: Announcement,
-        choose: Choose,
-        past: Past | None = None,
-        members: Members | None = None,
-    ) -> None:
-        past = past or Past()
-        super().__init__(settings, plan, allow_list, announcement, choose, past, members)
-        self._announced = (hash_model(announcement.model), past.announced)
-        self._unfinished = deque(past.unfinished)
+    mode = "round"
 
     # -- the driver's side ---------------------------------------------------------------------
 
@@ -83,11 +55,11 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             if promised is None:
                 text = "round %d had no acknowledged upload; it is dropped"
                 self._log(logging.INFO, text, number)
-                self._emit(Store(number, RoundAbandoned("dropped after a crash")))
+                self._emit(session.Store(number, session.RoundAbandoned("dropped after a crash")))
             elif unfinished.allow_list is None:
                 text = "round %d began with a lost allow-list; it is dropped"
                 self._log(logging.WARNING, text, number)
-                self._emit(Store(number, RoundAbandoned("its allow-list is lost")))
+                self._emit(session.Store(number, session.RoundAbandoned("its allow-list is lost")))
             else:
                 self._resume(number, promised, unfinished.allow_list, now)
                 return
@@ -96,12 +68,12 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     def _resume(
         self, number: int, promised: PromisedRound, allow_list: AllowList, now: float
     ) -> None:
-        self._emit(Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
+        self._emit(session.Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
         back = bring_back(promised, allow_list)
         for client, reason in back.refused.items():
             text = "round %d: a stored upload is refused: %s"
             self._log(logging.WARNING, text, number, reason)
-            self._emit(Store(number, UploadDiscarded(client)))
+            self._emit(session.Store(number, session.UploadDiscarded(client)))
         self._log(
             logging.INFO,
             "resuming round %d: %d uploads are stored, U1 %s",
@@ -120,7 +92,7 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             now,
             stored=back.stored,
         )
-        self._emit(RoundBegan(number, tuple(members)))
+        self._emit(session.RoundBegan(number, tuple(members)))
         self._round.begin(back.outputs, now)
 
     # -- one round -----------------------------------------------------------------------------
@@ -145,37 +117,18 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             return []
         return sorted(survivors)
 
-    def _open_round(self, invited: list[int], now: float) -> None:
-        number, model = self._next_round, self._announcement.model
-        instructions = self._announcement.instructions
-        self._next_round += 1
-        settings = replace(
-            self._settings,
-            round=number,
-            model=hash_model(model or number.to_bytes(8, "big")),
-            instructions=b"" if instructions is None else instructions.digest,
-        )
-        self._emit(Store(number, RoundOpened(settings)))
-        text = "round %d begins with %d clients: %s (%s)"
-        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
-        party = server_party(settings, self._allow_list, invited, durable=True)
-        self._emit(Backlog(backlog_limit(settings, len(model))))
-        self._round = RoundInProgress(
-            party, settings, invited, self._plan, self._peers, self._emit, now
-        )
-        self._round.record.local = {} if instructions is None else dict(instructions.local)
-        self._emit(RoundBegan(number, tuple(invited)))
-        self._announce(settings, invited)
-        self.state, self._wait = State.RUNNING, None
-        self._round.begin(party.start(), now)
+    def _model_of(self, number: int) -> bytes:
+        return version_hash(self._announcement.model, number)
 
-    def _announce(self, settings: Settings, invited: list[int]) -> None:
+    def _make_round(
+        self, settings: Settings, invited: list[int], now: float
+    ) -> Opened[RoundInProgress]:
+        party = server_party(settings, self._allow_list, invited, durable=True)
+        round_ = RoundInProgress(party, settings, invited, self._plan, self._peers, self._emit, now)
         given, bound = self._announcement, settings.quantizer.bound
-        message = pack_control(RoundModel(settings.round, given.model, bound, given.instructions))
-        for client in invited:
-            if client in self._uploaders:
-                self._peers.tell(client, UploadStored(self._uploaders[client]))
-            self._peers.post(client, message)
+        round_.record.local = {} if given.instructions is None else dict(given.instructions.local)
+        message = RoundModel(settings.round, given.model, bound, given.instructions)
+        return round_, message, party.start()
 
     def _conclude(self, round_: RoundInProgress, now: float) -> None:
         """The party is done: make a model of the sum, or give the round up."""
@@ -185,12 +138,12 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             self._announced = (round_.settings.model, round_.survivors)
         if record.aborted is None and round_.aggregate is not None:
             self.state = State.APPLYING
-            self._emit(Apply(round_.settings, round_.aggregate, record))
+            self._emit(session.Apply(round_.settings, round_.aggregate, record))
             return
         record.aborted = record.aborted or "no result"
         self._end_round(round_, now)
 
-    def _on_applied(self, event: Applied, now: float) -> None:
+    def _on_applied(self, event: session.Applied, now: float) -> None:
         if self._round is None:
             raise AssertionError("applying, and there is no round")
         self.completed += 1
@@ -208,14 +161,14 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         record = round_.record
         self._say_how_it_ended(record)
         if record.aborted is not None:
-            self._emit(Store(round_.number, RoundAbandoned(record.aborted)))
+            self._emit(session.Store(round_.number, session.RoundAbandoned(record.aborted)))
         self._uploaders |= dict.fromkeys(round_.stored, round_.number)
         over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
         for client in round_.members:
             self._peers.tell(client, over)
         self.rounds += 1
         self._round = None
-        self._emit(RoundEnded(record))
+        self._emit(session.RoundEnded(record))
         if self._unfinished or record.resumed:
             self.state = State.RESUMING
             self._resume_next(now)

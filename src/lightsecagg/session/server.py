@@ -19,37 +19,21 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.envelope import Goodbye, RoundOver
+from lightsecagg.protocol.interface import Output
+from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.session import interface as session
+from lightsecagg.session.budgets import backlog_limit
+from lightsecagg.session.envelope import AnyControl, Goodbye, RoundOver, UploadStored, pack_control
 from lightsecagg.session.epoch import EpochInProgress
-from lightsecagg.session.interface import (
-    NEVER,
-    Announcement,
-    Applied,
-    Computed,
-    ComputeFailed,
-    Connected,
-    Disconnected,
-    Effect,
-    Event,
-    Finished,
-    Log,
-    Members,
-    MembersChanged,
-    Progress,
-    Received,
-    Spoilt,
-    Stop,
-    Stored,
-    StoreFailed,
-)
+from lightsecagg.session.in_progress import Happening
 from lightsecagg.session.past import Past
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
 from lightsecagg.session.plan import COMEBACK, Plan
@@ -87,20 +71,24 @@ class _Wait:
 
 
 AnyProgress = TypeVar("AnyProgress", RoundInProgress, EpochInProgress)
+Opened = tuple[AnyProgress, AnyControl, list[Output]]
 
 
 class ServerSession(ABC, Generic[AnyProgress]):
     """Runs the rounds of one federation; see the theory of operation and `interface`."""
+
+    mode: ClassVar[str]
+    """What a round is: round or epoch."""
 
     def __init__(
         self,
         settings: Settings,
         plan: Plan,
         allow_list: AllowList,
-        announcement: Announcement,
+        announcement: session.Announcement,
         choose: Choose,
         past: Past | None = None,
-        members: Members | None = None,
+        members: session.Members | None = None,
     ) -> None:
         """`settings` but for the number and the model of a round, which each one fills in.
 
@@ -115,10 +103,13 @@ class ServerSession(ABC, Generic[AnyProgress]):
         self._announcement, self._choose = announcement, choose
         self._next_round, self._restarted = past.next_round, past.next_round > 1
         self._uploaders = dict(past.uploaders)
+        self._announced = (hash_model(announcement.model), past.announced)
+        """The model of the latest round whose U1 was announced, and that U1."""
+        self._unfinished = deque(past.unfinished)
         self._enough = past.enough
-        self._effects: list[Effect] = []
+        self._effects: list[session.Effect] = []
         self._peers = Peers(self._emit, len(allow_list), members)
-        self._next_members: MembersChanged | None = None
+        self._next_members: session.MembersChanged | None = None
         self._wait: _Wait | None = None
         self._round: AnyProgress | None = None
         self._attempts = 0
@@ -134,10 +125,10 @@ class ServerSession(ABC, Generic[AnyProgress]):
     def deadline(self) -> float:
         """See `Session.deadline`."""
         if self.state is State.ENDED:
-            return NEVER
+            return session.NEVER
         if self._restless:
             return 0.0
-        mine = NEVER
+        mine = session.NEVER
         if self._round is not None and self.state in (State.RESUMING, State.RUNNING):
             mine = self._round.deadline
         elif self._wait is not None and self.state is State.WAITING:
@@ -161,7 +152,7 @@ class ServerSession(ABC, Generic[AnyProgress]):
     def score(self) -> str:
         """How far the federation is, in words."""
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[session.Effect]:
         """See `Session.start`."""
         self._comeback = now + COMEBACK if self._restarted else 0.0
         if self.completed:
@@ -169,50 +160,51 @@ class ServerSession(ABC, Generic[AnyProgress]):
         self._resume_next(now)
         return self._taken(restless=True)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: session.Event, now: float) -> list[session.Effect]:
         """See `Session.handle`."""
         if self.state is State.ENDED:
             return []
         match event:
-            case Connected(client):
+            case session.Connected(client):
                 self._peers.connected(client, now)
-            case Received(client, data):
+            case session.Received(client, data):
                 content = self._peers.received(client, data)
                 if content is not None:
                     self._on_peer(content, now)
-            case Disconnected(client):
+            case session.Disconnected(client):
                 self._peers.disconnected(client, now)
-                if self._running is not None:
-                    self._running.on_disconnection(client, now)
-            case Stored() | StoreFailed():
+                self._pass_on(event, now)
+            case session.Stored() | session.StoreFailed():
                 self._on_storage(event, now)
                 return self._taken(restless=self._running is None or self._running.is_over)
-            case Computed(job, result) if self._running is not None:
-                self._running.on_computed(job, result, now)
-            case ComputeFailed(job, reason) if self._running is not None:
-                self._running.on_compute_failed(job, reason, now)
-            case Applied() if self.state is State.APPLYING:
+            case session.Computed() | session.ComputeFailed():
+                self._pass_on(event, now)
+            case session.Applied() if self.state is State.APPLYING:
                 self._on_applied(event, now)
                 return self._taken(restless=True)
-            case Spoilt(reason) if self.state is State.APPLYING:
+            case session.Spoilt(reason) if self.state is State.APPLYING:
                 self._on_spoilt(reason, now)
                 return self._taken(restless=True)
-            case MembersChanged():
+            case session.MembersChanged():
                 self._next_members = event
-            case Stop():
+            case session.Stop():
                 self._on_stop()
         self._go_on(now)
         return self._taken()
 
-    def _on_storage(self, event: Stored | StoreFailed, now: float) -> None:
+    def _pass_on(self, event: Happening, now: float) -> None:
+        if self._running is not None:
+            self._running.take(event, now)
+
+    def _on_storage(self, event: session.Stored | session.StoreFailed, now: float) -> None:
         """Nothing else happens here: what was asked for with the record is not yet done."""
         match event:
-            case Stored(record, upload) if self._running is not None:
+            case session.Stored(record, upload) if self._running is not None:
                 self._running.on_stored(record, upload, now)
-            case StoreFailed(record, reason) if self._running is not None:
+            case session.StoreFailed(record, reason) if self._running is not None:
                 self._running.on_store_failed(record, reason, now)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[session.Effect]:
         """See `Session.tick`."""
         if self.state is not State.ENDED:
             self._peers.tick(now)
@@ -236,7 +228,7 @@ class ServerSession(ABC, Generic[AnyProgress]):
             self._decide(now)
         elif self.state is State.LEAVING and (now >= self._leave_at or not self._absent):
             self.state = State.ENDED
-            self._emit(Finished(self._goodbye.reason, self._error))
+            self._emit(session.Finished(self._goodbye.reason, self._error))
         waits = self.state is State.WAITING and self._next_members is not None
         self._restless = waits or before != (self.state, self._round)
 
@@ -244,20 +236,20 @@ class ServerSession(ABC, Generic[AnyProgress]):
     def _running(self) -> AnyProgress | None:
         return self._round if self.state in (State.RESUMING, State.RUNNING) else None
 
-    def _emit(self, effect: Effect) -> None:
+    def _emit(self, effect: session.Effect) -> None:
         self._effects.append(effect)
 
-    def _taken(self, *, restless: bool = False) -> list[Effect]:
+    def _taken(self, *, restless: bool = False) -> list[session.Effect]:
         self._restless = self._restless or restless
         effects, self._effects = self._effects, []
         return effects
 
     def _log(self, level: int, message: str, *arguments: object) -> None:
-        self._emit(Log(level, message, arguments))
+        self._emit(session.Log(level, message, arguments))
 
     def _on_peer(self, content: Greeted | Spoke | Misbehaved, now: float) -> None:
         if self._running is not None:
-            self._running.on_peer(content, now)
+            self._running.take(content, now)
         elif isinstance(content, Greeted):
             if content.round >= 0 and not self._is_applying(content.round):
                 self._peers.tell(content.client, RoundOver(content.round, "that round is over"))
@@ -280,15 +272,21 @@ class ServerSession(ABC, Generic[AnyProgress]):
         """What a crash cut short, then new rounds."""
 
     @abstractmethod
-    def _open_round(self, invited: list[int], now: float) -> None:
-        """Begin with these clients."""
+    def _make_round(
+        self, settings: Settings, invited: list[int], now: float
+    ) -> Opened[AnyProgress]:
+        """A round of these clients, how it is announced, and what its party asks for."""
+
+    def _model_of(self, number: int) -> bytes:
+        """The hash of the model that the settings of this round name."""
+        return self._settings.model
 
     @abstractmethod
     def _conclude(self, round_: AnyProgress, now: float) -> None:
         """The party is done."""
 
     @abstractmethod
-    def _on_applied(self, event: Applied, now: float) -> None:
+    def _on_applied(self, event: session.Applied, now: float) -> None:
         """The next model is stored."""
 
     def _on_spoilt(self, reason: str, now: float) -> None:
@@ -330,7 +328,7 @@ class ServerSession(ABC, Generic[AnyProgress]):
             text = "waiting for clients: %d here, %d needed, N = %d at most"
             self._log(logging.INFO, text, here, least, parameters.clients)
 
-    def _use_members(self, event: MembersChanged, now: float) -> None:
+    def _use_members(self, event: session.MembersChanged, now: float) -> None:
         """Between rounds: from now on these are the members."""
         members, self._next_members = event.members, None
         known, present = set(self._allow_list.clients), set(members.allow_list.clients)
@@ -386,7 +384,31 @@ class ServerSession(ABC, Generic[AnyProgress]):
                 now,
             )
         if self.state is State.WAITING:
-            self._emit(Progress("connect", len(ready), self._settings.parameters.clients))
+            self._emit(session.Progress("connect", len(ready), self._settings.parameters.clients))
+
+    def _open_round(self, invited: list[int], now: float) -> None:
+        """Begin with these clients."""
+        number, given = self._next_round, self._announcement
+        self._next_round += 1
+        settings = replace(
+            self._settings,
+            round=number,
+            model=self._model_of(number),
+            instructions=b"" if given.instructions is None else given.instructions.digest,
+        )
+        self._emit(session.Store(number, session.RoundOpened(settings)))
+        text = f"{self.mode} %d begins with %d clients: %s (%s)"
+        self._log(logging.INFO, text, number, len(invited), listed(invited), self.score)
+        self._emit(session.Backlog(backlog_limit(settings, len(given.model))))
+        round_, announcement, outputs = self._make_round(settings, invited, now)
+        self._emit(session.RoundBegan(number, tuple(invited)))
+        message = pack_control(announcement)
+        for client in invited:
+            if client in self._uploaders:
+                self._peers.tell(client, UploadStored(self._uploaders[client]))
+            self._peers.post(client, message)
+        self.state, self._wait, self._round = State.RUNNING, None, round_
+        round_.begin(outputs, now)
 
     def _count_attempt(self, aborted: str | None, now: float) -> None:
         attempts = self._plan.retries + 1
@@ -435,4 +457,4 @@ class ServerSession(ABC, Generic[AnyProgress]):
         text = "stopped with %s; clients wait for this server to come back"
         self._log(logging.INFO, text, self.score)
         self.state = State.ENDED
-        self._emit(Finished())
+        self._emit(session.Finished())

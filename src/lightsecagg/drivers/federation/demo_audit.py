@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lightsecagg.session.epoch import GOES_ON
+from lightsecagg.session.in_progress import GOES_ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def audit(
     endings = {
         note["epoch"]: note["aborted"]
         for note in notes
-        if note["what"] == "over" and note["aborted"] != GOES_ON
+        if note["what"] == "over" and note["aborted"] != GOES_ON.format(mode="epoch")
     }
     last = max(((epoch, at) for epoch, at, _ in announced), default=None)
     in_flight = {

@@ -19,7 +19,7 @@ from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import JournalError
 from lightsecagg.protocol.interface import EpochChanged
-from lightsecagg.session.epoch import version_hash
+from lightsecagg.protocol.settings import version_hash
 from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
 from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
 from lightsecagg.session.past import Past
