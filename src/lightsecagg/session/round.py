@@ -123,7 +123,7 @@ class RoundInProgress(InProgress[ServerParty]):
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if now >= self._next_look and not self.is_over:
+        if now >= self._next_look:
             self._guard(lambda: self._look(now), now)
 
     def fail(self, reason: str) -> None:
