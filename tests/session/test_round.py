@@ -328,9 +328,17 @@ def test_who_can_still_be_in_the_sum_counts_alone() -> None:
     scene.leave(3)
     scene.after(10 * GRACE)
     assert scene.calls("drop") == [(4,)], "three owners are here, client 5 is none"
-    chosen = SurvivorsChosen((0, 1, 2, 5))
+
+
+def test_of_the_survivors_none_is_given_up_whom_the_sum_needs() -> None:
+    scene = Scene([0])
+    chosen = SurvivorsChosen((0, 1, 2, 3))
     scene.release(Persist(chosen))
     assert scene.round.survivors == chosen.survivors
+    scene.round.on_stored(chosen, None, scene.now)
+    scene.leave(3)
+    scene.after(10 * GRACE)
+    assert not scene.calls("drop"), "four are needed, and clients 4 and 5 are none of them"
 
 
 @pytest.mark.parametrize("record", [CLOSED, SurvivorsChosen((0, 1, 2, 3))])

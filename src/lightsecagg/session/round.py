@@ -203,9 +203,9 @@ class RoundInProgress(InProgress[ServerParty]):
             self._drop(client, "did not come back")
 
     def _count_those_here(self, away: set[int], now: float) -> None:
-        enough = len(self._able - self._lost - away) >= self.settings.minimum
-        if self._short and enough:
+        if self._short:
             self._enough_since = now
+        enough = len(self._able - self._lost - away) >= self.settings.minimum
         self._short = bool(self.stored) and not enough
 
     # -- outputs -------------------------------------------------------------------------------
@@ -222,10 +222,12 @@ class RoundInProgress(InProgress[ServerParty]):
         self._emit(session.Store(self.number, record))
 
     def _note(self, output: Output) -> None:
-        if isinstance(output, Aggregate | RoundAborted):
-            self.record.note(output)
-        if isinstance(output, Aggregate):
-            self.aggregate = output
+        match output:
+            case Aggregate():
+                self.aggregate = output
+                self.record.note(output)
+            case RoundAborted():
+                self.record.note(output)
 
     # -- phases --------------------------------------------------------------------------------
 
