@@ -227,7 +227,7 @@ def figure5_report(profile: Profile, results: Results) -> Report:
     }
 
     def draw(figure: Any) -> None:
-        last = max(span.end for found in spans.values() for span in found)
+        last = max(found.total(overlap=False).high for found in times.values())
         for index, overlap in enumerate((False, True)):
             axes = figure.add_subplot(2, 1, index + 1)
             lanes = [(who, party) for who in shown for party in ("client", "link", "server")]
