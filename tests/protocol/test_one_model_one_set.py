@@ -348,6 +348,46 @@ def test_S42_an_update_that_was_spent_for_one_model_is_no_repeat_for_another() -
         ledger.check_update(MODEL, update, b"commitment")
 
 
+def test_S06_a_vector_is_known_again_in_either_precision_and_with_either_zero() -> None:
+    ledger = Ledger.volatile()
+    narrow = np.array([0.0, 1.5, -2.25], dtype=np.float32)
+    known = ledger.fingerprint(Update(narrow))
+    alike = (
+        narrow.astype(np.float64),
+        np.array([-0.0, 1.5, -2.25]),
+        np.array([-0.0, 1.5, -2.25], dtype=np.float32),
+        np.repeat(narrow, 2)[::2],
+    )
+    assert {ledger.fingerprint(Update(vector)) for vector in alike} == {known}
+
+
+def test_S06_no_other_vector_is_taken_for_a_known_one() -> None:
+    """Those least of all that float32 would make the same of."""
+    ledger = Ledger.volatile()
+    wide = (1.0, 1.0 + 2.0**-52, 1.0 + 2.0**-23, 2.0**-160, 0.0, 1e300, 2e300, -1e300)
+    vectors = [np.array([1.5, x]) for x in wide]
+    vectors += [np.array([1.5]), np.array([1.5, 1.0, 0.0])]
+    # Four bytes twice are the bytes of one number in the other precision.
+    vectors.append(np.frombuffer(vectors[1].tobytes(), dtype=np.float32))
+    # Long ones are hashed in parts, each in its own precision.
+    long = np.arange(150_000, dtype=np.float64)
+    for place in (0, 16_383, 16_384, 149_999):
+        vectors += [np.where(np.arange(long.size) == place, x, long) for x in (0.1, np.pi)]
+    vectors += [long, long[:-1], np.roll(long, 16_384)]
+    fingerprints = {ledger.fingerprint(Update(vector)) for vector in vectors}
+    assert len(fingerprints) == len(vectors)
+
+
+def test_S06_a_ledger_with_other_fingerprints_is_refused() -> None:
+    """It would take what is spent for new."""
+    entries = msgspec.msgpack.decode(Ledger.volatile().to_bytes())
+    with pytest.raises(DecodeError, match="version 1 is not read by this release, which has 2"):
+        Ledger.from_bytes(msgspec.msgpack.encode(entries | {"version": 1}))
+    del entries["version"]  # as it was written by version 1
+    with pytest.raises(DecodeError, match="malformed ledger"):
+        Ledger.from_bytes(msgspec.msgpack.encode(entries))
+
+
 def test_S06_the_newest_upload_of_an_epoch_stands_for_those_before() -> None:
     """Masks are used in the order of their serials; the ledger does not grow with them."""
     ledger, epoch = Ledger.volatile(), hash_model(b"C1 of an epoch")

@@ -18,10 +18,12 @@ stochastic rounding of an update, and local training.
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.crypto.transcript import context_hash, derive_key, uint
@@ -32,6 +34,8 @@ from lightsecagg.protocol.settings import NO_MODEL
 
 _KEY_LENGTH = 32
 _BLOCK = 2**14  # entries of an update that are hashed at once: they stay in the cache
+_VERSION = 2
+"""Version 1 had other fingerprints: it would not know again what is spent."""
 _WAY_OUT = "only this client's operator can allow more, see `lightsecagg ledger forgive`"
 
 
@@ -51,6 +55,7 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Entries(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
     key: bytes
     generation: int = 0
     last_round: int = -1
@@ -84,7 +89,7 @@ class Ledger:
 
     def __init__(self, entropy: Entropy = system_entropy) -> None:
         # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
-        self._entries = _Entries(key=draw(entropy, _KEY_LENGTH))
+        self._entries = _Entries(_VERSION, draw(entropy, _KEY_LENGTH))
 
     @classmethod
     def volatile(cls, entropy: Entropy = system_entropy) -> Ledger:
@@ -170,11 +175,10 @@ class Ledger:
         Precision, the sign of a zero and the sample count are left out: the same vector with
         another weight is still the same update.
         """
-        digest = hashlib.blake2b(key=self._entries.key, digest_size=32)
-        vector = update.vector.reshape(-1)
-        for start in range(0, vector.size, _BLOCK):
-            block = vector[start : start + _BLOCK].astype("<f8", order="C")
-            block += 0.0
+        digest, entries = hmac.new(self._entries.key, digestmod="sha256"), update.vector.ravel()
+        for start in range(0, entries.size, _BLOCK):
+            block = _narrowed(entries[start : start + _BLOCK])
+            digest.update(block.dtype.str.encode())
             digest.update(block.data)
         return digest.digest()
 
@@ -329,6 +333,11 @@ class Ledger:
         """The inverse of `to_bytes`."""
         ledger = cls.__new__(cls)
         entries = decode(_decoder.decode, data, "ledger")
+        if entries.version != _VERSION:
+            raise DecodeError(
+                f"malformed ledger: version {entries.version} is not read by this release, which "
+                f"has {_VERSION}"
+            )
         if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:
             raise DecodeError("malformed ledger: a key or counter is out of range")
         if not all(serial.isdecimal() for serial in entries.masked[1]):
@@ -338,3 +347,17 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger(last_round={self._entries.last_round}, spent={len(self._entries.spent)})"
+
+
+def _narrowed(block: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Entries as they are hashed: in float32 if that holds them all, and without negative zeros.
+
+    Most updates are of that precision; half as much is to be hashed then, which takes longer than
+    to mask it.
+    """
+    with np.errstate(over="ignore"):
+        narrow: NDArray[np.floating] = block.astype("<f4")
+    if block.dtype != np.float32 and not np.array_equal(narrow, block):
+        narrow = block.astype("<f8")
+    narrow += 0.0
+    return narrow
