@@ -316,6 +316,26 @@ def test_S12_masks_and_words_of_the_wrong_kind_are_refused(backend: str) -> None
             quantizer.quantise_and_mask(x, words(4), wrong_mask)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 501, 600_001])
+def test_a_vector_may_be_masked_where_its_coins_lie(backend: str, size: int, dtype: type) -> None:
+    quantizer = Quantizer(PAPER_FIELD, 1.0, 2, max_samples=9, weighted=True)
+    x = np.random.default_rng(7).uniform(-1, 1, size).astype(dtype)
+    mask, coins = elements(PAPER_FIELD, size + 1, 8), words(size + 1, seed=9)
+    expected = quantizer.quantise_and_mask(x, coins[:-1].copy(), mask, 5)
+    masked = quantizer.quantise_and_mask(x, coins[:-1], mask, 5, out=coins)
+    assert masked is coins
+    assert np.array_equal(masked, expected)
+
+
+def test_S12_a_masked_vector_fits_where_it_is_wanted() -> None:
+    quantizer = Quantizer(DEFAULT_FIELD, bound=1.0, summands=3)
+    x, mask = np.zeros(4), np.zeros(4, dtype=np.uint32)
+    for wrong in (words(3), words(5), words(4).astype(np.uint64), words(8)[::2]):
+        with pytest.raises(FieldError):
+            quantizer.quantise_and_mask(x, words(4), mask, out=wrong)
+
+
 def test_S12_totals_of_the_wrong_kind_are_refused(backend: str) -> None:
     quantizer = Quantizer(DEFAULT_FIELD, bound=1.0, summands=3)
     good = np.zeros(4, dtype=np.uint32)

@@ -153,6 +153,7 @@ def test_messages_survive_the_wire(kind: type, data: st.DataObject, field: Prime
     codec = Codec(field)
     encoded = codec.encode(message)
     assert encoded[:2] == bytes([VERSION, TAGS[kind]])
+    assert codec.encode(message, b"an envelope's head") == b"an envelope's head" + encoded
     for buffer in (encoded, bytearray(encoded), memoryview(encoded)):
         decoded = codec.decode(buffer)
         assert type(decoded) is kind

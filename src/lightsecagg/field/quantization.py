@@ -169,7 +169,12 @@ class Quantizer:
         return self.quantise_and_mask(x, uniforms, nothing, samples)
 
     def quantise_and_mask(
-        self, x: Reals, uniforms: Elements, mask: Elements, samples: int = 1
+        self,
+        x: Reals,
+        uniforms: Elements,
+        mask: Elements,
+        samples: int = 1,
+        out: Elements | None = None,
     ) -> Elements:
         """The quantised vector plus the mask, over F_q.
 
@@ -177,6 +182,7 @@ class Quantizer:
         * `uniforms`: one uniform 32-bit word per entry; they decide the rounding.
         * `mask`: `length(x.size)` field elements.
         * `samples`: the sample count, at least 1, cut to s_max; only for a weighted quantizer.
+        * `out`: where the result is wanted; it may lie where `uniforms` lie, which are lost then.
         """
         values = self._admit(x)
         if uniforms.shape != values.shape or uniforms.dtype != np.uint32:
@@ -186,7 +192,11 @@ class Quantizer:
             )
         self.field.check(mask, (self.length(values.size),))
         weight = self._weight(samples)
-        out = np.empty(mask.size, dtype=np.uint32)
+        if out is None:
+            out = np.empty(mask.size, dtype=np.uint32)
+        self.field.check_type(out)
+        if out.shape != mask.shape:
+            raise FieldError(f"{mask.size} elements do not fit where {out.size} are wanted")
         kernels.active().quantise_mask(
             values,
             self.scale * weight,

@@ -90,8 +90,13 @@ def expand(field: PrimeField, context: bytes, key: Elements, dimension: int) -> 
             f"got {len(key)} elements and {dimension} entries"
         )
     matrix = public_matrix(context, dimension, field.modulus)
-    stretched = times_key(field, matrix, key[:RING_DIMENSION]).reshape(-1)[:dimension]
-    return np.concatenate([stretched, key[RING_DIMENSION:]])
+    ring, scalars = key[:RING_DIMENSION], key[RING_DIMENSION:]
+    stretched = times_key(field, matrix, ring).reshape(-1)
+    length = dimension + len(scalars)
+    if length > stretched.size:
+        return np.concatenate([stretched[:dimension], scalars])
+    stretched[dimension:length] = scalars  # the last block is seldom full: there is room for them
+    return stretched[:length]
 
 
 def add_noise(field: PrimeField, mask: Elements, seed: bytes, dimension: int, step: int) -> None:

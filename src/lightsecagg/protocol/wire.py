@@ -100,21 +100,21 @@ class Codec:
         self._field = field
         self._encoder = msgspec.msgpack.Encoder()
 
-    def encode(self, message: Message) -> bytes:
-        """The bytes of a message."""
+    def encode(self, message: Message, head: bytes = b"") -> bytes:
+        """The bytes of a message, behind those of an envelope's head, if it has one."""
         prefix = _PREFIX.pack(VERSION, TAGS[type(message)])
         match message:
             case ShareBundle(shares):
-                return b"".join(_encode_shares(prefix, shares))
+                return b"".join((head, *_encode_shares(prefix, shares)))
             case MaskedUpload(held, vector, reports):
                 trailer = _COUNT.pack(reports.size) + held
-                return self._encode_vector(prefix, vector, trailer, reports)
+                return self._encode_vector(head + prefix, vector, trailer, reports)
             case AggregatedShare(vector, time):
-                return self._encode_vector(prefix, vector, _TIME.pack(time))
+                return self._encode_vector(head + prefix, vector, _TIME.pack(time))
             case BufferedUpload(tag, vector):
-                return self._encode_vector(prefix, vector, self._encoder.encode(tag))
+                return self._encode_vector(head + prefix, vector, self._encoder.encode(tag))
             case _:
-                return prefix + self._encoder.encode(message)
+                return head + prefix + self._encoder.encode(message)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Message:
         """The message; `DecodeError` for anything that `encode` does not produce."""

@@ -64,7 +64,7 @@ from lightsecagg.session.envelope import (
     UploadStored,
     Withdraw,
     pack_control,
-    pack_protocol,
+    protocol_head,
     unpack,
 )
 
@@ -376,7 +376,7 @@ class ClientSession(ABC, Generic[AnyParty]):
     def _send(self, round_: Round[AnyParty], message: Message) -> None:
         if round_.codec is None:
             raise AssertionError("a party has spoken, and nobody knows its field")
-        data = pack_protocol(round_.number, round_.codec.encode(message))
+        data = round_.codec.encode(message, protocol_head(round_.number))
         if isinstance(message, MaskedUpload | BufferedUpload):
             round_.unacknowledged, round_.uploaded = data, True
             self._note_upload(round_, message, len(data))

@@ -173,7 +173,12 @@ def pack_control(message: AnyControl) -> bytes:
 
 def pack_protocol(round_number: int, message: bytes) -> bytes:
     """An encoded protocol message as bytes."""
-    return _ROUND.pack(1, round_number) + message
+    return protocol_head(round_number) + message
+
+
+def protocol_head(round_number: int) -> bytes:
+    """What a protocol message follows; a long one is encoded behind it, without a copy."""
+    return _ROUND.pack(1, round_number)
 
 
 def unpack(data: bytes | memoryview) -> AnyControl | tuple[int, memoryview]:

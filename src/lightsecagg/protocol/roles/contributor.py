@@ -43,5 +43,8 @@ def check_input(settings: Settings, update: Update) -> None:
 
 def hide(settings: Settings, update: Update, rounding_seed: bytes, mask: Elements) -> Elements:
     """The masked update; the seed decides the stochastic rounding (`Ledger.rounding_seed`)."""
-    words = uniform_words(update.vector.size, rounding_seed)
-    return settings.quantizer.quantise_and_mask(update.vector, words, mask, update.samples)
+    vector, words = update.vector, uniform_words(mask.size, rounding_seed)
+    # What was a coin becomes an element: new memory for another vector takes longer than to mask.
+    return settings.quantizer.quantise_and_mask(
+        vector, words[: vector.size], mask, update.samples, out=words
+    )
