@@ -60,7 +60,8 @@ def bench_federation(
     for name, run in document["runs"].items():
         ratio = f", {run['ratio_to_plain']:.2f} times plain" if "ratio_to_plain" in run else ""
         typer.echo(
-            f"{name}: {run['seconds']:.1f} s{ratio}, {run['included']} of {clients} included, "
+            f"{name}: {run['seconds']:.1f} s{ratio}, {run['cpu_seconds']:.1f} s of CPU, "
+            f"{run['included']} of {clients} included, "
             f"server peak {run['server_peak_rss_bytes'] / 1e6:,.0f} MB, its loop held for at most "
             f"{run['longest_hold_ms']:.0f} ms ({run['longest_hold_cpu_ms']:.0f} ms of CPU)"
         )

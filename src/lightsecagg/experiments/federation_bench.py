@@ -5,7 +5,8 @@ identity, certificate and TLS stream. `lost` of them vanish after sharing and be
 The same setting without protection (plain) runs first: what protection costs is the ratio.
 
 `longest_hold_ms` is the longest time for which the server's event loop served nobody, as one event
-held it; on a busy machine others' work is in it, which `longest_hold_cpu_ms` leaves out.
+held it; on a busy machine others' work is in it, which `longest_hold_cpu_ms` leaves out. So does
+`cpu_seconds`, of server and clients together from the start of their processes to the end.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def measure(
     if "plain" in runs:
         for run in runs.values():
             run["ratio_to_plain"] = run["seconds"] / runs["plain"]["seconds"]
+            run["cpu_ratio_to_plain"] = run["cpu_seconds"] / runs["plain"]["cpu_seconds"]
     return {"runs": runs}
 
 
@@ -130,11 +132,19 @@ def _run(bench: FederationBench, protocol: str, folder: Path) -> dict[str, Any]:
         )
         for group in np.array_split(np.arange(bench.clients), bench.processes)
     ]
+    before = _cpu_of_children()
     with running([server, *hosts]):
         for _ in range(bench.pages):
             threading.Thread(target=_look, args=(dashboard, server), daemon=True).start()
         _wait(server, folder, bench.timeout)
-    return _summarise(bench, json.loads((folder / "result.json").read_text()), made)
+    summary = _summarise(bench, json.loads((folder / "result.json").read_text()), made)
+    return summary | {"cpu_seconds": _cpu_of_children() - before}
+
+
+def _cpu_of_children() -> float:
+    """Of those that have ended and been waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _summarise(bench: FederationBench, result: dict[str, Any], made: Provisioned) -> dict[str, Any]:
