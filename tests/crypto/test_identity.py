@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey, check_identity_key, verify
+from lightsecagg.crypto.transcript import transcript
 from lightsecagg.errors import CryptoError
 
 P = 2**255 - 19
@@ -66,6 +69,82 @@ def test_a_second_spelling_of_a_signature_is_refused() -> None:
     scalar = int.from_bytes(signature[32:], "little") + order
     with pytest.raises(CryptoError):
         verify(3, KEY.public, signature[:32] + scalar.to_bytes(32, "little"), "advertise")
+
+
+# -- signatures that only the key's owner can make, and on purpose ---------------------------------
+
+Point = tuple[int, int]
+L = 2**252 + 27742317777372353535851937790883648493
+
+
+def add(p: Point, q: Point) -> Point:
+    (x1, y1), (x2, y2) = p, q
+    product = D * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + product, -1, P)
+    return x % P, (y1 * y2 + x1 * x2) * pow(1 - product, -1, P) % P
+
+
+def times(scalar: int, point: Point) -> Point:
+    total = (0, 1)
+    for bit in f"{scalar:b}":
+        total = add(total, total)
+        total = add(total, point) if bit == "1" else total
+    return total
+
+
+def point_of(y: int) -> Point:
+    """The one with an even x."""
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    x = x if x * x % P == square else x * pow(2, (P - 1) // 4, P) % P
+    assert x * x % P == square
+    return (x if x % 2 == 0 else P - x), y
+
+
+def packed(point: Point) -> bytes:
+    return (point[1] | (point[0] & 1) << 255).to_bytes(32, "little")
+
+
+B = point_of(4 * pow(5, -1, P) % P)
+SMALL = [point_of(y) for y in sorted(identity._LOW_ORDER)]
+
+
+def signed_with(r: int, beside: Point) -> tuple[bytes, int]:
+    """KEY's signature on "advertise" with R = r B + `beside`, and h."""
+    digest = hashlib.sha512(KEY.private_bytes()).digest()
+    a = int.from_bytes(digest[:32], "little") & (1 << 254) - 8 | 1 << 254
+    assert packed(times(a % L, B)) == KEY.public
+    R = packed(add(times(r, B), beside))
+    hashed = hashlib.sha512(R + KEY.public + transcript("advertise")).digest()
+    h = int.from_bytes(hashed, "little") % L
+    return R + ((r + h * a) % L).to_bytes(32, "little"), h
+
+
+def test_an_ordinary_signature_can_be_made_by_hand() -> None:
+    verify(3, KEY.public, signed_with(12345, (0, 1))[0], "advertise")
+
+
+@pytest.mark.parametrize("small", [p for p in SMALL if p != (0, 1)])
+def test_S45_a_part_of_small_order_is_refused_though_others_multiply_it_away(small: Point) -> None:
+    signature, h = signed_with(12345, small)
+    y = int.from_bytes(signature[:32], "little")
+    even = point_of(y % 2**255)
+    R = even if y < 2**255 else (P - even[0], even[1])
+    A = point_of(int.from_bytes(KEY.public, "little") % 2**255)
+    A = A if packed(A) == KEY.public else (P - A[0], A[1])
+    left, right = times(int.from_bytes(signature[32:], "little"), B), add(R, times(h, A))
+    assert times(8, left) == times(8, right), "a verifier with the cofactor accepts"
+    assert left != right
+    with pytest.raises(CryptoError, match="does not verify"):
+        verify(3, KEY.public, signature, "advertise")
+
+
+@pytest.mark.parametrize("small", SMALL)
+def test_S45_a_signature_that_begins_with_a_point_of_small_order_is_refused(small: Point) -> None:
+    """OpenSSL takes the neutral element, libsodium does not."""
+    reason = "begins with a low order point" if small == (0, 1) else "does not verify"
+    with pytest.raises(CryptoError, match=f"the signature of 3 on 'advertise' {reason}"):
+        verify(3, KEY.public, signed_with(0, small)[0], "advertise")
 
 
 def test_S17_identities_come_from_the_given_entropy() -> None:

@@ -2,6 +2,12 @@
 
 A signature covers `transcript(label, *fields)`, so one made for one purpose says nothing about
 another, and no two lists of fields share one.
+
+Libraries disagree about signatures that only the owner of a key can make, and only on purpose: with
+a part of small order, with a scalar that is not reduced, under keys of more than one encoding. What
+one client takes and another does not splits a round, so each of these is refused (S45): S is below
+the group's order, R and the key A are canonical and not of small order, and S B = R + h A holds
+exactly, not only after a multiplication by the cofactor.
 """
 
 from __future__ import annotations
@@ -94,6 +100,8 @@ def verify_encoded(
         raise CryptoError(f"the signature of {signer} on {label!r} does not verify") from error
     except ValueError as error:
         raise CryptoError(f"the identity key of {signer} is not a key") from error
+    if int.from_bytes(signature[:32], "little") % 2**255 in _LOW_ORDER:
+        raise CryptoError(f"the signature of {signer} on {label!r} begins with a low order point")
 
 
 @lru_cache(maxsize=4096)
