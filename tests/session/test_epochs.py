@@ -451,6 +451,32 @@ def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged()
     assert client.rounds == 1
 
 
+def test_R31_a_buffer_in_flight_waits_for_those_who_were_away_when_its_server_was_killed() -> None:
+    """Three have signed, the others are away, and it was waiting for them."""
+    lab = opened()
+    lab.disconnect(4, 5)
+    finish_training(lab, 0, 1, 2)
+    client, train = next(each for each in lab.trainings if each[0] == 3)
+    lab.trainings.remove((client, train))
+    lab.do(3, lab.clients[3].handle(Trained(0, lab.update(3, 0)), lab.now))
+    lab.settle(lambda: lab.party._flight is not None and len(signatures(lab)) == 3)
+    (unsigned,) = {0, 1, 2, 3} - set(signatures(lab))
+    lab.disconnect(unsigned)
+    lab.disk.memory = lab.party._memory().promises().to_bytes()  # as with whatever comes next
+    lab.crash()
+    lab.start()
+    assert lab.renewals == []
+    assert lab.party.phase is Phase.AGREE
+    lab.connect()
+    lab.settle()
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
+
+
+def signatures(lab: EpochLaboratory) -> dict[int, bytes]:
+    flight = lab.party._flight
+    return {} if flight is None else dict(flight.agreement.signatures)
+
+
 def upload_of(owner: int) -> Any:
     """Whether a record brings an upload of this client's."""
     return lambda r: isinstance(r, EpochChanged) and r.upload and r.upload.tag.owner == owner

@@ -117,10 +117,12 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def promises(self) -> Memory:
         """What must not change any more: no reports, answers, refusals, nor masks under way.
 
-        Signatures stay: whoever has answered signs no more.
+        Signatures stay: whoever has answered signs no more. Who was away may be the first to be
+        back: a buffer in flight must not fail for want of those that nobody has waited for.
         """
         return replace(
             self,
+            offline=[],
             begun={},
             reports=[(mask, {}) for mask, _ in self.reports],
             collected=False,
