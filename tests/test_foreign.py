@@ -150,10 +150,13 @@ OWN_FILES = {
     "drivers/federation/demo_audit.py",
     "drivers/federation/demo_processes.py",
     "drivers/federation/history.py",
+    "experiments/campaign.py",
     "experiments/federation_bench.py",
     "experiments/flush_bench.py",
     "experiments/kernel_bench.py",
+    "experiments/round_audit.py",
     "experiments/soak.py",
+    "experiments/state_damage.py",
 }
 
 
