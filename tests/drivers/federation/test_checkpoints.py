@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_federation import SESSION, Federation
 
 from lightsecagg.drivers.federation.checkpoints import BEST, Checkpoints, load_best
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.training_tables import CheckpointsTable, StoppingTable
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.session.record import MetricMean, RoundRecord
@@ -126,3 +128,17 @@ def test_what_cannot_be_read_or_written_costs_no_round(
 def test_a_figure_wants_a_goal() -> None:
     with pytest.raises(ValueError, match="give both figure and goal"):
         CheckpointsTable(figure="rmse")
+
+
+def test_another_file_beside_the_models_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("3.npz", "copy of 4.npz", "best.npz"):
+        np.savez(tmp_path / "models" / name, model=np.zeros(2, dtype=np.float32))
+    assert read_model(tmp_path)[0] == 3
+
+
+def test_a_checkpoint_of_another_kind_is_refused_and_named(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    np.savez(tmp_path / "models" / "3.npz", model=np.array(["not", "numbers"]))
+    with pytest.raises(ConfigurationError, match=r"3\.npz is not a checkpoint: .* of shape \(2,\)"):
+        read_model(tmp_path)

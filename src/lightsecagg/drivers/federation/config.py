@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from lightsecagg.drivers.federation import tables, training_tables
 from lightsecagg.errors import ConfigurationError, DecodeError
-from lightsecagg.foreign import decode
+from lightsecagg.foreign import decode, shown
 
 ENVIRONMENT_PREFIX = "LIGHTSECAGG_"
 _TASK_PATHS = {"data_dir", "writer_ids"}
@@ -112,8 +112,8 @@ def load_config(
     for item in overrides:
         key, separator, value = item.partition("=")
         if not separator:
-            raise ConfigurationError(f"--set {item}: write table.key=value")
-        _override(document, key, value, f"--set {key}")
+            raise ConfigurationError(f"--set {shown(item)}: write table.key=value")
+        _override(document, key, value, f"--set {shown(key)}")
     try:
         config = kind.model_validate(document)
     except ValidationError as error:

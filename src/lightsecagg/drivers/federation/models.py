@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def export_model(config: ServerConfig, state: Path, out: Path, which: str = "las
 
 def read_model(state: Path, which: str = "last") -> tuple[int, NDArray[np.float32]]:
     """The rounds done, and the vector of the model after them; `which` as for `export_model`."""
-    found = {int(path.stem): path for path in (state / "models").glob("*.npz")}
+    paths = (state / "models").glob("*.npz")
+    found = {int(path.stem): path for path in paths if re.fullmatch("[0-9]+", path.stem)}
     if not found:
         raise ConfigurationError(
             f"{state} holds no model: has a round been completed, and is it the state folder?"
@@ -57,8 +59,18 @@ def read_model(state: Path, which: str = "last") -> tuple[int, NDArray[np.float3
         kept = ", ".join(map(str, sorted(found)))
         raise ConfigurationError(f"no model after {rounds} rounds is kept; there are: {kept}")
     path = found[rounds]
-    with reading(path, "a checkpoint"), np.load(path, allow_pickle=False) as stored:
+    # NumPy leaves a damaged file open that it has opened itself.
+    with (
+        reading(path, "a checkpoint"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as stored,
+    ):
         model: NDArray[np.float32] = stored["model"]
+    if model.ndim != 1 or model.dtype.kind != "f":
+        raise ConfigurationError(
+            f"{path} is not a checkpoint: its model is an array of {model.dtype} of shape "
+            f"{model.shape}, not a vector of floats"
+        )
     return rounds, model
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from lightsecagg.drivers.federation.durable import write_synced
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
@@ -107,7 +107,10 @@ def load_register(folder: Path) -> Register:
         )
     with reading(path, "an authority's register of members"):
         register = _decoder.decode(path.read_bytes())
-        _ = register.allow_list, register.revoked  # damage in them is to be found here
+        try:
+            _ = register.allow_list, register.revoked  # damage in them is to be found here
+        except ParameterError as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from error
     if register.version != _VERSION:
         raise ConfigurationError(
             f"{path} has version {register.version}, this release reads version {_VERSION}"

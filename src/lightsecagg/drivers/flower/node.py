@@ -41,7 +41,7 @@ from lightsecagg.drivers.federation.durable import (
 )
 from lightsecagg.drivers.flower.agreed import buffering
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
-from lightsecagg.foreign import decode, reading
+from lightsecagg.foreign import decode, reading, shown
 from lightsecagg.params import ShareMode, ThreatModel, choice
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.epoch_client import EpochClient
@@ -93,8 +93,9 @@ class Operator:
         }
         known = {field: PREFIX + field.replace("_", "-") for field in cls.__slots__}
         if unknown := given.keys() - known.keys():
+            name = shown(min(unknown).replace("_", "-"))
             raise ConfigurationError(
-                f"node-config has {PREFIX}{min(unknown).replace('_', '-')}, which does not exist; "
+                f"node-config has {PREFIX}{name}, which does not exist; "
                 f"there are {', '.join(known.values())}"
             )
         try:

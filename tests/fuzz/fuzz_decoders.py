@@ -1,0 +1,617 @@
+"""Targets in memory: every decoder of what comes from peers, snapshots and rows of a journal."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+from async_driver import AsyncFederation
+from film import Film
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from fuzz_target import Target
+
+from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
+from lightsecagg.drivers.federation import client_ledger, epoch_journal, journal, marked_database
+from lightsecagg.drivers.federation.client_ledger import ClientLedger
+from lightsecagg.drivers.federation.config import ServerConfig, load_config
+from lightsecagg.drivers.federation.dashboard.web import Gate, RefusedError, parse_request
+from lightsecagg.drivers.federation.durable import seal
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
+from lightsecagg.drivers.federation.marked_database import MarkedDatabase
+from lightsecagg.drivers.flower import node, parcels
+from lightsecagg.drivers.flower.node import Memory as NodeMemory
+from lightsecagg.drivers.flower.node import Operator
+from lightsecagg.drivers.flower.parcels import Parcel
+from lightsecagg.drivers.transport import framing, torch_rpc
+from lightsecagg.drivers.transport.framing import Reassembler
+from lightsecagg.drivers.transport.tls import client_of_pem
+from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
+from lightsecagg.errors import (
+    ConfigurationError,
+    CryptoError,
+    DecodeError,
+    FieldError,
+    JournalError,
+    MaskAlreadyUsed,
+    ParameterError,
+    Refused,
+    RemoteProtocolError,
+)
+from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
+from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_memory import Memory
+from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.jobs import UploadInMemory
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
+from lightsecagg.protocol.plain_epoch import PlainUpload
+from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session import envelope
+from lightsecagg.session.instructions import Instructions
+from sound_files import party_files
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+
+# -- messages -------------------------------------------------------------------------------------
+
+CODECS = [Codec(DEFAULT_FIELD), Codec(PrimeField(PAPER_MODULUS))]
+
+
+def read_message(data: bytes) -> None:
+    """There is one encoding per message, and one message per encoding."""
+    for codec in CODECS:
+        assert codec.encode(codec.decode(data)) == data
+
+
+@cache
+def messages() -> list[bytes]:
+    """The published vectors, most of them negative."""
+    vectors = json.loads((VECTORS / "wire.json").read_text())["vectors"]
+    return [bytes.fromhex(vector["inputs"]["message"]) for vector in vectors]
+
+
+def read_envelope(data: bytes) -> None:
+    envelope.describe(data)
+    content = envelope.unpack(data)
+    if isinstance(content, tuple):
+        assert envelope.pack_protocol(content[0], bytes(content[1])) == data
+    else:
+        again = envelope.unpack(envelope.pack_control(content))
+        assert again == content or again != again, "a control message with a NaN in it"
+
+
+def envelopes() -> Iterator[bytes]:
+    controls = [
+        envelope.Hello(1, -1),
+        envelope.Withdraw(3, "no data"),
+        envelope.Fetch(-1),
+        envelope.NewMembers(b"a list"),
+        envelope.RoundModel(3, bytes(8), 1.0, Instructions({"epochs": 2}, ())),
+        envelope.EpochBegins(2),
+        envelope.EpochCloses(2),
+        envelope.Version(7, bytes(12)),
+        envelope.MasksKnown(2, (1, 2), (3,)),
+        envelope.UploadStored(4),
+        envelope.RoundOver(4, "too few"),
+        envelope.Goodbye("it is done", True),
+    ]
+    yield from map(envelope.pack_control, controls)
+    yield from (envelope.pack_protocol(9, message) for message in messages()[:20])
+
+
+def read_settings(data: bytes) -> None:
+    assert Settings.from_bytes(data).to_bytes() == data
+
+
+@cache
+def settings() -> list[bytes]:
+    found = [film(share_mode).federation.settings().to_bytes() for share_mode in SHARE_MODES]
+    return [*found, epoch().settings.to_bytes()]
+
+
+def read_ledger(data: bytes) -> None:
+    content = Ledger.from_bytes(data).to_bytes()
+    assert Ledger.from_bytes(content).to_bytes() == content
+
+
+def read_plain_upload(data: bytes) -> None:
+    assert PlainUpload.from_bytes(data).to_bytes() == data
+
+
+def read_elements(data: bytes) -> None:
+    """The first byte says how many elements are expected."""
+    vector = DEFAULT_FIELD.from_bytes(data[1:], sum(data[:1]))
+    assert bytes(DEFAULT_FIELD.to_buffer(vector)) == data[1:]
+    DEFAULT_FIELD.check_bytes(data[1:])
+
+
+# -- what a transport carries ---------------------------------------------------------------------
+
+LARGEST_MESSAGE = 1 << 20
+
+
+def read_frames(data: bytes) -> None:
+    """A header and a length for each chunk of a stream; the payloads themselves are zeros."""
+
+    def accept(length: int) -> None:
+        if length > LARGEST_MESSAGE:
+            raise DecodeError("too long")
+
+    stream, fed = Reassembler(accept), []
+    for start in range(0, len(data) - 11, 12):
+        length = int.from_bytes(data[start + 8 : start + 12], "big") % (framing.MAX_CHUNK + 2)
+        chunk = data[start : start + 8] + bytes(length)
+        fed.append(chunk)
+        message = stream.feed(chunk)
+        if message is not None:
+            assert list(framing.chunks(bytes(message))) == fed, "one way to cut a message"
+            fed.clear()
+
+
+def frames() -> Iterator[bytes]:
+    for length in (1, framing.PAYLOAD, framing.PAYLOAD + 5, 3 * framing.PAYLOAD):
+        cut = [*framing.chunks(bytes(length)), framing.GOODBYE]
+        yield b"".join(chunk[:8] + (len(chunk) - 8).to_bytes(4, "big") for chunk in cut)
+
+
+def read_rpc_request(data: bytes) -> None:
+    """Of a server with one stream, whose token is sixteen zeros, and no place for another."""
+
+    def refuse(*_: object) -> Any:
+        return Refused("not expected")
+
+    def accept(_: int) -> Any:
+        raise refuse()
+
+    async def nothing(*_: object) -> bytes:
+        return b""
+
+    server = object.__new__(TorchRpcServer)
+    streams: dict[bytes, object] = {bytes(16): None}
+    vars(server).update(_streams=streams, accept=accept, _refuse=refuse)
+    vars(server).update(_push=nothing, _pull=nothing, _forget=streams.pop)
+    try:
+        server._serve(data).send(None)
+    except StopIteration:  # answered
+        return
+    raise AssertionError("it waits for something")
+
+
+def rpc_requests() -> Iterator[bytes]:
+    for operation in range(5):
+        yield torch_rpc._REQUEST.pack(operation, bytes(16)) + b"payload"
+    yield torch_rpc._REQUEST.pack(0, bytes(16)) + torch_rpc._OPENING.pack(1, 7)
+
+
+GATE = Gate("127.0.0.1", "0123456789abcdef", secure=True)
+
+
+def read_request(data: bytes) -> None:
+    request = parse_request(data)
+    GATE.check_host(request)
+    GATE.admits(request)
+
+
+def requests() -> Iterator[bytes]:
+    yield b"GET / HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nAuthorization: Bearer 0123456789abcdef\r\n"
+    yield b"GET /a?b HTTP/1.0\r\nHost: [::1]:80\r\nCookie: lightsecagg-dashboard=x; y=z\r\n\r\n"
+
+
+def read_certificate(data: bytes) -> None:
+    assert client_of_pem(data) >= 0
+
+
+@cache
+def files() -> dict[str, Any]:
+    """One federation's sound files; the folder is removed at exit."""
+    files_folder.append(tempfile.TemporaryDirectory(dir=memory_folder()))
+    return party_files(Path(files_folder[-1].name))
+
+
+files_folder: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def memory_folder() -> str | None:
+    """Where a file is written without a disk, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+
+
+# -- snapshots ------------------------------------------------------------------------------------
+
+SHARE_MODES = ("seeded", "paper", "short-key")
+
+
+@cache
+def film(share_mode: str = "seeded") -> Film:
+    model = ThreatModel.MALICIOUS_SERVER
+    if share_mode == "short-key":
+        model = ThreatModel.HONEST_BUT_CURIOUS
+    return Film(model, ShareMode(share_mode))
+
+
+@cache
+def epoch() -> AsyncFederation:
+    """In the middle of a buffer."""
+    federation = AsyncFederation().open()
+    for client in list(federation.clients)[:3]:
+        federation.upload(client)
+    federation.settle()
+    return federation
+
+
+def sealed(kind: str, payload: bytes) -> bytes:
+    return context_hash(kind, payload) + payload
+
+
+def read_round_snapshot(data: bytes) -> None:
+    """With the right checksum: what is inside is looked at."""
+    one = film()
+    identity, policy = one.federation.identities[one.me], one.federation.policy()
+    party = RoundClient.restore(sealed("round snapshot", data), identity, policy, 0)
+    repr(party)
+
+
+def read_epoch_snapshot(data: bytes) -> None:
+    federation = epoch()
+    client = min(federation.clients)
+    party = EpochClient.restore(
+        sealed("epoch snapshot", data), federation.keys[client], federation.policy, 0
+    )
+    repr(party)
+
+
+def epoch_snapshots() -> list[bytes]:
+    return [party.snapshot()[HASH_LENGTH:] for party in epoch().clients.values()]
+
+
+def read_server_snapshot(data: bytes) -> None:
+    def recall(tag: Tag) -> UploadInMemory:
+        return UploadInMemory(np.zeros(epoch().settings.length, dtype=np.uint32))
+
+    memory = Memory.from_bytes(sealed("epoch server snapshot", data))
+    assert Memory.from_bytes(memory.to_bytes()) == memory
+    EpochServer.restore(memory.to_bytes(), epoch().allow_list, recall)
+
+
+# -- rows of a journal, and files with a checksum -------------------------------------------------
+
+ROWS = (
+    journal._rosters,
+    journal._uploads,
+    journal._closings,
+    journal._id_lists,
+    journal._id_maps,
+)
+
+
+def read_row(data: bytes) -> None:
+    """The first byte chooses the column."""
+    decoder = ROWS[sum(data[:1]) % len(ROWS)]
+    journal._unpack(decoder, "place", seal("place", data[1:]))
+
+
+def rows() -> Iterator[bytes]:
+    roster = film().genuine[Roster]
+    closed = film().genuine[SharesClosed]
+    upload = journal._Upload(b"held", b"", 3, (bytes(32),))
+    for k, row in enumerate((roster, upload, closed, (1, 2, 3), {1: 2})):
+        yield bytes([k]) + msgspec.msgpack.encode(row)
+
+
+class _Database:
+    """A journal's database whose every row is foreign."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def reporting(self, _: str) -> Any:
+        return nullcontext()
+
+    def execute(self, *_: object) -> Any:
+        return SimpleNamespace(fetchone=lambda: (self._content,))
+
+
+def read_epoch_row(data: bytes) -> None:
+    """Hashes of models, or where an upload is: the first byte chooses."""
+    if sum(data[:1]) % 2:
+        EpochJournal.hashes(SimpleNamespace(_meta=lambda _: data[1:]))  # type: ignore[arg-type]
+        return
+    tag = Tag(1, 2, 3, bytes(32), bytes(32), bytes(64))
+    content = seal(epoch_journal._place(1, tag), data[1:])
+    self = SimpleNamespace(
+        _db=_Database(content),
+        _stored=lambda number, tag, row: SimpleNamespace(
+            length=row.length, read=lambda start, stop: None
+        ),
+    )
+    EpochJournal.recall(self, 1)(tag)  # type: ignore[arg-type]
+
+
+def epoch_rows() -> Iterator[bytes]:
+    yield b"\x01" + msgspec.msgpack.encode({3: bytes(32)})
+    yield b"\x00" + msgspec.msgpack.encode(epoch_journal._Row(7, (bytes(32),)))
+
+
+def read_mark(data: bytes) -> None:
+    self = SimpleNamespace(forgetful=JournalError)
+    MarkedDatabase._unsealed(self, seal("mark", data))  # type: ignore[arg-type]
+
+
+def marks() -> Iterator[bytes]:
+    yield msgspec.msgpack.encode(marked_database._Mark())
+
+
+def read_client_ledger(data: bytes) -> None:
+    """The content of the file, with the right checksum."""
+    path = Path(_scratch()) / "ledger"
+    path.write_bytes(seal(client_ledger._PLACE, data))
+    ledger = object.__new__(ClientLedger)
+    vars(ledger).update(_path=path, _session=bytes(32), _client=0)
+    ledger._load()
+
+
+def client_ledgers() -> Iterator[bytes]:
+    yield msgspec.msgpack.encode(client_ledger._Stored(bytes(32), 0, Ledger().to_bytes()))
+
+
+@cache
+def _scratch() -> str:
+    files_folder.append(tempfile.TemporaryDirectory(dir=memory_folder()))
+    return files_folder[-1].name
+
+
+def read_override(data: bytes) -> None:
+    """`--set KEY=VALUE` of a command; the environment goes the same way."""
+    text = data.decode("utf-8", "replace")
+    load_config(ServerConfig, files()["server.toml"][0], [text], {})
+
+
+# -- Flower ---------------------------------------------------------------------------------------
+
+DTYPES = ("uint8", "float32", "object", "<U4", "")
+
+
+def read_parcel(data: bytes) -> None:
+    """The first byte chooses what the array of frames claims to be; the rest is its content."""
+    choice, content = sum(data[:1]), data[1:]
+    array = Array(
+        dtype=DTYPES[choice % 5],
+        shape=(len(content),),
+        stype="numpy.ndarray" if choice % 2 else "another",
+        data=content,
+    )
+    numbers = {"protocol": parcels.PROTOCOL, "first": choice}
+    records = RecordDict(
+        {"lightsecagg": ConfigRecord(numbers), "lightsecagg.frames": ArrayRecord({"frames": array})}
+    )
+    parcel, rest = parcels.detach(records)
+    assert parcel is not None
+    assert not rest
+    again, _ = parcels.detach(parcels.attach(parcel, RecordDict()))
+    assert again is not None
+    assert again.frames == parcel.frames
+
+
+def flower_frames() -> Iterator[bytes]:
+    for frame_list in ((b"one", b"two" * 40), (b"",), (bytes(300),)):
+        attached = parcels.attach(Parcel({}, frame_list), RecordDict())
+        record = attached["lightsecagg.frames"]
+        assert isinstance(record, ArrayRecord)
+        yield b"\x05" + record["frames"].data
+
+
+def read_node_memory(data: bytes) -> None:
+    """Flower's own memory of a node, and a file of the same content."""
+    context = Context(1, 2, {}, RecordDict({node._RECORD: ConfigRecord({"content": data})}), {})
+    memory = node._Volatile(context).load()
+    assert memory is not None
+    folder = Path(_scratch())
+    (folder / "memory").write_bytes(seal(node._PLACE, data))
+    (folder / "mark").write_bytes(seal(node._MARK, msgspec.msgpack.encode(0)))
+    repr(node._Folder(folder).load())
+
+
+def node_memories() -> Iterator[bytes]:
+    yield msgspec.msgpack.encode(NodeMemory(bytes(32), Ledger().to_bytes()))
+
+
+def read_node_mark(data: bytes) -> None:
+    folder = Path(_scratch()) / "marked"
+    folder.mkdir(exist_ok=True)
+    (folder / "mark").write_bytes(seal(node._MARK, data))
+    node._Folder(folder).load()
+
+
+def node_marks() -> Iterator[bytes]:
+    yield from (msgspec.msgpack.encode(mark) for mark in (0, -1, 70_000))
+
+
+def read_node_config(data: bytes) -> None:
+    """Keys and values as `--node-config` may hold them."""
+    given: dict[str, Any] = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        key, _, value = line.partition("=")
+        given[f"lightsecagg-{key}"] = float(value) if value.isdecimal() else value
+    Operator.of(given)
+
+
+def node_configs() -> Iterator[bytes]:
+    yield b"privacy=2\nminimum=3\nbound=1"
+    yield b"dir=/x\nallow-list=/y\nthreat-model=malicious-server\nshare-mode=paper"
+
+
+MESSAGE = (DecodeError,)
+STORED = (JournalError, DecodeError)
+
+DECODERS = [
+    Target(
+        "message",
+        read_message,
+        messages,
+        MESSAGE,
+        (
+            "protocol/wire.py:Codec.decode",
+            "protocol/wire.py:Codec._decode_control",
+            "protocol/wire.py:_unpack",
+        ),
+    ),
+    Target(
+        "envelope",
+        read_envelope,
+        envelopes,
+        MESSAGE,
+        ("session/envelope.py:unpack", "session/envelope.py:name_of"),
+    ),
+    Target(
+        "settings",
+        read_settings,
+        settings,
+        (DecodeError, ParameterError),
+        ("protocol/settings.py:Settings.from_bytes",),
+    ),
+    Target(
+        "ledger",
+        read_ledger,
+        lambda: [Ledger().to_bytes(), *(p.ledger.to_bytes() for p in epoch().clients.values())],
+        MESSAGE,
+        ("protocol/ledger.py:Ledger.from_bytes",),
+    ),
+    Target(
+        "plain-upload",
+        read_plain_upload,
+        lambda: [PlainUpload(3, np.ones(4, dtype=np.float32)).to_bytes()],
+        MESSAGE,
+        ("protocol/plain_epoch.py:PlainUpload.from_bytes",),
+    ),
+    Target(
+        "elements",
+        read_elements,
+        lambda: [b"\x03" + bytes(12), b"\x02" + b"\xff\xff\xf7\x7f" * 2],
+        (FieldError,),
+        ("field/prime.py:PrimeField.from_bytes", "field/prime.py:PrimeField.check_bytes"),
+    ),
+    Target(
+        "frames",
+        read_frames,
+        frames,
+        MESSAGE,
+        ("drivers/transport/framing.py:Reassembler.feed",),
+    ),
+    Target(
+        "rpc-request",
+        read_rpc_request,
+        rpc_requests,
+        MESSAGE,
+        ("drivers/transport/torch_rpc.py:TorchRpcServer._serve",),
+    ),
+    Target(
+        "http-request",
+        read_request,
+        requests,
+        (RefusedError,),
+        ("drivers/federation/dashboard/web.py:parse_request",),
+    ),
+    Target(
+        "peer-certificate",
+        read_certificate,
+        lambda: [files()["certificate"][0].read_bytes(), files()["authority"][0].read_bytes()],
+        (Refused,),
+        ("drivers/transport/tls.py:client_of_pem",),
+    ),
+    Target(
+        "round-snapshot",
+        read_round_snapshot,
+        lambda: [snapshot[HASH_LENGTH:] for snapshot in film().snapshots.values()],
+        (DecodeError, ParameterError, RemoteProtocolError, MaskAlreadyUsed, CryptoError),
+        ("protocol/client_machine.py:ClientMachine.restore",),
+    ),
+    Target(
+        "epoch-snapshot",
+        read_epoch_snapshot,
+        epoch_snapshots,
+        (DecodeError, ParameterError, RemoteProtocolError, MaskAlreadyUsed, CryptoError),
+        ("protocol/client_machine.py:ClientMachine.restore",),
+    ),
+    Target(
+        "server-snapshot",
+        read_server_snapshot,
+        lambda: [epoch().server.snapshot()[HASH_LENGTH:]],
+        (DecodeError, ParameterError, CryptoError, FieldError, RemoteProtocolError),
+        ("protocol/epoch_memory.py:Memory.from_bytes",),
+        slow=True,
+    ),
+    Target(
+        "journal-row",
+        read_row,
+        rows,
+        (JournalError,),
+        ("drivers/federation/journal.py:_decoded",),
+    ),
+    Target(
+        "epoch-row",
+        read_epoch_row,
+        epoch_rows,
+        (JournalError,),
+        (
+            "drivers/federation/epoch_journal.py:EpochJournal.hashes",
+            "drivers/federation/epoch_journal.py:EpochJournal.recall.stored",
+        ),
+    ),
+    Target(
+        "journal-mark",
+        read_mark,
+        marks,
+        (JournalError,),
+        ("drivers/federation/marked_database.py:MarkedDatabase._unsealed",),
+    ),
+    Target(
+        "client-ledger",
+        read_client_ledger,
+        client_ledgers,
+        (JournalError, ConfigurationError),
+        ("drivers/federation/client_ledger.py:ClientLedger._load",),
+    ),
+    Target(
+        "override",
+        read_override,
+        lambda: [b"aggregation.privacy=2", b"rounds.number = [1, 2]", b"vectors.output='x'"],
+        (ConfigurationError,),
+        ("drivers/federation/config.py:_parse",),
+        slow=True,
+    ),
+    Target(
+        "flower-parcel",
+        read_parcel,
+        flower_frames,
+        MESSAGE,
+        ("drivers/flower/parcels.py:_bytes_of",),
+    ),
+    Target(
+        "flower-memory",
+        read_node_memory,
+        node_memories,
+        STORED,
+        ("drivers/flower/node.py:_Folder.load", "drivers/flower/node.py:_Volatile.load"),
+    ),
+    Target(
+        "flower-mark", read_node_mark, node_marks, STORED, ("drivers/flower/node.py:_Folder.load",)
+    ),
+    Target(
+        "flower-config",
+        read_node_config,
+        node_configs,
+        (ConfigurationError,),
+        ("drivers/flower/node.py:Operator.of",),
+    ),
+]
