@@ -117,7 +117,7 @@ def attack(
     async def scenario() -> None:
         server = federation.server(number=2, settle=10, agree=20)
         server.session_type = type("Reruns", (RerunsWithout,), {"absent": absent})
-        server._job = SameModel(results)
+        server._learning.job = SameModel(results)
         clients = [federation.client(c, kind) for c in range(CLIENTS)]
         for client, job in zip(clients, jobs, strict=True):
             client._job = job
@@ -250,7 +250,7 @@ def run_once(
 
     async def scenario() -> None:
         server = federation.server(retries=retries, recover=1)
-        server._job = SameModel(results)
+        server._learning.job = SameModel(results)
         clients = [federation.client(c, kind) for c in range(CLIENTS)]
         for number, client in enumerate(clients):
             client._job = Constant(number)

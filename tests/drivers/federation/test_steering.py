@@ -315,7 +315,7 @@ def single_out(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[An
 
     async def scenario() -> None:
         server = federation.server()
-        server._job = job
+        server._learning.job = job
         post = server._communicator.post
 
         def favour(client: int, data: bytes) -> None:

@@ -39,8 +39,8 @@ class Learning:
         trace: Path | None = None,
     ) -> None:
         """`trace` is a folder for every average, in demonstrations."""
-        self._job, self._checkpoints, self._trace = job, checkpoints, trace
-        self.stopping = stopping
+        self._checkpoints, self._trace = checkpoints, trace
+        self.job, self.stopping = job, stopping
 
     def restore(self, journal: Journal) -> int:
         """How many rounds are done; the job has their model."""
@@ -49,7 +49,7 @@ class Learning:
             return 0
         completed, data = stored
         try:
-            self._job.load(data)
+            self.job.load(data)
         except LightSecAggError:
             raise
         except Exception as error:
@@ -77,17 +77,17 @@ class Learning:
         completed: int,
     ) -> bytes | memoryview | Spoilt:
         """The state after a sum of so many vectors; or, unchanged, why it cannot be used."""
-        before = await asyncio.to_thread(self._job.save)
+        before = await asyncio.to_thread(self.job.save)
         try:
             mean, samples = await asyncio.to_thread(average)
-            await asyncio.to_thread(self._job.apply, mean, samples, completed)
+            await asyncio.to_thread(self.job.apply, mean, samples, completed)
             rounding = (summands + record.noise) * record.quantisation_step / samples
-            record.metrics = self._job.metrics(mean, rounding)
-            after = await asyncio.to_thread(self._job.save)
+            record.metrics = self.job.metrics(mean, rounding)
+            after = await asyncio.to_thread(self.job.save)
         except (ConfigurationError, JournalError):
             raise  # nobody lied: whoever mends it and starts again resumes this round
         except Exception as error:
-            self._job.load(before)
+            self.job.load(before)
             foreign = not isinstance(error, LightSecAggError)
             text = "round %d: the sum is spoilt: it cannot be used: %s"
             log.error(text, record.round, explain(error), exc_info=foreign)
@@ -105,7 +105,7 @@ class Learning:
     async def _evaluate(self, record: RoundRecord) -> None:
         """The figures of a model that is stored already; whatever fails here, the round is done."""
         try:
-            figures = await asyncio.to_thread(self._job.evaluate)
+            figures = await asyncio.to_thread(self.job.evaluate)
             record.figures = {name: float(value) for name, value in figures.items()}
         except Exception:
             reason = "round %d is done and its model stored, but evaluating it failed"

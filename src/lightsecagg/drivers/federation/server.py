@@ -90,7 +90,7 @@ class FederationServer:
         """
         self._settings, self._rounds = settings, rounds
         self._allow_list = allow_list
-        self._communicator, self._job, self._journal = communicator, job, journal
+        self._communicator, self._journal = communicator, journal
         self._metrics = metrics or Metrics()
         self._progress = progress or (lambda phase, done, expected: None)
         self._callbacks = Callbacks(callbacks)
@@ -144,6 +144,10 @@ class FederationServer:
     def connected(self) -> list[int]:
         """Who is here and has greeted."""
         return self._session.connected if hasattr(self, "_session") else []
+
+    @property
+    def _job(self) -> ServerJob:
+        return self._learning.job
 
     async def _serve(self) -> None:
         events = self._communicator.events()
