@@ -164,6 +164,12 @@ class _RoundProcesses(Processes):
     def _client(self, client: int) -> tuple[Callable[..., FederationClient], None]:
         return partial(DoomedClient, deaths=self._deaths.get(client, {})), None
 
+    def _overrides(self) -> list[str]:
+        # Large models take their time, and whoever is killed is noticed without a deadline.
+        phases = ("advertise", "share", "upload")
+        patient = [f"rounds.{phase}={self._config.timeout}" for phase in phases]
+        return [*super()._overrides(), *patient]
+
 
 class DoomedClient(FederationClient):
     """A client that is killed in the middle of chosen phases."""
