@@ -55,8 +55,8 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Entries(msgspec.Struct, forbid_unknown_fields=True):
-    version: int
     key: bytes
+    version: int = 1  # which did not say so
     generation: int = 0
     last_round: int = -1
     spent: set[bytes] = set()
@@ -89,7 +89,7 @@ class Ledger:
 
     def __init__(self, entropy: Entropy = system_entropy) -> None:
         # Fingerprints are keyed, so that a stolen ledger does not confirm guesses of an update.
-        self._entries = _Entries(_VERSION, draw(entropy, _KEY_LENGTH))
+        self._entries = _Entries(draw(entropy, _KEY_LENGTH), _VERSION)
 
     @classmethod
     def volatile(cls, entropy: Entropy = system_entropy) -> Ledger:
@@ -336,7 +336,7 @@ class Ledger:
         if entries.version != _VERSION:
             raise DecodeError(
                 f"malformed ledger: version {entries.version} is not read by this release, which "
-                f"has {_VERSION}"
+                f"has {_VERSION}: begin a new session, with a new ledger in every client"
             )
         if len(entries.key) != _KEY_LENGTH or entries.generation < 0 or entries.last_round < -1:
             raise DecodeError("malformed ledger: a key or counter is out of range")
