@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, lo
 from lightsecagg.drivers.federation.membership import load_membership, sign_membership
 from lightsecagg.drivers.federation.provisioning import (
     Provisioned,
+    free_port,
     load_identity,
     provision,
 )
@@ -306,3 +308,12 @@ def test_a_built_in_task_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="no task 'nosuch'; choose one of digits"):
         provision(tmp_path / "federation", 4, task="nosuch")
     provision(tmp_path / "federation", 4, task="somewhere_else:Task")
+
+
+def test_a_free_port_is_none_that_a_connection_may_be_given() -> None:
+    """While a killed server is away, its clients' own connections must not take its port."""
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 15
+    assert all(port < 32_768 for port in ports)
+    with socket.create_server(("127.0.0.1", ports.pop())):
+        pass

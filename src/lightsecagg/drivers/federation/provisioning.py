@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -73,6 +75,11 @@ HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
     },
 }
 """Table -> key -> its default and what it means: the keys that one looks for first."""
+
+
+_QUIET_PORTS = (20_000, 32_000)
+"""Below those that systems give to connections."""
+_PROBES = 100
 
 
 def load_identity(path: Path) -> IdentityKey:
@@ -390,8 +397,12 @@ def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def free_port() -> int:
-    """On which nobody listens now, for federations on one machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """On which nobody listens now, for federations on one machine.
+
+    No system hands it out by itself: a server that is killed finds it free when it comes back.
+    """
+    for _ in range(_PROBES):
+        port = random.randrange(*_QUIET_PORTS)  # noqa: S311 - no secret
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise ConfigurationError(f"no free port was found among {_QUIET_PORTS[0]} to {_QUIET_PORTS[1]}")
