@@ -182,6 +182,10 @@ def bench_flushes(
     dim: Annotated[int, typer.Option(help="d, the length of the vectors.")] = 1_206_590,
     flushes: Annotated[int, typer.Option(help="Buffers; the first is not counted.", min=2)] = 8,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
+    training: Annotated[
+        float,
+        typer.Option(help="Seconds in which a client pretends to train, on average.", min=0),
+    ] = 0.0,
     protocol: options.Protocols = None,
     share_mode: options.ShareModeChoice = ShareMode.SHORT_KEY,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 1800.0,
@@ -199,6 +203,7 @@ def bench_flushes(
         dimension=dim,
         flushes=flushes,
         processes=processes,
+        training=training,
         share_mode=share_mode,
         timeout=timeout,
     )

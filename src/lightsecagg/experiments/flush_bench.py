@@ -1,8 +1,10 @@
 """Buffers per minute over real sockets, protected and without protection.
 
 As `federation_bench`: one server process, logical clients, many to a process, each with its own
-identity, certificate and TLS stream, random vectors, no training. A client has its next update as
-soon as it has a newer model; so the figure is what the server and the machine can carry.
+identity, certificate and TLS stream, and random vectors. Without `training` a client has its next
+update as soon as it has a newer model; then the figure is what the machine can carry that the
+server and all the clients share. With it, clients wait as long as real ones would train, each on a
+processor of its own; then it is what a federation of machines would see.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.drivers.federation.programs import build_client, run_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.federation.training_tables import VectorsTable
@@ -27,6 +31,20 @@ from lightsecagg.experiments.federation_bench import RandomVectors
 from lightsecagg.experiments.processes import begin, running, terminable
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.session.interface import Train, Trained, TrainingFailed
+
+
+class PatientClient(FederationClient):
+    """Has its update after a while, and leaves the processor to others until then."""
+
+    def __init__(self, *arguments: Any, training: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Of their own pace, or all would upload at once.
+        self._seconds, self._pace = training, np.random.default_rng(self._table.id)
+
+    async def _trained(self, effect: Train, job: ClientJob) -> Trained | TrainingFailed:
+        await asyncio.sleep(self._seconds * self._pace.uniform(0.5, 1.5))
+        return await super()._trained(effect, job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,8 @@ class FlushBench:
     flushes: int = 8
     """The first is not counted: masks are made for it, and everybody connects."""
     processes: int = 2
+    training: float = 0.0
+    """Seconds that an update takes on average: uniform between half and one and a half of it."""
     share_mode: ShareMode = ShareMode.SHORT_KEY
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     timeout: float = 1800.0
@@ -154,7 +174,8 @@ def _host(
             config = load_config(ClientConfig, made.clients[client], overrides)
             vectors = VectorsTable(input=Path("unused.npy"))
             config = config.model_copy(update={"vectors": vectors})
-            clients.append(build_client(config, job=RandomVectors(client, bench.dimension)))
+            job = RandomVectors(client, bench.dimension)
+            clients.append(build_client(config, PatientClient, job, training=bench.training))
         await asyncio.gather(*(client.run() for client in clients))
 
     asyncio.run(run())
