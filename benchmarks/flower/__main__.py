@@ -18,6 +18,8 @@ import os
 import sys
 from typing import Any
 
+from lightsecagg.experiments.processes import terminable
+
 os.environ |= {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -44,7 +46,8 @@ def main() -> None:
             command.add_argument("--dropouts", type=float, default=0.3)
     options = vars(parser.parse_args())
     command, as_json = options.pop("command"), options.pop("json")
-    document = measure(command, options)
+    with terminable():
+        document = measure(command, options)
     if as_json:
         print(json.dumps({"command": command, **options, **document}, indent=1))
         return

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import pickletools
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightsecagg.drivers.federation.provisioning import free_port
 from lightsecagg.drivers.transport import torch_rpc
 from lightsecagg.drivers.transport.communicator import (
     Connected,
@@ -50,14 +49,6 @@ async def started(
 
 def party(server: TorchRpcServer, client: int) -> TorchRpcClient:
     return TorchRpcClient(server.address, client, limits=LIMITS)
-
-
-def quiet_port() -> int:
-    """A free port that no system hands out by itself, so that it can be left and taken again."""
-    for port in range(21_000 + os.getpid() % 4_000, 32_000):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("all ports are taken")
 
 
 def patiently(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -136,7 +127,7 @@ def test_close_lets_queued_messages_leave(run: Run) -> None:
 
 def test_a_closed_server_is_followed_by_another_on_the_same_port(run: Run) -> None:
     async def scenario() -> None:
-        server, _events = await started(port=quiet_port())
+        server, _events = await started(port=free_port())
         address = server.address
         await server.close()
         with pytest.raises(TransportError, match=f"nobody listens at {address}"):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import socket
 import tempfile
@@ -77,7 +76,7 @@ HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
 """Table -> key -> its default and what it means: the keys that one looks for first."""
 
 
-_QUIET_PORTS = (20_000, 32_000)
+_QUIET_PORTS = range(20_000, 32_000)
 """Below those that systems give to connections."""
 _PROBES = 100
 
@@ -402,7 +401,9 @@ def free_port() -> int:
     No system hands it out by itself: a server that is killed finds it free when it comes back.
     """
     for _ in range(_PROBES):
-        port = random.randrange(*_QUIET_PORTS)  # noqa: S311 - no secret
+        drawn = int.from_bytes(draw(system_entropy, 4), "big")
+        port = _QUIET_PORTS[drawn % len(_QUIET_PORTS)]
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-    raise ConfigurationError(f"no free port was found among {_QUIET_PORTS[0]} to {_QUIET_PORTS[1]}")
+    first, last = _QUIET_PORTS[0], _QUIET_PORTS[-1]
+    raise ConfigurationError(f"no free port was found among {first} to {last}")
