@@ -30,9 +30,11 @@ from lightsecagg.errors import LightSecAggError
 from lightsecagg.field import ntt
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks import short_keys
 from lightsecagg.masks.checked_sharing import BLINDS, check_coefficients, commit, report_on_shares
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
+from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import (
     DEFAULT_MODULUS,
     PAPER_MODULUS,
@@ -249,7 +251,15 @@ def _short_key_strip(total: list[int], dimension: int, step: int, squares: int) 
     return _ints(short_keys.strip(field, field.vector(total), dimension, step, squares))
 
 
+def _pairwise_mask(
+    self_seed: str, pairwise: list[tuple[int, str]], own: int, length: int
+) -> dict[str, Any]:
+    seeds = {peer: bytes.fromhex(seed) for peer, seed in pairwise}
+    return _digest(client_mask(bytes.fromhex(self_seed), seeds, own, length))
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "pairwise.mask": _pairwise_mask,
     "short_keys.parameters": _short_key_parameters,
     "short_keys.matrix": _short_key_matrix,
     "short_keys.noise": _short_key_noise,
@@ -884,7 +894,50 @@ def short_key_settings_vectors() -> Iterator[Vector]:
         yield vector(shown, "context.settings", True, settings=encoded)
 
 
+# -- pairwise masks ------------------------------------------------------------------------------
+
+
+def pairwise_vectors() -> Iterator[Vector]:
+    """SecAgg's masks, modulo 2^32, and the settings that say so."""
+    seeds = {peer: fixed(f"pair {peer}").hex() for peer in (3, 9, 12)}
+    own = fixed("self mask").hex()
+    for name, peers in {"alone": (), "a pair": (9,), "three pairs": (3, 9, 12)}.items():
+        pairs = [(peer, seeds[peer]) for peer in peers]
+        inputs = {"self_seed": own, "pairwise": pairs, "own": 5, "length": 70_001}
+        yield vector(f"the mask of client 5, {name}", "pairwise.mask", **inputs)
+    yield vector(
+        "a pair with oneself",
+        "pairwise.mask",
+        True,
+        self_seed=own,
+        pairwise=[(5, seeds[3])],
+        own=5,
+        length=4,
+    )
+    for length in (0, 31, 33):
+        short = fixed("self mask", length).hex()
+        inputs = {"self_seed": short, "pairwise": [], "own": 5, "length": 4}
+        yield vector(f"a seed of {length} bytes", "pairwise.mask", True, **inputs)
+    quantizer = Quantizer(WORDS, 1.0, 4, 100, weighted=True, scale=1000.0)
+    secagg = replace(settings(), protocol=ProtocolName.SECAGG, quantizer=quantizer)
+    fields, order = msgspec.msgpack.decode(secagg.to_bytes()), _Fields.__struct_fields__
+    yield vector("settings", "context.settings", settings=secagg.to_bytes().hex())
+    for bits in (None, 0, 31, 33, 64, True, 32.0):
+        changed = [*fields[: order.index("word_bits")], bits]
+        encoded = msgspec.msgpack.encode(changed).hex()
+        yield vector(f"settings, {bits} bits", "context.settings", True, settings=encoded)
+    for name, value in [("protocol", "lightsecagg"), ("protocol", "plain"), ("scale", 1e9)]:
+        changed = list(fields)
+        changed[order.index(name)] = value
+        encoded = msgspec.msgpack.encode(changed).hex()
+        yield vector(f"settings, {name} = {value}", "context.settings", True, settings=encoded)
+    prime = fields[: order.index("instructions")]
+    encoded = msgspec.msgpack.encode(prime).hex()
+    yield vector("settings of a prime field", "context.settings", True, settings=encoded)
+
+
 FILES: dict[str, Callable[[], Iterator[Vector]]] = {
+    "pairwise": pairwise_vectors,
     "short_keys": short_key_vectors,
     "wire": wire_vectors,
     "expansion": expansion_vectors,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightsecagg.crypto.prg import (
     BLOCK_WORDS,
+    add_words,
     aes_ctr_keystream,
     derive_seed,
     draw_bound,
@@ -233,3 +234,22 @@ def test_S06_bound_draws_differ_by_purpose_though_the_source_repeats_itself() ->
             assert (one == other).sum() < 3
     again = draw_bound(100, PAPER_PRIME, repeated, *purposes[0])
     assert again.tolist() == draws[0].tolist()
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 70_000])
+@pytest.mark.parametrize("length", [0, 1, 65_537])
+def test_words_are_added_from_wherever_a_part_begins(start: int, length: int) -> None:
+    seeds = [bytes([k, 1]) * 16 for k in range(70)][: 70 if length < 2 else 3]
+    totals = np.full(length, 2**32 - 1, dtype=np.uint32)
+    add_words(totals, iter(seeds), start)
+    expected = np.full(length, 2**32 - 1, dtype=np.uint32)
+    for seed in seeds:
+        encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+        stream = np.frombuffer(encryptor.update(bytes(4 * (start + length))), dtype="<u4")
+        expected += stream[start:]
+    assert np.array_equal(totals, expected)
+
+
+def test_words_of_a_seed_of_another_length_are_refused() -> None:
+    with pytest.raises(CryptoError, match="32 bytes, not 31"):
+        add_words(np.zeros(3, dtype=np.uint32), [bytes(31)])

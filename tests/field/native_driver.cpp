@@ -33,6 +33,7 @@ void lightsecagg_allow_avx2(int);
 void lightsecagg_add(const u32*, const u32*, u32*, size_t, u32);
 void lightsecagg_subtract(const u32*, const u32*, u32*, size_t, u32);
 void lightsecagg_accumulate(u64*, const u32* const*, size_t, size_t);
+void lightsecagg_accumulate_words(u32*, const u32* const*, size_t, size_t);
 void lightsecagg_weighted_accumulate(u64*, const u32* const*, const u32*, size_t, size_t);
 void lightsecagg_reduce(const u64*, u32*, size_t, u32);
 void lightsecagg_matmul(const u32*, const u32*, u32*, size_t, size_t, size_t, u32);
@@ -181,6 +182,7 @@ const std::map<std::string, Call> LOOPS = {
     LOOP(add),
     LOOP(subtract),
     LOOP(accumulate),
+    LOOP(accumulate_words),
     LOOP(weighted_accumulate),
     LOOP(reduce),
     LOOP(matmul),

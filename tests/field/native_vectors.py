@@ -105,6 +105,8 @@ def all_cases() -> Iterator[Case]:
         for rows, leaves, columns in TRANSFORMS:
             if ntt.supports(PrimeField(q), leaves):
                 yield from transform_cases(rng, q, rows, leaves, columns)
+    for size in (*SIZES, LONG):
+        yield from word_cases(rng, size)
     default = 2**31 - 2**19 + 1
     yield from vector_cases(rng, default, LONG)
     yield matmul_case(rng, default, 70, 40, 3)
@@ -114,7 +116,11 @@ def all_cases() -> Iterator[Case]:
 def cases_to_count() -> dict[str, Case]:
     """One case of every loop, of the default field, of a size that is worth counting."""
     rng, q = np.random.default_rng(7), 2**31 - 2**19 + 1
-    cases = [*vector_cases(rng, q, 4096), *transform_cases(rng, q, 24, 32, 256)]
+    cases = [
+        *word_cases(rng, 4096),
+        *vector_cases(rng, q, 4096),
+        *transform_cases(rng, q, 24, 32, 256),
+    ]
     return {case.loop: case for case in [*cases, matmul_case(rng, q, 16, 32, 256)]}
 
 
@@ -123,6 +129,25 @@ def elements(rng: np.random.Generator, q: int, shape: int | tuple[int, ...]) -> 
     values = rng.integers(0, q, shape, dtype=np.uint32)
     extremes = np.array([0, 1, q // 2, q // 2 + 1, q - 2, q - 1], dtype=np.uint32)
     return np.where(rng.random(shape) < 0.5, rng.choice(extremes, shape), values)
+
+
+def word_cases(rng: np.random.Generator, n: int) -> Iterator[Case]:
+    """Sums modulo 2^32, and the loops that take 0 for it."""
+    q = 2**32
+    vectors = [elements(rng, q, n) for _ in range(7)]
+    total = vectors[0].copy()
+    reference.accumulate_words(total, vectors)
+    yield Case("accumulate_words", (Written(vectors[0], total), vectors, 7, n))
+    a, b = vectors[:2]
+    yield Case("add", (a, b, Written.anew(reference.add(a, b, q)), n, 0))
+    yield Case("subtract", (a, b, Written.anew(reference.subtract(a, b, q)), n, 0))
+    for kind in (np.float32, np.float64):
+        case = quantise_case(rng, q, n, np.dtype(kind))
+        yield Case(case.loop, (*case.arguments[:-1], 0))
+        restored = np.empty(n, dtype=kind)
+        reference.unmask_dequantise(a, b, 0.37, q, restored)
+        name = f"unmask_dequantise{8 * restored.itemsize}"
+        yield Case(name, (a, b, 0.37, 0, Written.anew(restored), n))
 
 
 def vector_cases(rng: np.random.Generator, q: int, n: int) -> Iterator[Case]:

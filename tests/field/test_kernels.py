@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.field import kernels, ntt, reference
 from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
+from lightsecagg.field.words import WORDS
 
 MODULI = [
     *(3, 5, 7, 11, 257, 65537, 2**30 - 35, 2**31 - 1),
@@ -27,6 +28,7 @@ MODULI = [
 SIZES = [0, 1, 3, 7, 8, 9, 31, 32, 33, 64, 65, 4095, 4097, 40000]
 
 moduli = st.sampled_from(MODULI)
+groups = st.sampled_from([*MODULI, 2**32])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -42,7 +44,7 @@ def integers(array: NDArray[np.uint32]) -> list[int]:
     return [int(value) for value in array]
 
 
-@given(moduli, st.sampled_from(SIZES), seeds)
+@given(groups, st.sampled_from(SIZES), seeds)
 def test_add_and_subtract(backend: str, q: int, size: int, seed: int) -> None:
     a, b = elements(q, size, seed), elements(q, size, seed + 1)
     loops = kernels.active()
@@ -64,6 +66,16 @@ def test_accumulate_and_reduce(backend: str, q: int, size: int, count: int, seed
     ] * size
     assert totals.tolist() == expected
     assert kernels.active().reduce(totals, q).tolist() == [total % q for total in expected]
+
+
+@given(st.sampled_from(SIZES), st.integers(0, 11), seeds)
+def test_accumulate_words(backend: str, size: int, count: int, seed: int) -> None:
+    vectors = [elements(2**32, size, seed + i) for i in range(count)]
+    totals = np.full(size, 2**32 - 3, dtype=np.uint32)
+    kernels.active().accumulate_words(totals, vectors)
+    columns = zip(*map(integers, vectors), strict=True)
+    expected = [(2**32 - 3 + sum(column)) % 2**32 for column in columns] or [2**32 - 3] * size
+    assert totals.tolist() == expected
 
 
 @given(moduli, st.sampled_from(SIZES), st.lists(st.integers(0, 2**28), max_size=5), seeds)
@@ -136,7 +148,7 @@ def rounded(y: Fraction, word: int) -> int:
 
 
 @given(
-    st.sampled_from([2**31 - 2**19 + 1, 2**32 - 5, 65537]),
+    st.sampled_from([2**31 - 2**19 + 1, 2**32 - 5, 65537, 2**32]),
     st.sampled_from([np.float32, np.float64]),
     st.sampled_from(SIZES[:-1]),
     seeds,
@@ -187,14 +199,14 @@ def test_quantise_clamps_at_the_limit(backend: str) -> None:
     assert masked.tolist() == [4, 4, 4, 7, 7, 7]
 
 
-@given(moduli, st.sampled_from([np.float32, np.float64]), st.sampled_from(SIZES[:-1]), seeds)
+@given(groups, st.sampled_from([np.float32, np.float64]), st.sampled_from(SIZES[:-1]), seeds)
 def test_unmask_dequantise(backend: str, q: int, kind: type, size: int, seed: int) -> None:
     masked, mask = elements(q, size, seed), elements(q, size, seed + 1)
     out = np.empty(size, dtype=kind)
     kernels.active().unmask_dequantise(masked, mask, 0.37, q, out)
     for x, y, result in zip(integers(masked), integers(mask), out.tolist(), strict=True):
         value = (x - y) % q
-        signed = value if value < (q - 1) // 2 else value - q
+        signed = value if value < q // 2 else value - q
         assert result == kind(signed * 0.37)
 
 
@@ -268,6 +280,7 @@ def test_threads_change_nothing(threads: int) -> None:
             field.add(a, b),
             field.sum([a, b, a]),
             field.weighted_sum([3, 5], [a, b]),
+            WORDS.sum([a, b, a]),
             field.matmul(left, right),
             ntt.forward(DEFAULT_FIELD, right, 60),
             ntt.inverse(DEFAULT_FIELD, right, 60),
@@ -312,6 +325,9 @@ def test_without_avx2_the_loops_agree_with_the_reference(
     def results(loops: kernels.Loops) -> Iterator[object]:
         totals = np.zeros(size, dtype=np.uint64)
         loops.accumulate(totals, [a, b, a, b, a])
+        wrapped = words.copy()
+        loops.accumulate_words(wrapped, [a, b, words, b, a])
+        yield wrapped.tolist()
         loops.weighted_accumulate(totals, [a, b, a], [1, 2, 3])
         yield totals.tolist()
         yield loops.reduce(totals, q).tolist()

@@ -12,10 +12,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightsecagg.errors import FieldError, InputRefused, ParameterError, RecoveryError
+from lightsecagg.field.group import Group
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
-from lightsecagg.field.quantization import Quantizer, clip_to_bound, signed
+from lightsecagg.field.quantization import Quantizer, clip_to_bound, signed, with_room
+from lightsecagg.field.words import WORDS
 
-BOTH_FIELDS = pytest.mark.parametrize("field", [DEFAULT_FIELD, PAPER_FIELD], ids=["2^31", "2^32"])
+ALL_GROUPS = pytest.mark.parametrize(
+    "field", [DEFAULT_FIELD, PAPER_FIELD, WORDS], ids=["2^31", "2^32", "words"]
+)
 LOWEST, HIGHEST = 0, 2**32 - 1  # words that round everything up, or nothing
 
 
@@ -25,14 +29,14 @@ def words(count: int, value: int | None = None, seed: int = 1) -> Elements:
     return np.random.default_rng(seed).integers(0, 2**32, count, dtype=np.uint32)
 
 
-def elements(field: PrimeField, count: int, seed: int = 2) -> Elements:
+def elements(field: Group, count: int, seed: int = 2) -> Elements:
     return np.random.default_rng(seed).integers(0, field.modulus, count, dtype=np.uint32)
 
 
 def rounded(quantizer: Quantizer, value: float, word: int, samples: int = 1) -> int:
     """The signed integer that one entry becomes."""
     out = quantizer.quantise(np.array([value]), words(1, word), samples)
-    return int(signed(quantizer.field, out[:1])[0])
+    return int(signed(quantizer.group, out[:1])[0])
 
 
 # -- phi and phi^-1 ------------------------------------------------------------------------------
@@ -47,11 +51,15 @@ def test_phi_and_its_inverse_over_a_whole_field(q: int) -> None:
     assert signed(field, field.vector(integers)).tolist() == integers
 
 
-@BOTH_FIELDS
-def test_phi_is_symmetric_up_to_the_documented_limit(field: PrimeField) -> None:
+@ALL_GROUPS
+def test_phi_is_symmetric_up_to_the_documented_limit(field: Group) -> None:
     limit = (field.modulus - 3) // 2
     assert signed(field, field.vector([limit, -limit])).tolist() == [limit, -limit]
-    assert signed(field, field.vector([limit + 1])).tolist() == [limit + 1 - field.modulus]
+    half = field.modulus // 2
+    assert signed(field, field.vector([half - 1, half])).tolist() == [
+        half - 1,
+        half - field.modulus,
+    ]
 
 
 # -- rounding ------------------------------------------------------------------------------------
@@ -123,7 +131,8 @@ def test_rounding_never_leaves_the_two_neighbours(backend: str) -> None:
 
 @st.composite
 def admissible(draw: st.DrawFn) -> Quantizer:
-    field = PrimeField(draw(st.sampled_from([101, 65537, 2**31 - 2**19 + 1, 2**32 - 5])))
+    moduli = [101, 65537, 2**31 - 2**19 + 1, 2**32 - 5]
+    field = draw(st.sampled_from([*map(PrimeField, moduli), WORDS]))
     summands = draw(st.integers(1, 40))
     max_weight = draw(st.integers(1, 64))
     budget = (field.modulus - 3) // 2 // (summands * max_weight)
@@ -138,7 +147,7 @@ def admissible(draw: st.DrawFn) -> Quantizer:
 def test_S13_the_worst_sum_of_admissible_parameters_never_wraps(
     backend: str, quantizer: Quantizer, sign: int, up: bool
 ) -> None:
-    field, n = quantizer.field, quantizer.summands
+    field, n = quantizer.group, quantizer.summands
     x = np.array([sign * quantizer.bound])
     word = words(1, LOWEST if up else HIGHEST)
     one = quantizer.quantise(x, word, quantizer.max_samples)
@@ -158,7 +167,7 @@ def test_S13_the_worst_sum_of_admissible_parameters_never_wraps(
 @given(quantizer=admissible())
 def test_S13_the_automatic_scale_is_the_largest_safe_one(quantizer: Quantizer) -> None:
     arguments = (
-        quantizer.field,
+        quantizer.group,
         quantizer.bound,
         quantizer.summands,
         quantizer.max_samples,
@@ -213,7 +222,7 @@ def test_scale_may_be_below_one(backend: str) -> None:
     ],
 )
 def test_S13_impossible_budgets_are_refused(arguments: dict[str, Any], message: str) -> None:
-    acceptable: dict[str, Any] = {"field": DEFAULT_FIELD, "bound": 1.0, "summands": 10}
+    acceptable: dict[str, Any] = {"group": DEFAULT_FIELD, "bound": 1.0, "summands": 10}
     Quantizer(**acceptable)
     with pytest.raises(ParameterError) as refusal:
         Quantizer(**acceptable | arguments)
@@ -355,6 +364,42 @@ def test_a_sum_is_not_divided_by_nothing(divisor: float) -> None:
         quantizer.dequantise(np.zeros(4, dtype=np.uint32), divisor)
 
 
+# -- in place ------------------------------------------------------------------------------------
+
+SIZES = pytest.mark.parametrize("size", [1, 2, 3, 2**18, 2**18 + 1, 3 * 2**18 - 1])
+"""Around the blocks by which a sum becomes real numbers."""
+
+
+@SIZES
+@pytest.mark.parametrize("weighted", [False, True])
+def test_R53_a_sum_becomes_real_numbers_in_its_own_buffer(
+    backend: str, size: int, weighted: bool
+) -> None:
+    quantizer = Quantizer(PAPER_FIELD, 1.0, 3, weighted=weighted)
+    total = with_room(size + weighted)
+    total[:] = field_sum = elements(PAPER_FIELD, total.size)
+    values = total[:size]
+    found = quantizer.dequantise(values, 7.0, in_place=True)
+    np.testing.assert_array_equal(found, quantizer.dequantise(field_sum[:size], 7.0))
+    assert found.base is total.base, "no other vector was made"
+
+
+def test_a_sum_is_spent_only_where_that_was_asked_for() -> None:
+    quantizer, total = Quantizer(PAPER_FIELD, 1.0, 3), with_room(5)
+    total[:] = before = elements(PAPER_FIELD, 5)
+    quantizer.dequantise(total)
+    np.testing.assert_array_equal(total, before)
+
+
+@pytest.mark.parametrize("start", [0, 3, 4, 6])
+def test_elements_that_lie_elsewhere_are_not_written_over(start: int) -> None:
+    """In a buffer of ten, only those from the fifth on have room."""
+    quantizer, whole = Quantizer(PAPER_FIELD, 1.0, 3), elements(PAPER_FIELD, 10)
+    before, total = whole.copy(), whole[start : start + 4]
+    quantizer.dequantise(total, in_place=True)
+    np.testing.assert_array_equal(whole, before)
+
+
 # -- sample counts -------------------------------------------------------------------------------
 
 
@@ -368,8 +413,8 @@ def test_weights_multiply_before_rounding(backend: str) -> None:
     assert int(out[-1]) == 1000
 
 
-@BOTH_FIELDS
-def test_weighted_mean_of_masked_vectors(backend: str, field: PrimeField) -> None:
+@ALL_GROUPS
+def test_weighted_mean_of_masked_vectors(backend: str, field: Group) -> None:
     counts, weights = [3, 500, 77, 9999], [4, 1, 2, 4]
     quantizer = Quantizer(field, 1.0, len(counts), max_samples=1000, max_weight=4, weighted=True)
     generator = np.random.default_rng(6)
@@ -409,11 +454,11 @@ def raised(field: PrimeField, total: Elements, entry: int, quanta: int) -> Eleme
     return out
 
 
-@BOTH_FIELDS
+@ALL_GROUPS
 @pytest.mark.parametrize("scale", [0.0, 0.5, 7.0])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_S47_an_average_beyond_the_bound_is_refused(
-    backend: str, field: PrimeField, scale: float, dtype: Any
+    backend: str, field: Group, scale: float, dtype: Any
 ) -> None:
     """Inputs at the bound itself pass at any scale; what no rounding explains does not."""
     counts, weights, bound = [3, 10, 1], [4, 1, 2], 0.1  # float32 rounds this bound up

@@ -18,6 +18,7 @@ from lightsecagg.masks.sharing_graph import (
     find_graph_parameters,
     leak_bound,
     random_order,
+    recoverable_threshold,
 )
 
 REGULAR = [(N, k) for N in range(2, 12) for k in range(1, N) if N * k % 2 == 0]
@@ -216,3 +217,19 @@ def test_few_clients_get_the_complete_graph() -> None:
 def test_S15_impossible_demands_are_refused(N: int, T: int, D: int, sigma: int, eta: int) -> None:
     with pytest.raises(ParameterError):
         find_graph_parameters(N, T, D, sigma, eta)
+
+
+@pytest.mark.parametrize(("N", "D", "k"), [(8, 2, 4), (9, 3, 6), (7, 0, 3), (10, 5, 4)])
+@pytest.mark.parametrize("eta", [0, 2, 5])
+def test_the_threshold_that_survives_is_the_largest_by_enumeration(
+    N: int, D: int, k: int, eta: int
+) -> None:
+    """A survivor's k neighbours are a uniform sample of the others; union bound over N clients."""
+    samples = list(combinations(range(N - 1), k))
+    alive = [sum(member >= D for member in sample) for sample in samples]
+    fits = [
+        t
+        for t in range(k + 1)
+        if Fraction(N * sum(count < t for count in alive), len(samples)) < Fraction(1, 2**eta)
+    ]
+    assert recoverable_threshold(N, D, k, eta) == max(fits)

@@ -28,7 +28,7 @@ from lightsecagg.errors import (
     RecoveryError,
     RemoteProtocolError,
 )
-from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.prime import Elements
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol import epoch_states, round_client
 from lightsecagg.protocol.allow_list import AllowList
@@ -135,10 +135,10 @@ class History(Links, ABC):
         self.identities = {c: IdentityKey(self.sources[c](32)) for c in self.ids}
         self.allow_list = AllowList({c: key.public for c, key in self.identities.items()})
         self.ledgers = {c: Ledger(self.sources[c]) for c in self.ids}
-        self.field = PrimeField(kind.modulus)
         sizes = Parameters(6, 1, 1, 4, kind.threat_model, kind.share_mode, kind.modulus)
         own = traits.resolve(sizes, kind.neighbours, kind.threshold)
         self.parameters = own.parameters
+        self.group = traits.group(own.parameters)
         self.settings = Settings(
             kind.protocol,
             self.parameters,
@@ -164,7 +164,7 @@ class History(Links, ABC):
             max_openings=100,
             max_attempts=2 if self.buffering() is None else 1000,
         )
-        super().__init__(None, {}, Codec(self.field))  # type: ignore[arg-type]
+        super().__init__(None, {}, Codec(self.group))  # type: ignore[arg-type]
         self.number = 0
         self.old: dict[int, tuple[bytes, int]] = {}
         """A snapshot of each client from some time ago, and its generation."""
@@ -191,7 +191,7 @@ class History(Links, ABC):
         return None
 
     def quantizer(self, **options: Any) -> Any:
-        common = {"scale": 1.0, "buffering": self.buffering()}
+        common = {"scale": 1.0, "buffering": self.buffering(), "group": self.group}
         return make_quantizer(self.parameters, 7, 1000.0, **common, **options)
 
     @abstractmethod
@@ -263,7 +263,7 @@ class History(Links, ABC):
         if self.settings.traits.protected:
             key = self.mask_of(client, message)
             plain = hide(self.settings, self.update_of(key), bytes(32), self.zeros())
-            mask = self.field.subtract(message.vector, plain).tobytes()
+            mask = self.group.subtract(message.vector, plain).tobytes()
             assert self.masks.setdefault(mask, key) == key, "one mask for two uploads"
 
     def zeros(self) -> Elements:

@@ -199,7 +199,7 @@ class Rounds(History):
             updates = [self.inputs[client] for client in result.included]
             total = [sum(u.samples * int(u.vector[k]) for u in updates) for k in range(7)]
             total.append(sum(u.samples for u in updates))
-            expected = [entry % self.field.modulus for entry in total]
+            expected = [entry % self.group.modulus for entry in total]
             assert result.total.tolist() == expected
 
     def check_consents(self) -> None:

@@ -46,6 +46,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import ProtocolName, Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -85,6 +86,7 @@ class Federation(Wire):
     k: int = 0
     malicious: bool = False
     number_field: PrimeField = DEFAULT_FIELD
+    """Of the shares of secrets."""
     fault: Fault | None = None
     announce_drops: bool = True
     """Whether the server is told who is gone, or has to wait for its deadline."""
@@ -107,7 +109,7 @@ class Federation(Wire):
             )
             for client in self.ids
         }
-        Wire.__init__(self, server, clients, Codec(self.number_field))
+        Wire.__init__(self, server, clients, Codec(self.settings.group))
         self.gone: set[int] = set()
         self.result: Aggregate | RoundAborted | None = None
 
@@ -124,7 +126,12 @@ class Federation(Wire):
             modulus=self.number_field.modulus,
         )
         quantizer = Quantizer(
-            self.number_field, 1000.0, self.N, MAX_SAMPLES, weighted=True, scale=1.0
+            traits_of(changes.get("protocol", self.protocol)).group(parameters),
+            1000.0,
+            self.N,
+            MAX_SAMPLES,
+            weighted=True,
+            scale=1.0,
         )
         options: dict[str, Any] = {
             "protocol": self.protocol,
@@ -155,13 +162,13 @@ class Federation(Wire):
         return Update(vector, samples=client % MAX_SAMPLES + 1)
 
     def quantised(self, client: int) -> Elements:
-        """x_i over F_q: inputs are integers and the scale is 1, so rounding is exact."""
+        """x_i in the group: inputs are integers and the scale is 1, so rounding is exact."""
         update = self.update(client)
         integers = [int(value) * update.samples for value in update.vector]
-        return self.number_field.vector([*integers, update.samples])
+        return self.settings.group.vector([*integers, update.samples])
 
     def exact_sum(self, clients: Collection[int]) -> Elements:
-        return self.number_field.sum(self.quantised(client) for client in clients)
+        return self.settings.group.sum(self.quantised(client) for client in clients)
 
     # -- running -----------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import Elements
+from lightsecagg.field.words import WORDS
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SERVER, NeedInput, RoundAborted, Send, Update
@@ -204,7 +205,10 @@ def proposals() -> dict[str, tuple[Settings, Policy, str]]:
         "a weaker threat model": (replace(settings, parameters=softer), policy, "threat model"),
         "another protocol": (
             replace(
-                settings, protocol=ProtocolName.SECAGG, parameters=replace(softer, survivors=5)
+                settings,
+                protocol=ProtocolName.SECAGG,
+                parameters=replace(softer, survivors=5),
+                quantizer=replace(settings.quantizer, group=WORDS),
             ),
             policy,
             "protocol secagg",
@@ -753,7 +757,7 @@ def test_S01_every_setting_is_bounded_by_the_policy_or_said_to_be_free() -> None
     """A new setting needs a decision: what may a server propose that a client cannot refuse?"""
     bounded = {"protocol", "threat_model", "share_mode", "session", "round", "allow_list", "model"}
     bounded |= {"clients", "privacy", "survivors", "dimension", "bound", "neighbours", "threshold"}
-    bounded |= {"buffering", "point_rule", "instructions", "short_keys"}
+    bounded |= {"buffering", "point_rule", "instructions", "short_keys", "word_bits"}
     free = {"dropouts", "modulus", "weighted", "max_samples", "scale"}
     names = {field.name for field in msgspec.structs.fields(_Fields)}
     assert names == bounded | free

@@ -22,8 +22,9 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import MaskAlreadyUsed, ParameterError, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
-from lightsecagg.field.quantization import Quantizer
+from lightsecagg.field.quantization import Quantizer, signed
 from lightsecagg.field.staleness import StalenessTable, constant
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.buffering import Buffering
@@ -327,12 +328,11 @@ def test_S15_parameters_that_protect_nobody_cannot_be_set(
 
 
 def test_S15_small_fields_cannot_share_secrets() -> None:
-    field = PrimeField(65521)
     with pytest.raises(ParameterError, match="16-bit limbs"):
         Settings(
             protocol=ProtocolName.SECAGG,
-            parameters=Parameters(8, 2, 2, modulus=field.modulus),
-            quantizer=Quantizer(field, 1.0, 8),
+            parameters=Parameters(8, 2, 2, modulus=65521),
+            quantizer=Quantizer(WORDS, 1.0, 8),
             dimension=3,
             session=SESSION,
             round=1,
@@ -985,3 +985,22 @@ def test_secagg_has_no_asynchronous_mode(case: dict[str, Any]) -> None:
     table = StalenessTable.from_function(constant(), scale=2, max_staleness=1)
     with pytest.raises(ParameterError, match="has no asynchronous mode"):
         Federation(**case).make_settings(buffering=Buffering(table, max_updates=8))
+
+
+def test_updates_are_summed_modulo_2_32_and_other_quantizers_are_refused() -> None:
+    settings = Federation().settings
+    assert settings.group is WORDS
+    assert settings.field == DEFAULT_FIELD
+    prime = replace(settings.quantizer, group=DEFAULT_FIELD)
+    with pytest.raises(ParameterError, match="summed modulo 4294967296, not modulo 2146959361"):
+        replace(settings, quantizer=prime)
+
+
+def test_the_worst_sum_fits_and_one_more_summand_could_wrap() -> None:
+    """Entries at the bound, all of one sign, as many as there may be."""
+    quantizer = Quantizer(WORDS, 1.0, 8)
+    assert 8 * quantizer.limit <= 2**31 - 2
+    worst = WORDS.sum([WORDS.vector([-quantizer.limit, quantizer.limit])] * 8)
+    assert signed(WORDS, worst).tolist() == [-8 * quantizer.limit, 8 * quantizer.limit]
+    with pytest.raises(ParameterError, match="could wrap around"):
+        Quantizer(WORDS, 1.0, 9, scale=quantizer.scale)

@@ -18,6 +18,7 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import shamir
 from lightsecagg.field.prime import Elements
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.protocol.client_machine import Closed, Table
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Phase, Send
@@ -81,9 +82,8 @@ def open_upload(federation: Federation, v: int, seed: bytes, key: bytes) -> Elem
     agreement = AgreementKey(key)
     pairwise = {j: secagg.pairwise_seed(agreement, v, j) for j in secagg.neighbours(v)}
     (upload,) = federation.sent(MaskedUpload, v)
-    field = federation.number_field
     own = secagg.self_seed(seed, v)
-    return field.subtract(upload.vector, client_mask(own, pairwise, v, upload.vector.size, field))
+    return WORDS.subtract(upload.vector, client_mask(own, pairwise, v, upload.vector.size))
 
 
 def ask(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import DecodeError
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
+from lightsecagg.field.words import WORDS
 from lightsecagg.protocol import messages as m
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.wire import TAGS, VERSION, Codec
@@ -401,3 +402,17 @@ def test_S28_mutated_messages_decode_or_are_refused(message: Message, data: st.D
 )
 def test_S28_any_msgpack_decodes_or_is_refused(kind: type, value: object) -> None:
     decode_or_refuse(prefixed(kind, msgspec.msgpack.encode(value)))
+
+
+def test_S12_an_upload_of_words_may_hold_any_word_and_no_other_length() -> None:
+    codec = Codec(WORDS)
+    largest = np.full(3, 2**32 - 1, dtype=np.uint32)
+    data = codec.encode(m.MaskedUpload(b"\x07", largest))
+    decoded = codec.decode(data)
+    assert isinstance(decoded, m.MaskedUpload)
+    assert decoded.vector.tolist() == [2**32 - 1] * 3
+    with pytest.raises(DecodeError, match="not below the modulus"):
+        Codec(PAPER_FIELD).decode(data)
+    for wrong in (data[:-1], data + b"\0", data[:-4]):
+        with pytest.raises(DecodeError):
+            codec.decode(wrong)

@@ -1,4 +1,4 @@
-"""Pseudo-random generator: a 32-byte seed becomes exactly uniform elements of F_q.
+"""Pseudo-random generator: a 32-byte seed becomes exactly uniform elements of F_q, or words.
 
 Two parties expand the same seed (the owner of a mask and the recipient of a seeded share), so
 every detail of this file is wire format:
@@ -11,15 +11,18 @@ every detail of this file is wire format:
 
 Cutting and rejecting make every element uniform on [0, q) if the stream is, for every q. The patch
 rule in step 3 keeps the accepted words where they are, so nothing is compacted.
+
+Of Z_{2^32} every word is an element: element i is w_i (`add_words`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
@@ -36,6 +39,15 @@ Keystream = Callable[[NDArray[np.uint32]], None]
 BLOCK_WORDS: Final = 1 << 18
 """1 MiB: enough to amortise the calls, little enough that a block is still in the cache when its
 words are cut and compared."""
+
+_ADDED_WORDS: Final = 1 << 16
+"""256 KiB, and a total of as many words beside it: both stay in the second-level cache."""
+
+_SIDE_BY_SIDE: Final = 64
+"""Streams that pass one part of the totals together, so that it is fetched once for all of them."""
+
+_WORDS_PER_BLOCK: Final = 4
+"""Of AES: where the counter is one higher."""
 
 _ZEROS: Final = memoryview(bytes(4 * BLOCK_WORDS))
 
@@ -91,6 +103,29 @@ def derive_seed(seed: bytes, context: bytes, label: str, *parts: bytes) -> bytes
     return derive_key(seed, context, label, *parts)
 
 
+def add_words(totals: NDArray[np.uint32], seeds: Iterable[bytes], start: int = 0) -> None:
+    """Add the words of every seed's stream, from word `start` on, to `totals`, modulo 2^32.
+
+    A part of the streams costs what it is long, wherever it starts.
+    """
+    buffer = np.empty(min(totals.size, _ADDED_WORDS), dtype=np.uint32)
+    for batch in _batches(seeds, _SIDE_BY_SIDE):
+        streams = [_encryptor(seed, start) for seed in batch]
+        for begin in range(0, totals.size, _ADDED_WORDS):
+            part = totals[begin : begin + _ADDED_WORDS]
+            words = buffer[: part.size]
+            into, zeros = words.data.cast("B"), _ZEROS[: words.nbytes]
+            for stream in streams:
+                stream.update_into(zeros, into)
+                np.add(part, words, out=part)
+
+
+def _batches(seeds: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    remaining = iter(seeds)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
 def aes_ctr_keystream(seed: bytes) -> Keystream:
     """The AES-256-CTR stream of `seed`, as 32-bit little-endian words."""
     return _aes_ctr(seed, lambda count: _ZEROS[:count])
@@ -98,8 +133,7 @@ def aes_ctr_keystream(seed: bytes) -> Keystream:
 
 def _aes_ctr(seed: bytes, plaintext: Callable[[int], bytes | memoryview]) -> Keystream:
     """What AES-256-CTR makes of `plaintext`, which is asked for block by block."""
-    _check_seed(seed)
-    encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+    encryptor = _encryptor(seed)
 
     def next_words(words: NDArray[np.uint32]) -> None:
         for start in range(0, len(words), BLOCK_WORDS):
@@ -107,6 +141,15 @@ def _aes_ctr(seed: bytes, plaintext: Callable[[int], bytes | memoryview]) -> Key
             encryptor.update_into(plaintext(block.nbytes), block.data.cast("B"))
 
     return next_words
+
+
+def _encryptor(seed: bytes, start: int = 0) -> CipherContext:
+    """AES-256-CTR under `seed`, about to encrypt word `start`."""
+    _check_seed(seed)
+    counter, skipped = divmod(start, _WORDS_PER_BLOCK)
+    encryptor = Cipher(algorithms.AES(seed), modes.CTR(counter.to_bytes(16, "big"))).encryptor()
+    encryptor.update(bytes(4 * skipped))
+    return encryptor
 
 
 def fill_uniform(keystream: Keystream, modulus: int, out: NDArray[np.uint32]) -> None:

@@ -200,6 +200,12 @@ def _positions(numbers: Iterable[int]) -> Positions:
     return np.fromiter(numbers, dtype=np.int64)
 
 
+_COLUMNS = 2**11
+"""Columns that are completed together: their transform, a row for each leaf, is larger than what it
+is made from and what is made of it, and the system clears new memory more slowly than it is filled.
+"""
+
+
 class Interpolation:
     """Column polynomials f of degree below U from their values at any U leaves.
 
@@ -227,7 +233,7 @@ class Interpolation:
 
     def low_coefficients(self, values: Elements, count: int) -> Elements:
         """The coefficients of x^0, ..., x^(count - 1) as rows, for count <= U."""
-        return self._divide_by_e(self._times_e(values, count))
+        return self._divide_by_e(self._times_e(values, count), self._toeplitz(count))
 
     def complete(
         self, values: Elements, count: int, targets: Sequence[int]
@@ -238,23 +244,31 @@ class Interpolation:
         if not targets:
             return self.low_coefficients(values, count), values[:0]
         field, size = self._field, self._size
-        F = self._times_e(values, size)
+        self._check_values(values)
+        leaves, at = all_leaves(field, size), _positions(targets)
         s_at = forward(field, self._s[:, None], size)[list(targets), 0]
-        others = kernels.active().ntt_forward(
-            F,
-            np.arange(size, dtype=np.uint32),
-            _positions(targets),
-            field.multiply(s_at, np.array([field.inverse(size)], dtype=np.uint32)),
-            all_leaves(field, size),
-            field.modulus,
-        )
-        return self._divide_by_e(F[:count]), others
+        scale = field.multiply(s_at, np.array([field.inverse(size)], dtype=np.uint32))
+        derivative = np.arange(size, dtype=np.uint32)
+        toeplitz, columns = self._toeplitz(count), values.shape[1]
+        low = np.empty((count, columns), dtype=np.uint32)
+        others = np.empty((len(targets), columns), dtype=np.uint32)
+        for start in range(0, columns, _COLUMNS):
+            part = slice(start, start + _COLUMNS)
+            F = self._times_e(np.ascontiguousarray(values[:, part]), size)
+            low[:, part] = self._divide_by_e(F[:count], toeplitz)
+            others[:, part] = kernels.active().ntt_forward(
+                F, derivative, at, scale, leaves, field.modulus
+            )
+        return low, others
 
-    def _times_e(self, values: Elements, coefficients: int) -> Elements:
-        """The low coefficients of f * e."""
+    def _check_values(self, values: Elements) -> None:
         self._field.check_type(values)
         if values.ndim != 2 or len(values) != len(self._positions):
             raise FieldError(f"{len(self._positions)} leaves for values of shape {values.shape}")
+
+    def _times_e(self, values: Elements, coefficients: int) -> Elements:
+        """The low coefficients of f * e."""
+        self._check_values(values)
         return kernels.active().ntt_inverse(
             values,
             self._positions,
@@ -264,21 +278,26 @@ class Interpolation:
             self._field.modulus,
         )
 
-    def _divide_by_e(self, F: Elements) -> Elements:
-        """-s * F mod x^count: a triangular Toeplitz product, in bands that skip half the zeros."""
-        count = len(F)
+    def _toeplitz(self, count: int) -> list[Elements]:
+        """The triangular matrix of -s mod x^count, in bands of rows that skip half the zeros."""
         shifted = np.zeros(2 * count, dtype=np.uint32)  # -s_0, -s_1, ... behind zeros
         low = self._s[:count]
         shifted[count : count + len(low)] = self._field.subtract(np.zeros_like(low), low)
         row, column = np.ogrid[:count, :count]
-        toeplitz = shifted[count + row - column]
-        out = np.empty_like(F)
+        whole = shifted[count + row - column]
         band = max(-(-count // 4), 8)
-        for start in range(0, count, band):
-            stop = min(start + band, count)
-            out[start:stop] = self._field.matmul(
-                np.ascontiguousarray(toeplitz[start:stop, :stop]), F[:stop]
-            )
+        return [
+            np.ascontiguousarray(whole[start : start + band, : start + band])
+            for start in range(0, count, band)
+        ]
+
+    def _divide_by_e(self, F: Elements, toeplitz: list[Elements]) -> Elements:
+        """-s * F mod x^count."""
+        out, start = np.empty_like(F), 0
+        for band in toeplitz:
+            rows, columns = band.shape
+            out[start : start + rows] = self._field.matmul(band, F[:columns])
+            start += rows
         return out
 
 

@@ -1,31 +1,25 @@
-"""Vectors over a prime field F_q, q < 2^32: exact arithmetic on contiguous uint32 arrays.
-
-An array is checked where it enters (`vector`, `from_bytes`, `check`); the arithmetic then trusts
-its elements to be below q and only checks types and shapes.
-"""
+"""Vectors over a prime field F_q, q < 2^32: exact arithmetic on contiguous uint32 arrays."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from lightsecagg.errors import FieldError
 from lightsecagg.field import kernels
+from lightsecagg.field.group import Elements as Elements
+from lightsecagg.field.group import Group
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, check_modulus
 
-Elements = NDArray[np.uint32]
-
-_WORD = np.dtype("<u4")
 _FEW = 128
 
 
 @dataclass(frozen=True, slots=True)
-class PrimeField:
+class PrimeField(Group):
     """F_q with vectorised arithmetic."""
 
     modulus: int
@@ -34,42 +28,13 @@ class PrimeField:
     def __post_init__(self) -> None:
         check_modulus(self.modulus)
 
-    # -- entering and leaving the field ------------------------------------------------------
-
-    def vector(self, values: ArrayLike) -> Elements:
-        """Integers of any size, positive or negative, reduced into [0, q)."""
-        array = np.asarray(values)
-        if array.dtype.kind not in "iuO" and array.size:
-            raise FieldError(f"a vector over F_q is made from integers, not from {array.dtype}")
-        if array.dtype == np.uint64 or array.dtype.kind == "O":
-            return np.ascontiguousarray(array % self.modulus, dtype=np.uint32)
-        return np.ascontiguousarray(array.astype(np.int64) % self.modulus, dtype=np.uint32)
-
     def check(self, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> Elements:
         """The array itself if it is a vector (or matrix) over F_q of that shape; else an error."""
-        self.check_type(array)
-        if shape is not None and array.shape != shape:
-            raise FieldError(f"expected shape {shape}, got {array.shape}")
+        self.check_shape(array, shape)
         position = kernels.active().find_out_of_range(array.reshape(-1), self.modulus)
         if position >= 0:
             raise FieldError(f"element {position} is not below the modulus q = {self.modulus}")
         return array
-
-    def to_bytes(self, array: Elements) -> bytes:
-        """Little-endian 32-bit words."""
-        return bytes(self.to_buffer(array))
-
-    def to_buffer(self, array: Elements) -> memoryview:
-        """What `to_bytes` returns, without a copy: a view into the array, to be joined or sent."""
-        self.check_type(array)
-        return array.astype(_WORD, copy=False).reshape(-1).view(np.uint8).data
-
-    def from_bytes(self, data: bytes | bytearray | memoryview, length: int) -> Elements:
-        """The inverse of `to_bytes`; refuses a wrong length and elements >= q."""
-        if len(data) != 4 * length:
-            raise FieldError(f"{length} field elements take {4 * length} bytes, got {len(data)}")
-        array = np.frombuffer(data, dtype=_WORD).astype(np.uint32, copy=False)
-        return self.check(array)
 
     def check_bytes(self, data: bytes) -> None:
         """Refuse what `from_bytes` refuses; fast for the short shares that come by the hundred."""
@@ -80,51 +45,9 @@ class PrimeField:
             return
         self.from_bytes(data, count)
 
-    def check_type(self, array: NDArray[Any]) -> None:
-        """Refuse what is not a contiguous uint32 array; the elements are not looked at."""
-        if not isinstance(array, np.ndarray) or array.dtype != np.uint32:
-            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise FieldError(f"field elements are uint32 arrays, got {kind}")
-        if not array.flags.c_contiguous:
-            raise FieldError("field arrays must be C-contiguous; use numpy.ascontiguousarray")
-
-    def _check_pair(self, a: Elements, b: Elements) -> None:
-        self.check_type(a)
-        self.check_type(b)
-        if a.shape != b.shape:
-            raise FieldError(f"shapes differ: {a.shape} and {b.shape}")
-
-    # -- arithmetic --------------------------------------------------------------------------
-
-    def add(self, a: Elements, b: Elements) -> Elements:
-        """a + b."""
-        self._check_pair(a, b)
-        return kernels.active().add(a, b, self.modulus)
-
-    def subtract(self, a: Elements, b: Elements) -> Elements:
-        """a - b."""
-        self._check_pair(a, b)
-        return kernels.active().subtract(a, b, self.modulus)
-
-    def sum(self, vectors: Iterable[Elements]) -> Elements:
-        """The sum of at least one vector."""
-        return self._summed((vector, 1) for vector in vectors)
-
-    def weighted_sum(self, weights: Sequence[int], vectors: Sequence[Elements]) -> Elements:
-        """sum of weight * vector, for integer weights of any sign."""
-        if len(weights) != len(vectors):
-            raise FieldError(f"{len(weights)} weights for {len(vectors)} vectors")
-        return self._summed(zip(vectors, weights, strict=True))
-
-    def _summed(self, terms: Iterable[tuple[Elements, int]]) -> Elements:
-        accumulator: Accumulator | None = None
-        for vector, weight in terms:
-            if accumulator is None:
-                accumulator = Accumulator(self, vector.shape)
-            accumulator.add(vector, weight)
-        if accumulator is None:
-            raise FieldError("the sum of no vectors has no length")
-        return accumulator.total()
+    def accumulator(self, shape: tuple[int, ...]) -> Accumulator:
+        """A sum of vectors of this shape, with nothing in it yet."""
+        return Accumulator(self, shape)
 
     def matmul(self, a: Elements, b: Elements) -> Elements:
         """The matrix product a @ b."""

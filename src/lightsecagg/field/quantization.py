@@ -1,10 +1,11 @@
-"""Real vectors into F_q and back, Eq. (29)-(31) and (36): Q_c, phi, phi^-1, and the range budget.
+"""Real vectors into a group and back, Eq. (29)-(31) and (36): Q_c, phi, phi^-1, range budget.
 
     Q_c(x)    stochastic rounding: c * x to one of its two neighbouring integers (over c), unbiased
     phi       two's complement: a negative integer v becomes q + v
-    phi^-1    the signed integer again; [0, (q-1)/2) is positive, the rest negative
+    phi^-1    the signed integer again; below q // 2 it is positive, the rest is negative
 
-A sum over the field equals the sum over the integers as long as its size is at most (q - 3) / 2.
+q is the prime of the field, or 2^32 where sums are taken modulo 2^32. A sum in the group equals the
+sum over the integers as long as its size is at most (q - 3) / 2.
 `Quantizer` makes that certain before anything is masked: it knows how many vectors are summed,
 how large their entries and weights may be, and refuses a scale that could wrap. Entries beyond
 the bound are refused, and so are NaN and infinities; who wants clipping asks `clip_to_bound` first.
@@ -31,7 +32,8 @@ from numpy.typing import NDArray
 
 from lightsecagg.errors import FieldError, InputRefused, ParameterError, RecoveryError
 from lightsecagg.field import kernels
-from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.group import Elements, Group
+from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import check_integer
 
 Reals = NDArray[np.float32] | NDArray[np.float64]
@@ -52,7 +54,8 @@ class Quantizer:
     Leave `scale` out to get the largest safe c_l, that is, the finest rounding.
     """
 
-    field: PrimeField
+    group: Group
+    """Where the vectors are summed."""
     bound: float
     """Largest size of an entry, before weighting; compared in the vector's own precision."""
     summands: int
@@ -101,10 +104,10 @@ class Quantizer:
     def _check_noise(self) -> None:
         check_integer("step t", self.step, 1)
         check_integer("noise Emax", self.noise, 0)
-        if self.step * (2 * self.noise + 1) > self.field.modulus:
+        if self.step * (2 * self.noise + 1) > self.group.modulus:
             raise ParameterError(
                 f"noise of up to {self.noise} steps of t = {self.step} could wrap around: "
-                f"t (2 Emax + 1) must not exceed q = {self.field.modulus}"
+                f"t (2 Emax + 1) must not exceed q = {self.group.modulus}"
             )
         if self.step > 1 and not self.noise:
             raise ParameterError(f"a step t = {self.step} only makes sense with noise")
@@ -112,7 +115,7 @@ class Quantizer:
     def _check_budget(self) -> None:
         if self.budget < 1:
             raise ParameterError(
-                f"F_{self.field.modulus} is too small for sums of {self.summands} vectors with "
+                f"q = {self.group.modulus} is too small for sums of {self.summands} vectors with "
                 f"weights up to {self.max_weight}: not even entries in -1..1 would fit"
             )
         most = self._whole // (self.summands * self.max_weight)
@@ -120,7 +123,7 @@ class Quantizer:
             raise ParameterError(
                 f"sample counts up to {self.max_samples} could wrap around: at most "
                 f"{most} per client fit a sum of {self.summands} with weights up to "
-                f"{self.max_weight} in F_{self.field.modulus}; lower max_samples"
+                f"{self.max_weight} modulo {self.group.modulus}; lower max_samples"
             )
 
     @property
@@ -130,8 +133,8 @@ class Quantizer:
 
     @property
     def _whole(self) -> int:
-        """The largest size of a sum in the field; counts, which have no noise, may take it all."""
-        return (self.field.modulus - 3) // 2
+        """The largest size of a sum in the group; counts, which have no noise, may take it all."""
+        return (self.group.modulus - 3) // 2
 
     @property
     def _room(self) -> int:
@@ -190,11 +193,11 @@ class Quantizer:
                 f"rounding {values.size} entries takes {values.size} uniform uint32 words, "
                 f"got {uniforms.dtype} of shape {uniforms.shape}"
             )
-        self.field.check(mask, (self.length(values.size),))
+        self.group.check(mask, (self.length(values.size),))
         weight = self._weight(samples)
         if out is None:
             out = np.empty(mask.size, dtype=np.uint32)
-        self.field.check_type(out)
+        self.group.check_type(out)
         if out.shape != mask.shape:
             raise FieldError(f"{mask.size} elements do not fit where {out.size} are wanted")
         kernels.active().quantise_mask(
@@ -203,11 +206,11 @@ class Quantizer:
             self.limit,
             np.ascontiguousarray(uniforms),
             mask[: values.size],
-            self.field.modulus,
+            self.group.modulus,
             out[: values.size],
         )
         if self.weighted:
-            out[-1] = (weight + int(mask[-1])) % self.field.modulus
+            out[-1] = (weight + int(mask[-1])) % self.group.modulus
         return out
 
     def check(self, x: Reals, samples: int = 1) -> None:
@@ -215,11 +218,18 @@ class Quantizer:
         self._admit(x)
         self._weight(samples)
 
-    def dequantise(self, total: Elements, divisor: float = 1.0) -> NDArray[np.float64]:
-        """phi^-1(total) / (c_l * divisor); of a weighted total without its count."""
-        self.field.check(total)
+    def dequantise(
+        self, total: Elements, divisor: float = 1.0, in_place: bool = False
+    ) -> NDArray[np.float64]:
+        """phi^-1(total) / (c_l * divisor); of a weighted total without its count.
+
+        * `in_place`: spend the total, and write over it if it is `with_room`.
+        """
+        self.group.check(total)
         nothing = np.zeros(min(total.size, _BLOCK), dtype=np.uint32)
-        out = np.empty(total.size, dtype=np.float64)
+        out = _room_of(total) if in_place else None
+        if out is None:
+            out = np.empty(total.size, dtype=np.float64)
         for start in range(0, total.size, _BLOCK):
             part = total[start : start + _BLOCK]
             out[start : start + part.size] = self.unmask_and_dequantise(
@@ -234,19 +244,22 @@ class Quantizer:
 
         * `divisor`: what the sum is divided by, such as the sum of the staleness weights.
         """
-        self.field.check(masked)
-        self.field.check(mask, masked.shape)
+        self.group.check(masked)
+        self.group.check(mask, masked.shape)
         if not 0 < divisor < math.inf:
             raise ParameterError(f"cannot divide a sum by {divisor}")
         out = np.empty(masked.size, dtype=np.float64)
         factor = 1.0 / (self.scale * divisor)
-        kernels.active().unmask_dequantise(masked, mask, factor, self.field.modulus, out)
+        kernels.active().unmask_dequantise(masked, mask, factor, self.group.modulus, out)
         return out
 
-    def weighted_mean(self, total: Elements, weight: int) -> tuple[NDArray[np.float64], int]:
+    def weighted_mean(
+        self, total: Elements, weight: int, in_place: bool = False
+    ) -> tuple[NDArray[np.float64], int]:
         """sum w s x / sum w s, and that sum of counts, from an unmasked weighted total.
 
         * `weight`: the sum of the integer weights w; without weights, the number of summands.
+        * `in_place`: see `dequantise`.
 
         The count coordinate is the divisor. `RecoveryError` for a count or an entry that no
         honest inputs add up to (S47).
@@ -255,21 +268,23 @@ class Quantizer:
             raise ParameterError("only a weighted quantizer carries sample counts")
         if total.size < 1:
             raise FieldError("a weighted total has at least its count coordinate")
-        count = int(signed(self.field, total[-1:])[0])
+        count = int(signed(self.group, total[-1:])[0])
         if not weight <= count <= weight * self.max_samples:
             raise RecoveryError(
                 f"the sum of sample counts is {count}, outside {weight}..."
                 f"{weight * self.max_samples}: {_SPOILT}"
             )
-        mean = self.dequantise(total[:-1], count)
+        mean = self.dequantise(total[:-1], count, in_place)
         self._check_mean(mean, 1.0, (weight + self.residue) / count)
         return mean, count
 
-    def plain_sum(self, total: Elements, weight: int, divisor: float = 1.0) -> NDArray[np.float64]:
+    def plain_sum(
+        self, total: Elements, weight: int, divisor: float = 1.0, in_place: bool = False
+    ) -> NDArray[np.float64]:
         """sum w x / divisor, from an unmasked total without counts; see `weighted_mean`."""
         if self.weighted:
             raise ParameterError("a weighted total has a count coordinate; take weighted_mean")
-        values = self.dequantise(total, divisor)
+        values = self.dequantise(total, divisor, in_place)
         self._check_mean(values, weight / divisor, (weight + self.residue) / divisor)
         return values
 
@@ -316,6 +331,27 @@ class Quantizer:
         )
 
 
+def with_room(length: int) -> Elements:
+    """Elements, not yet written, that can become real numbers where they are.
+
+    They are the second half of a buffer. Real numbers, twice as long, fill it from its beginning,
+    and never reach an element that has not been read: those before the k-th take 8 k bytes, and
+    the k-th begins at 4 length + 4 k. So a sum and its average take the memory of the average.
+    """
+    return np.empty(2 * length, dtype=np.uint32)[length:]
+
+
+def _room_of(total: Elements) -> NDArray[np.float64] | None:
+    """Where the real numbers of a total `with_room`, or of its beginning, are to be written."""
+    whole = total.base
+    if not isinstance(whole, np.ndarray) or whole.dtype != np.uint32 or whole.ndim != 1:
+        return None
+    half = whole[whole.size // 2 :]
+    if total.size > whole.size // 2 or total.ctypes.data != half.ctypes.data:
+        return None
+    return whole[: 2 * total.size].view(np.float64)
+
+
 def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float) -> Quantizer:
     """The quantizer with this c_l and the largest bound that cannot wrap around."""
     field = PrimeField(modulus)
@@ -345,9 +381,9 @@ def _in_precision(bound: float, dtype: np.dtype[Any]) -> float:
     return float(dtype.type(min(bound, float(np.finfo(dtype).max))))
 
 
-def signed(field: PrimeField, total: Elements) -> NDArray[np.int64]:
-    """phi^-1: the signed integers that field elements stand for, Eq. (36)."""
-    field.check(total)
+def signed(group: Group, total: Elements) -> NDArray[np.int64]:
+    """phi^-1: the signed integers that group elements stand for, Eq. (36)."""
+    group.check(total)
     value = total.astype(np.int64)
-    value[value >= (field.modulus - 1) // 2] -= field.modulus
+    value[value >= group.modulus // 2] -= group.modulus
     return value

@@ -1,7 +1,8 @@
 """The hot loops in NumPy and BLAS: the fallback without a compiler, and the oracle with one.
 
 Every function here has a twin of the same name and contract in the native library. Arrays are
-C-contiguous uint32 with elements below q unless said otherwise; callers have checked that.
+C-contiguous uint32 with elements below q unless said otherwise; callers have checked that. q is a
+prime below 2^32; `add`, `subtract`, `quantise_mask` and `unmask_dequantise` take 2^32 as well.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ def subtract(a: Elements, b: Elements, q: int) -> Elements:
 
 def accumulate(totals: Totals, vectors: Sequence[Elements]) -> None:
     """totals += sum of vectors, without reduction; the caller bounds the number of vectors."""
+    for start in range(0, totals.size, _BLOCK):
+        block = totals[start : start + _BLOCK]
+        for vector in vectors:
+            np.add(block, vector[start : start + _BLOCK], out=block)
+
+
+def accumulate_words(totals: Elements, vectors: Sequence[Elements]) -> None:
+    """totals += sum of vectors, modulo 2^32."""
     for start in range(0, totals.size, _BLOCK):
         block = totals[start : start + _BLOCK]
         for vector in vectors:
@@ -151,7 +160,7 @@ def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, ou
         part = slice(start, start + _BLOCK)
         value = masked[part].astype(np.int64) - mask[part]
         value[value < 0] += q
-        value[value >= (q - 1) // 2] -= q
+        value[value >= q // 2] -= q
         out[part] = value * scale
 
 

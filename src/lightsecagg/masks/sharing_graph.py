@@ -129,6 +129,15 @@ def find_graph_parameters(
     return GraphParameters(degree=N - 1, threshold=T + 1)
 
 
+def recoverable_threshold(clients: int, dropouts: int, degree: int, eta: int = 20) -> int:
+    """The largest t that k neighbours can keep, if D clients drop, but for less than 2^-eta.
+
+    Correctness alone, as in `find_graph_parameters`; it says nothing of privacy. 0: none.
+    """
+    surviving = _Hypergeometric(population=clients - 1, marked=clients - dropouts - 1)
+    return surviving.largest_rare_shortfall(degree, Fraction(1, clients * 2**eta))
+
+
 def leak_bound(clients: int, privacy: int, dropouts: int, degree: int, threshold: int) -> Fraction:
     """Bound on the probability that a random graph with this (k, t) fails to protect somebody.
 

@@ -18,7 +18,7 @@ from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
-from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.group import Elements, Group
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.messages import SumRequest, Tag
@@ -40,9 +40,9 @@ class Rules:
 _TAG = "buffered upload"
 
 
-def hash_upload(field: PrimeField, vector: Elements) -> bytes:
+def hash_upload(group: Group, vector: Elements) -> bytes:
     """What a tag says of the masked upload."""
-    return context_hash("masked upload", field.to_buffer(vector))
+    return context_hash("masked upload", group.to_buffer(vector))
 
 
 def sign_tag(

@@ -254,7 +254,7 @@ class ClientMachine(Generic[AnyState]):
                 f"{SNAPSHOT_VERSION}; join the next {cls.mode}"
             )
         if stored.protocol not in policy.protocols:
-            raise DecodeError(f"this is a snapshot of {stored.protocol}")
+            raise DecodeError(f"this is a snapshot of {shown(stored.protocol)}")
         ledger = Ledger.from_bytes(stored.ledger)
         if ledger.generation < generation:
             raise MaskAlreadyUsed(
@@ -385,7 +385,9 @@ class ClientMachine(Generic[AnyState]):
     ) -> Elements:
         """The mask of an upload, for the last time."""
         known = self._masks.pop(serial, None)
-        return scheme.mask(secret, owners) if known is None else known
+        if known is None:
+            return scheme.mask(secret, owners)
+        return scheme.finish_mask(known, secret, owners)
 
     def _bind_upload(self, scheme: ClientScheme, serial: int, digest: bytes) -> None:
         """Let the ledger know the upload before it leaves; under a second one all is forgotten.

@@ -16,14 +16,15 @@ all of it on the spot, for drivers that serve nobody else meanwhile.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from lightsecagg.errors import RecoveryError
-from lightsecagg.field.prime import Accumulator, Elements, PrimeField
+from lightsecagg.field.group import Elements, Group
+from lightsecagg.field.quantization import with_room
 
 
 class Job(ABC):
@@ -67,17 +68,6 @@ class Computing(Protocol):
         """Take the result of a job that it asked for."""
 
 
-def at_once(party: Computing, outputs: Sequence[object]) -> list[object]:
-    """The outputs of a call, each job among them run and replaced by what came of it."""
-    done: list[object] = []
-    for output in outputs:
-        if isinstance(output, Compute):
-            done += at_once(party, party.computed(output.job, complete(output.job)))
-        else:
-            done.append(output)
-    return done
-
-
 def complete(job: Job) -> Result:
     """The result of a job, in one range."""
     try:
@@ -86,6 +76,19 @@ def complete(job: Job) -> Result:
         return job.result()
     except RecoveryError as error:
         return error
+
+
+def at_once(
+    party: Computing, outputs: Sequence[object], run: Callable[[Job], Result] = complete
+) -> list[object]:
+    """The outputs of a call, each job among them run and replaced by what came of it."""
+    done: list[object] = []
+    for output in outputs:
+        if isinstance(output, Compute):
+            done += at_once(party, party.computed(output.job, run(output.job)), run)
+        else:
+            done.append(output)
+    return done
 
 
 class Upload(Protocol):
@@ -118,19 +121,19 @@ class SumUploads(Job):
 
     def __init__(
         self,
-        field: PrimeField,
+        group: Group,
         length: int,
         uploads: Sequence[Upload],
         weights: Sequence[int] | None = None,
     ) -> None:
         self.columns = length
-        self._field, self._uploads = field, uploads
+        self._group, self._uploads = group, uploads
         self._weights = [1] * len(uploads) if weights is None else weights
-        self._total = np.empty(length, dtype=np.uint32)
+        self._total = with_room(length)
 
     def run(self, start: int, stop: int) -> Elements:
         """Reads one upload after the other: they need not fit into memory together."""
-        total = Accumulator(self._field, (stop - start,))
+        total = self._group.accumulator((stop - start,))
         for upload, weight in zip(self._uploads, self._weights, strict=True):
             total.add(upload.read(start, stop), weight)
         return total.total()

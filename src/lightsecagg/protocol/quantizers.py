@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightsecagg.errors import ParameterError
+from lightsecagg.field.group import Group
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.masks.short_keys import exact_step, noise_bound
@@ -25,8 +26,11 @@ def make_quantizer(
     scale: float = 0.0,
     buffering: Buffering | None = None,
     decoding: Decoding | None = None,
+    group: Group | None = None,
 ) -> Quantizer:
     """The quantizer of a round or epoch, with the finest safe scale unless one is given.
+
+    * `group`: where the protocol sums (`Traits.group`); F_q unless it is given.
 
     * `decoding`: of short keys alone. None takes exact decoding where it leaves every client, even
       one with a single sample, 8 bits per entry, and dithered elsewhere.
@@ -36,7 +40,7 @@ def make_quantizer(
 
     def quantizer(step: int, noise: int) -> Quantizer:
         return Quantizer(
-            PrimeField(parameters.modulus),
+            group or PrimeField(parameters.modulus),
             bound,
             summands,
             max_samples,

@@ -299,7 +299,7 @@ class RoundClient(ClientMachine[AnyState]):
         held = _in_roster_order(scheme.round, state.held)
         reports = scheme.report(_by_mask(held), state.check_secret)
         if settings.traits.protected:
-            digest = hashlib.sha256(settings.field.to_buffer(masked)).digest()
+            digest = hashlib.sha256(settings.group.to_buffer(masked)).digest()
             self._bind_upload(scheme, 0, digest)
         self.ledger.count_upload(settings.model, commitment)
         self._key_cache = None
@@ -362,13 +362,13 @@ class RoundClient(ClientMachine[AnyState]):
     def _answer_once(self, state: Uploaded | Signed, survivors: tuple[int, ...]) -> list[Output]:
         scheme = self._scheme(state)
         answer = scheme.answer(_by_mask(state.held), _terms(survivors), state.owners)
-        packed = Codec(scheme.settings.field).encode(answer)
+        packed = Codec(scheme.settings.group).encode(answer)
         signature = state.signature if isinstance(state, Signed) else b""
         self.state = Answered(state.settings, state.roster, survivors, packed, signature)
         return [Send(SERVER, answer)]
 
     def _answer_again(self, state: Answered) -> Message:
-        return Codec(self._settings(state).field).decode(state.answer)
+        return Codec(self._settings(state).group).decode(state.answer)
 
     # -- helpers -----------------------------------------------------------------------------
 

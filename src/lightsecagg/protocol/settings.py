@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
 from lightsecagg.errors import DecodeError, ParameterError
 from lightsecagg.field import ntt
+from lightsecagg.field.group import Elements, Group
 from lightsecagg.field.mds import MdsCode
-from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.foreign import decode, shown
 from lightsecagg.masks.checked_sharing import BLINDS
@@ -70,6 +71,8 @@ class _Fields(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     instructions: bytes = b""
     short_keys: tuple[int, int, int] | None = None
     """n, the coins of the noise, and t. The last fields are left out where they are empty."""
+    word_bits: int | None = None
+    """b where uploads are over Z_{2^b}; left out where they are over F_q."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Fields)
@@ -112,8 +115,6 @@ class Settings:
             raise ParameterError(f"instructions must be {HASH_LENGTH} bytes, or none")
         if self.round < 0:
             raise ParameterError(f"round {self.round} must not be negative")
-        if self.quantizer.field.modulus != self.parameters.modulus:
-            raise ParameterError("quantizer and parameters must use the same field")
         self._check_budget()
         self.parameters.share_length(self.dimension)
         if self.length > MAX_LENGTH:
@@ -122,6 +123,12 @@ class Settings:
                 f"{MAX_LENGTH} elements"
             )
         self.traits.check(self)
+        group = self.traits.group(self.parameters)
+        if self.quantizer.group != group:
+            raise ParameterError(
+                f"updates of {self.protocol} are summed modulo {group.modulus}, not modulo "
+                f"{self.quantizer.group.modulus}: the quantizer must use the protocol's group"
+            )
 
     def _check_budget(self) -> None:
         if self.buffering is None:
@@ -148,9 +155,14 @@ class Settings:
         return traits_of(self.protocol)
 
     @property
+    def group(self) -> Group:
+        """What uploads are vectors over: F_q where masks are coded, Z_{2^32} elsewhere."""
+        return self.quantizer.group
+
+    @cached_property
     def field(self) -> PrimeField:
-        """F_q"""
-        return self.quantizer.field
+        """F_q: what shares are vectors over."""
+        return PrimeField(self.parameters.modulus)
 
     @property
     def minimum(self) -> int:
@@ -168,7 +180,7 @@ class Settings:
 
     @property
     def length(self) -> int:
-        """Field elements of an upload: the vector and, if weighted, the sample count."""
+        """Elements of an upload: the vector and, if weighted, the sample count."""
         return self.quantizer.length(self.dimension)
 
     @property
@@ -212,11 +224,11 @@ class Settings:
 
     @cached_property
     def reading(self) -> bytes:
-        """Names how updates become field elements and sums numbers again; the same in a repeat."""
+        """Names how updates become group elements and sums numbers again; the same in a repeat."""
         quantizer = self.quantizer
         return context_hash(
             "reading of an update",
-            *map(uint, (self.field.modulus, self.dimension, quantizer.max_samples)),
+            *map(uint, (self.group.modulus, self.dimension, quantizer.max_samples)),
             uint(quantizer.weighted),
             struct.pack(">dd", quantizer.bound, quantizer.scale),
         )
@@ -249,6 +261,7 @@ class Settings:
                 threshold=self.threshold,
                 instructions=self.instructions,
                 short_keys=self._short_keys,
+                word_bits=self._word_bits,
             )
         )
         while fields[-1] in (b"", None):
@@ -259,6 +272,11 @@ class Settings:
     def _short_keys(self) -> tuple[int, int, int] | None:
         """What a client finds itself, bound so that two parties never mean different things."""
         return (RING_DIMENSION, COINS, self.quantizer.step) if self.has_short_keys else None
+
+    @property
+    def _word_bits(self) -> int | None:
+        """Bound for the same reason, and so that who knows no such group refuses."""
+        return None if self.group == self.field else self.group.modulus.bit_length() - 1
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Settings:
@@ -287,6 +305,7 @@ class Settings:
             scale=fields.scale,
             buffering=fields.buffering,
             decoding=_decoding(fields.short_keys),
+            group=traits_of(fields.protocol).group(parameters),
         )
         settings = cls(
             protocol=traits_of(fields.protocol).name,
@@ -307,19 +326,28 @@ class Settings:
                 f"short keys with n, coins, t = {fields.short_keys} are refused: these settings "
                 f"have {settings._short_keys}"
             )
+        if fields.word_bits != settings._word_bits:
+            raise DecodeError(
+                f"{settings.protocol} settings with uploads of words of {fields.word_bits} bits "
+                f"are refused: this release has {settings._word_bits}; use the same on both sides"
+            )
         if settings.to_bytes() != data:
             raise DecodeError("malformed settings: not in their one canonical form")
         return settings
 
-    def average(self, total: Elements, included: int) -> tuple[NDArray[np.float64], int]:
+    def average(
+        self, total: Elements, included: int, in_place: bool = False
+    ) -> tuple[NDArray[np.float64], int]:
         """The weighted average that a sum over so many clients stands for, and the sample count.
 
         For an unweighted quantizer, the plain sum and `included`. `RecoveryError` if the average is
         beyond the bound, or the count not one of so many clients: an upload was false (S47).
+
+        * `in_place`: spend the total, whose memory the average takes over (`with_room`).
         """
         if not self.quantizer.weighted:
-            return self.quantizer.plain_sum(total, included), included
-        return self.quantizer.weighted_mean(total, included)
+            return self.quantizer.plain_sum(total, included, in_place=in_place), included
+        return self.quantizer.weighted_mean(total, included, in_place)
 
     def buffer_average(self, total: Elements, weights: Iterable[int]) -> NDArray[np.float64]:
         """sum w x / sum w of a buffer, Eq. (35) and (37); with sample counts, sum w s x / sum w s.
@@ -330,13 +358,16 @@ class Settings:
         return self.buffer_mean(total, weights)[0]
 
     def buffer_mean(
-        self, total: Elements, weights: Iterable[int]
+        self, total: Elements, weights: Iterable[int], in_place: bool = False
     ) -> tuple[NDArray[np.float64], int]:
-        """The average of a buffer and its denominator: sum w, or sum w s with sample counts."""
+        """The average of a buffer and its denominator: sum w, or sum w s with sample counts.
+
+        * `in_place`: as in `average`.
+        """
         weight = sum(weights)
         if self.quantizer.weighted:
-            return self.quantizer.weighted_mean(total, weight)
-        return self.quantizer.plain_sum(total, weight, divisor=weight), weight
+            return self.quantizer.weighted_mean(total, weight, in_place)
+        return self.quantizer.plain_sum(total, weight, weight, in_place), weight
 
 
 def _decoding(short_keys: tuple[int, int, int] | None) -> Decoding | None:

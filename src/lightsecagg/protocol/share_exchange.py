@@ -26,8 +26,12 @@ Share = tuple[int, bytes]
 """A share at its recipient: the value of its `ShareKind`, and its bytes."""
 
 
-BUNDLE_BYTES: Final = 32 * 1024
-"""A bundle that has so many bytes of shares is sent: whoever relays need not keep them all."""
+BUNDLE_BYTES: Final = 254 * 1024
+"""A bundle is sent before it takes more: a message costs both ends as much as tens of kilobytes of
+it. With its envelope it still fits a chunk of 256 KiB, so a server keeps none in a file."""
+
+_HEADER: Final = 64
+"""More bytes than a share travels with, beside its sealed ones."""
 
 
 class OutgoingShare(NamedTuple):
@@ -81,18 +85,33 @@ def open_share(round_: Round, key: AgreementKey, recipient: int, message: Sealed
     return open_sealed(SealingKey(secret, header), header, message.sealed)
 
 
+class Filling:
+    """A bundle that takes shares until the next one has no room in it."""
+
+    def __init__(self) -> None:
+        self.shares: list[SealedShare] = []
+        self._bytes = 0
+
+    def put(self, share: SealedShare) -> ShareBundle | None:
+        """Add a share; the bundle of those before it, if it has no room there."""
+        size = len(share.sealed) + _HEADER
+        full = None
+        if self.shares and self._bytes + size > BUNDLE_BYTES:
+            full = ShareBundle(tuple(self.shares))
+            self.shares, self._bytes = [], 0
+        self.shares.append(share)
+        self._bytes += size
+        return full
+
+
 def bundles(shares: Iterable[SealedShare]) -> Iterator[ShareBundle]:
     """The shares in as few messages as `BUNDLE_BYTES` allows, in their order."""
-    waiting: list[SealedShare] = []
-    size = 0
+    filling = Filling()
     for share in shares:
-        waiting.append(share)
-        size += len(share.sealed)
-        if size >= BUNDLE_BYTES:
-            yield ShareBundle(tuple(waiting))
-            waiting, size = [], 0
-    if waiting:
-        yield ShareBundle(tuple(waiting))
+        if (full := filling.put(share)) is not None:
+            yield full
+    if filling.shares:
+        yield ShareBundle(tuple(filling.shares))
 
 
 def _sealing_key(round_: Round, client: int) -> bytes:

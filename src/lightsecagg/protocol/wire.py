@@ -16,7 +16,7 @@ lie, without a copy, and so are sealed shares.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
-that are not below q.
+that are not below q, where uploads are over F_q.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.errors import DecodeError, FieldError
-from lightsecagg.field.prime import Elements, PrimeField
+from lightsecagg.field.group import Elements, Group
 from lightsecagg.foreign import decode
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.messages import (
@@ -94,10 +94,10 @@ def kind_of(data: bytes | memoryview) -> str:
 
 
 class Codec:
-    """Encodes and decodes messages of one field."""
+    """Encodes and decodes messages whose vectors are of one group (`Settings.group`)."""
 
-    def __init__(self, field: PrimeField) -> None:
-        self._field = field
+    def __init__(self, group: Group) -> None:
+        self._group = group
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, message: Message, head: bytes = b"") -> bytes:
@@ -142,7 +142,7 @@ class Codec:
         self, prefix: bytes, vector: Elements, trailer: bytes, more: Elements = _NOTHING
     ) -> bytes:
         header = _VECTOR.pack(len(trailer), vector.size + more.size)
-        elements = (self._field.to_buffer(vector), self._field.to_buffer(more))
+        elements = (self._group.to_buffer(vector), self._group.to_buffer(more))
         return b"".join((prefix, header, *elements, trailer))
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
@@ -175,7 +175,7 @@ class Codec:
 
     def _elements(self, body: memoryview, count: int) -> Elements:
         try:
-            return self._field.from_bytes(body, count)
+            return self._group.from_bytes(body, count)
         except FieldError as error:
             raise DecodeError(str(error)) from error
 

@@ -11,14 +11,18 @@ from driver import Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
+from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.drivers.transport.framing import PAYLOAD
 from lightsecagg.errors import InputRefused
 from lightsecagg.protocol.interface import SERVER, Update
-from lightsecagg.protocol.messages import Member, Roster
+from lightsecagg.protocol.messages import Member, Roster, SealedShare
 from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
 from lightsecagg.protocol.roles.holder import open_peer_share
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import protocol_head
 
 FEDERATION = Federation(4, 1, 1, 3, dimension=5)
 ME, *PEERS = FEDERATION.ids
@@ -52,10 +56,20 @@ def test_shares_go_to_the_server_together() -> None:
     (send,) = send_shares(shares)
     assert send.to == SERVER
     assert shares_in([send]) == shares
-    large = [replace(share, sealed=bytes(BUNDLE_BYTES - 1)) for share in shares]
-    sends = send_shares(large)
+    half = [replace(share, sealed=bytes(BUNDLE_BYTES // 2 - 64)) for share in shares]
+    sends = send_shares(half)
     assert [len(shares_in([send])) for send in sends] == [2, 1]
-    assert shares_in(sends) == large
+    assert shares_in(sends) == half
+    large = [replace(share, sealed=bytes(2 * BUNDLE_BYTES)) for share in shares]
+    assert [len(shares_in([send])) for send in send_shares(large)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("sealed", [48, 3000, 53_660])
+def test_a_bundle_fits_a_chunk_however_long_its_shares_are(sealed: int) -> None:
+    share = SealedShare(ME, PEERS[0], ShareKind.SEED, sealed - 16, bytes(16), bytes(sealed))
+    bundle = next(bundles([share] * 6000))
+    message = Codec(SETTINGS.field).encode(bundle, protocol_head(2**64 - 1))
+    assert 0.8 * PAYLOAD < len(message) <= PAYLOAD
 
 
 BAD = {

@@ -75,7 +75,7 @@ def test_recovery_finds_what_the_masks_add_up_to(options: dict[str, object], dro
         scene.server.check_answer(asked, client, answer)
     masks = [scene.clients[c].mask(scene.secrets[c], scene.ids) for c in survivors]
     recovered, suspects = scene.server.recover(asked, answers)
-    np.testing.assert_array_equal(recovered, scene.server.settings.field.sum(masks))
+    np.testing.assert_array_equal(recovered, scene.server.settings.group.sum(masks))
     assert suspects == ()
 
 
@@ -264,3 +264,19 @@ def test_a_key_that_rebuilds_but_was_not_advertised_is_noticed() -> None:
         answers[client] = UnmaskingShares(answer.of_seeds, exchanged)
     with pytest.raises(InconsistentAnswers, match="does not match the one that it advertised"):
         scene.server.recover(scene.asked(survivors), answers)
+
+
+@pytest.mark.parametrize("options", [{}, SPARSE], ids=["secagg", "secagg+"])
+def test_a_mask_that_was_expanded_ahead_fits_whoever_shared(options: dict[str, object]) -> None:
+    scene = Scene(**options)
+    scheme = scene.clients[scene.ids[3]]
+    keys = tuple(AgreementKey.generate().private_bytes() for _ in range(2))
+    prepared = scheme.prepare(0, keys, system_entropy)
+    assert prepared.expanded is not None
+    np.testing.assert_array_equal(prepared.expanded, scheme.mask(prepared.secret, scene.ids))
+    for owners in (scene.ids, scene.ids[1:], scene.ids[2:6], [scheme.client]):
+        kept = prepared.expanded.copy()
+        finished = scheme.finish_mask(kept, prepared.secret, owners)
+        np.testing.assert_array_equal(finished, scheme.mask(prepared.secret, owners))
+    scheme.expands_ahead = False
+    assert scheme.prepare(0, keys, system_entropy).expanded is None

@@ -17,8 +17,6 @@ from toy import PADS
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
-from lightsecagg.field.prime import PrimeField
-from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
 from lightsecagg.params import PAPER_MODULUS, Decoding, Parameters, ShareMode, ThreatModel
@@ -188,11 +186,7 @@ def test_S15_a_lying_server_cannot_rebuild_both_secrets_of_a_client(t: int, fits
 def test_secrets_in_limbs_of_16_bits_need_a_field_that_holds_them() -> None:
     settings = Federation().settings
     for modulus in (65521, 65537):
-        field = PrimeField(modulus)
-        changes = {
-            "parameters": replace(settings.parameters, modulus=modulus),
-            "quantizer": Quantizer(field, 1.0, 8, scale=1.0),
-        }
+        changes = {"parameters": replace(settings.parameters, modulus=modulus)}
         if modulus > 2**16:
             replace(settings, **changes)
         else:
@@ -293,7 +287,7 @@ def test_the_longest_answer_is_foretold_whoever_drops() -> None:
     Where both lists are longer than 255 bytes, msgpack takes a byte more.
     """
     settings = Federation(ProtocolName.SECAGG_PLUS, N=20, T=2, D=2, k=10, t=5).settings
-    codec = Codec(settings.field)
+    codec = Codec(settings.group)
     for dropped, dead in [(0, 0), (3, 3), (4, 4), (17, 8), (19, 10)]:
         answer = UnmaskingShares(bytes((11 - dead) * 64), bytes(dead * 64))
         assert settings.traits.answer_bytes(settings, dropped) == len(codec.encode(answer))

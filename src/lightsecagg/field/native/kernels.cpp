@@ -92,6 +92,9 @@ constexpr size_t GRAIN = 1 << 16;
 
 // -- one element --------------------------------------------------------------------------------
 
+// In add, subtract, quantise_mask and unmask_dequantise q = 0 stands for 2^32: words wrap around by
+// themselves, and a correction by q is none.
+
 INLINE u32 add_one(u32 a, u32 b, u32 q) {
   const u32 c = q - b;  // a + b may not fit 32 bits, a - (q - b) does
   return a - c + (a < c ? q : 0);
@@ -162,6 +165,25 @@ INLINE void accumulate_loop(u64* __restrict totals, const u32* const* vectors, s
 }
 COMPILED_TWICE(accumulate,
                (u64 * totals, const u32* const* vectors, size_t count, size_t begin, size_t end),
+               (totals, vectors, count, begin, end))
+
+INLINE void accumulate_words_loop(u32* __restrict totals, const u32* const* vectors, size_t count,
+                                  size_t begin, size_t end) {
+  for (size_t start = begin; start < end; start += SUM_TILE) {
+    const size_t stop = std::min(start + SUM_TILE, end);
+    size_t v = 0;
+    for (; v + 4 <= count; v += 4) {
+      const u32 *a = vectors[v], *b = vectors[v + 1], *c = vectors[v + 2], *d = vectors[v + 3];
+      for (size_t i = start; i < stop; ++i) totals[i] += (a[i] + b[i]) + (c[i] + d[i]);
+    }
+    for (; v < count; ++v) {
+      const u32* a = vectors[v];
+      for (size_t i = start; i < stop; ++i) totals[i] += a[i];
+    }
+  }
+}
+COMPILED_TWICE(accumulate_words,
+               (u32 * totals, const u32* const* vectors, size_t count, size_t begin, size_t end),
                (totals, vectors, count, begin, end))
 
 INLINE void weighted_accumulate_loop(u64* __restrict totals, const u32* const* vectors,
@@ -1099,6 +1121,12 @@ EXPORT void lightsecagg_subtract(const u32* a, const u32* b, u32* out, size_t n,
 
 EXPORT void lightsecagg_accumulate(u64* totals, const u32* const* vectors, size_t count, size_t n) {
   in_parallel(n, GRAIN, [=](size_t i, size_t end) { accumulate(totals, vectors, count, i, end); });
+}
+
+EXPORT void lightsecagg_accumulate_words(u32* totals, const u32* const* vectors, size_t count,
+                                         size_t n) {
+  in_parallel(n, GRAIN,
+              [=](size_t i, size_t end) { accumulate_words(totals, vectors, count, i, end); });
 }
 
 EXPORT void lightsecagg_weighted_accumulate(u64* totals, const u32* const* vectors,

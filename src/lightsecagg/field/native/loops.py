@@ -1,7 +1,8 @@
 """The native loops through ctypes; names and contracts are those of `reference`.
 
 Importing this module raises ImportError where no library was built. ctypes releases the GIL
-during every call.
+during every call. A modulus of 2^32 becomes 0 on its way into 32 bits, which is what the loops that
+take it expect.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "add": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
     "subtract": (None, [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32]),
     "accumulate": (None, [c_void_p, POINTER(c_void_p), c_size_t, c_size_t]),
+    "accumulate_words": (None, [c_void_p, POINTER(c_void_p), c_size_t, c_size_t]),
     "weighted_accumulate": (None, [c_void_p, POINTER(c_void_p), c_void_p, c_size_t, c_size_t]),
     "reduce": (None, [c_void_p, c_void_p, c_size_t, c_uint32]),
     "matmul": (None, [c_void_p] * 3 + [c_size_t] * 3 + [c_uint32]),
@@ -145,6 +147,10 @@ def subtract(a: Elements, b: Elements, q: int) -> Elements:
 
 def accumulate(totals: Totals, vectors: Sequence[Elements]) -> None:
     _call["accumulate"](_at(totals), _pointers(vectors), len(vectors), totals.size)
+
+
+def accumulate_words(totals: Elements, vectors: Sequence[Elements]) -> None:
+    _call["accumulate_words"](_at(totals), _pointers(vectors), len(vectors), totals.size)
 
 
 def weighted_accumulate(

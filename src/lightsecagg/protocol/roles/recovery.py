@@ -55,7 +55,7 @@ class Recovery:
         self._scheme = scheme
         self._masked_sum: Elements | None = None
         self._summing: SumUploads | None = SumUploads(
-            settings.field, settings.length, uploads, self.weights
+            settings.group, settings.length, uploads, self.weights
         )
         self._unmasking: Unmask | None = None
 

@@ -10,7 +10,7 @@ share, N (N - 1) of them, would cost more than the shares. A bundle is taken or 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.messages import Message, SealedShare, ShareBundle, UploadDropped
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles
+from lightsecagg.protocol.share_exchange import Filling, bundles
 
 
 class Relay:
@@ -88,23 +88,17 @@ class Outbox:
     """Shares that wait for their recipients until they are worth a message."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[SealedShare]] = {}
-        self._bytes: Counter[int] = Counter()
+        self._waiting: defaultdict[int, Filling] = defaultdict(Filling)
 
     def put(self, share: SealedShare) -> list[Send]:
-        """Let a share wait; its recipient's bundle, if that is large enough now."""
-        client = share.recipient
-        self._waiting.setdefault(client, []).append(share)
-        self._bytes[client] += len(share.sealed)
-        return self._empty(client) if self._bytes[client] >= BUNDLE_BYTES else []
+        """Let a share wait; those before it for its recipient, if they leave it no room."""
+        full = self._waiting[share.recipient].put(share)
+        return [] if full is None else [Send(share.recipient, full)]
 
     def flush(self) -> list[Send]:
         """Everything that waits."""
-        return [send for client in list(self._waiting) for send in self._empty(client)]
-
-    def _empty(self, client: int) -> list[Send]:
-        del self._bytes[client]
-        return [Send(client, ShareBundle(tuple(self._waiting.pop(client))))]
+        waiting, self._waiting = self._waiting, defaultdict(Filling)
+        return [Send(client, ShareBundle(tuple(one.shares))) for client, one in waiting.items()]
 
 
 class Mailbox:

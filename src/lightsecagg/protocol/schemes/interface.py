@@ -7,7 +7,7 @@ so that all that a party must remember or forget is in the party's hands.
 
     client   prepare   draws a mask and the shares of it               (offline phase)
              report    says of the shares it holds what tells no mask  (upload)
-             mask      expands it, when the update is there            (upload)
+             mask      expands it, if `prepare` has not                (upload)
              answer    sums what is held for the masks of a sum        (recovery)
     server   examine   who lied, by the reports
              choose    whose updates can be summed
@@ -32,7 +32,6 @@ from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import Pair
-from lightsecagg.masks.one_shot_recovery import unmask
 from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import AggregatedShare, UnmaskingShares
 from lightsecagg.protocol.roster import Round
@@ -66,7 +65,8 @@ class PreparedMask(NamedTuple):
     outgoing: list[OutgoingShare]
     """The peers' shares, to be sealed."""
     expanded: Elements | None = None
-    """What `mask` would make of the secret, where that is known by now and takes time."""
+    """What `mask` would make of the secret were all shares complete, where that takes time;
+    `finish_mask` makes it right for those that are."""
 
     def __repr__(self) -> str:
         return f"PreparedMask(outgoing={len(self.outgoing)})"
@@ -181,6 +181,10 @@ class ClientScheme(Scheme, ABC):
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask of an upload; `owners` are those whose shares are complete."""
 
+    def finish_mask(self, expanded: Elements, secret: bytes, owners: Sequence[int]) -> Elements:
+        """What `mask` would make of the secret, from what `prepare` expanded of it before."""
+        return expanded
+
     def accept(self, owners: Sequence[int]) -> None:
         """Raise `RemoteProtocolError` if a sum over these owners would not hide this client."""
 
@@ -267,4 +271,4 @@ class _RecoverWhole(RecoverMasks):
 
     def take_away(self, total: Elements, start: int, part: Elements) -> None:
         left = total[start : start + part.size]
-        left[:] = unmask(self._scheme.settings.field, left, part)
+        left[:] = self._scheme.settings.group.subtract(left, part)

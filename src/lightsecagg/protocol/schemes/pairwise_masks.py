@@ -3,7 +3,8 @@
 Client i has two secrets, each of them 32 bytes: the seed b_i of its self mask and the private key
 sk_i of its pairwise masks. It shares both with its *holders*, that is, its neighbours in the
 sharing graph and itself; any t of them can rebuild one. It adds its self mask and one mask per
-neighbour to its update, Eq. (1). After the uploads every holder reveals one share per client whose
+neighbour to its update, Eq. (1), modulo 2^32: pairwise masks need a group and no field. (Shares of
+the secrets are over F_q.) After the uploads every holder reveals one share per client whose
 share it holds:
 
     of b_i     if i survived     the server takes PRG(b_i) away
@@ -43,9 +44,11 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field import ntt, shamir
 from lightsecagg.field.prime import Elements
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks.checked_sharing import Pair
-from lightsecagg.masks.pairwise_masks import Orphan, client_mask, remaining_masks
+from lightsecagg.masks.pairwise_masks import Orphan, SignedSeeds, client_mask, remaining_masks
 from lightsecagg.masks.sharing_graph import SharingGraph
+from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import UnmaskingShares
 from lightsecagg.protocol.schemes.interface import (
     Answer,
@@ -142,12 +145,13 @@ class PairwiseMasksClient(PairwiseMasks, ClientScheme):
     def prepare(
         self, serial: int, private_keys: tuple[bytes, ...], entropy: Entropy
     ) -> PreparedMask:
-        """Draw b_i; share it and sk_i."""
+        """Draw b_i; share it and sk_i. Expand the masks with all peers, beside the training."""
         secret = draw(entropy, prg.SEED_LENGTH) + private_keys[-1]
         shares = self.share_secrets(secret, entropy)
         own = shares.pop(self.client)
         outgoing = [OutgoingShare(peer, ShareKind.SHAMIR, share) for peer, share in shares.items()]
-        return PreparedMask(secret, (ShareKind.SHAMIR.value, own), outgoing)
+        expanded = self.mask(secret, self.round.members) if self.expands_ahead else None
+        return PreparedMask(secret, (ShareKind.SHAMIR.value, own), outgoing, expanded)
 
     def share_secrets(self, secret: bytes, entropy: Entropy) -> dict[int, bytes]:
         """Holder -> its shares of b_i and sk_i."""
@@ -176,13 +180,22 @@ class PairwiseMasksClient(PairwiseMasks, ClientScheme):
         Both sides of a pair must decide alike, or their mask stays in the sum: so it is the
         server's list that counts, which everybody got, not what has opened here.
         """
-        seed, key = secret[: prg.SEED_LENGTH], AgreementKey(secret[prg.SEED_LENGTH :])
-        pairwise = {
-            peer: self.pairwise_seed(key, self.client, peer)
-            for peer in sorted(self.peers.intersection(owners))
-        }
-        own = self.self_seed(seed, self.client)
-        return client_mask(own, pairwise, self.client, self.settings.length, self.settings.field)
+        pairwise = self._pairwise_seeds(secret, self.peers.intersection(owners))
+        own = self.self_seed(secret[: prg.SEED_LENGTH], self.client)
+        return client_mask(own, pairwise, self.client, self.settings.length)
+
+    def finish_mask(self, expanded: Elements, secret: bytes, owners: Sequence[int]) -> Elements:
+        """Without the masks of those peers whose shares are not complete."""
+        absent = self._pairwise_seeds(secret, self.peers.difference(owners))
+        if not absent:
+            return expanded
+        orphans = ((self.client, peer, seed) for peer, seed in absent.items())
+        return WORDS.subtract(expanded, remaining_masks((), orphans).sum(0, expanded.size))
+
+    def _pairwise_seeds(self, secret: bytes, peers: Collection[int]) -> dict[int, bytes]:
+        """Peer j -> a_ij"""
+        key = AgreementKey(secret[prg.SEED_LENGTH :])
+        return {peer: self.pairwise_seed(key, self.client, peer) for peer in sorted(peers)}
 
     def accept(self, owners: Sequence[int]) -> None:
         """With the keys of its dropped neighbours, this client must still be masked."""
@@ -294,15 +307,24 @@ class PairwiseMasksServer(PairwiseMasks, ServerScheme):
     def recover(
         self, asked: MaskSum, answers: Mapping[int, Answer]
     ) -> tuple[Elements, tuple[int, ...]]:
-        """Every mask that did not cancel; it cannot tell who answered wrongly."""
+        """All of `recovery` at once."""
+        job = self.recovery(asked, answers)
+        job.open()
+        return job.run(0, job.columns), ()
+
+    def recovery(self, asked: MaskSum, answers: Mapping[int, Answer]) -> RecoverMasks:
+        """Expand every mask that did not cancel; nothing tells who answered wrongly."""
+        return _ExpandMasks(self, asked, answers)
+
+    def remaining(self, asked: MaskSum, answers: Mapping[int, Answer]) -> SignedSeeds:
+        """What every mask expands from that is left in the sum of the uploads."""
         given = {c: answer for c, answer in answers.items() if isinstance(answer, UnmaskingShares)}
         rebuild = _Rebuilding(self, asked.held, given).rebuild
         dropped = self._dropped(asked.owners, asked.in_sum)
         seeds = rebuild("self-mask seed", asked.in_sum, lambda answer: answer.of_seeds)
         keys = rebuild("mask key", dropped, lambda answer: answer.of_keys)
         self_seeds = [self.self_seed(secret, owner) for owner, secret in seeds.items()]
-        orphans = self._orphans(keys, asked.in_sum)
-        return remaining_masks(self_seeds, orphans, self.settings.length, self.settings.field), ()
+        return remaining_masks(self_seeds, self._orphans(keys, asked.in_sum))
 
     def _orphans(self, keys: Mapping[int, bytes], survivors: Collection[int]) -> Iterator[Orphan]:
         """The pairwise masks of one survivor and one dropped client each."""
@@ -320,6 +342,31 @@ class PairwiseMasksServer(PairwiseMasks, ServerScheme):
         """`count` shares of one secret each, as rows."""
         elements = self.settings.field.from_bytes(shares, count * SECRET_SHARE_BYTES // 4)
         return elements.reshape(count, shamir.LIMBS)
+
+
+class _ExpandMasks(RecoverMasks):
+    """Rebuilt secrets give the seeds; a range of columns takes that part of every stream."""
+
+    def __init__(
+        self, scheme: PairwiseMasksServer, asked: MaskSum, answers: Mapping[int, Answer]
+    ) -> None:
+        self.columns = scheme.settings.length
+        self._scheme, self._asked, self._answers = scheme, asked, answers
+
+    def open(self) -> None:
+        self._seeds = self._scheme.remaining(self._asked, self._answers)
+
+    def run(self, start: int, stop: int) -> Elements:
+        return self._seeds.sum(start, stop)
+
+    def take_away(self, total: Elements, start: int, part: Elements) -> None:
+        left = total[start : start + part.size]
+        left[:] = self._scheme.settings.group.subtract(left, part)
+
+    def finish(self, total: Elements) -> Elements:
+        """No seed is needed any more."""
+        self._seeds, self._answers = SignedSeeds(), {}
+        return total
 
 
 class _Rebuilding:

@@ -20,6 +20,9 @@ from lightsecagg.crypto import prg
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field import shamir
+from lightsecagg.field.group import Group
+from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
@@ -114,6 +117,10 @@ class Traits:
         if threshold and not self.has_threshold:
             raise ParameterError(f"a threshold is for secagg and secagg+, not for {self.name}")
 
+    def group(self, parameters: Parameters) -> Group:
+        """What uploads are vectors over, and masks with them."""
+        return PrimeField(parameters.modulus)
+
     def describe(self, settings: Settings) -> dict[str, Any]:
         """Its own parameters, for reports."""
         return {"survivors": settings.parameters.survivors}
@@ -160,7 +167,7 @@ class Traits:
         if ShareKind.EXPLICIT not in (shares := self.shares(settings)):
             return 0
         one = AggregatedShare(np.zeros(1, dtype=np.uint32))
-        return len(Codec(settings.field).encode(one)) - 4 + shares[ShareKind.EXPLICIT].length
+        return len(Codec(settings.group).encode(one)) - 4 + shares[ShareKind.EXPLICIT].length
 
     def report_length(self, settings: Settings) -> int:
         """Field elements that an upload brings for every share that its sender holds."""
@@ -274,6 +281,10 @@ class PairwiseMaskTraits(Traits):
         found = find_graph_parameters(N, T, D)
         return Resolved(parameters, neighbours or found.degree, threshold or found.threshold)
 
+    def group(self, parameters: Parameters) -> Group:
+        """Masks that only cancel need no field, and streams of words are masks as they come."""
+        return WORDS
+
     def describe(self, settings: Settings) -> dict[str, Any]:
         """k, t, and how likely the ring fails to protect."""
         N = settings.parameters.clients
@@ -373,7 +384,7 @@ class PairwiseMaskTraits(Traits):
             )
             for dead in range(least, most + 1)
         )
-        return max(len(Codec(settings.field).encode(answer)) for answer in answers)
+        return max(len(Codec(settings.group).encode(answer)) for answer in answers)
 
 
 class NoMaskTraits(Traits):
