@@ -190,7 +190,7 @@ class Epochs(History):
                 for tag in tags
             ]
             expected = [
-                sum(weight * int(update.vector[k]) for weight, update in terms) % self.field.modulus
+                sum(weight * int(update.vector[k]) for weight, update in terms) % self.group.modulus
                 for k in range(7)
             ]
             assert result.total.tolist() == expected

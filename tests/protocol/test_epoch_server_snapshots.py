@@ -17,6 +17,7 @@ from lightsecagg.drivers.local import Packet
 from lightsecagg.errors import DecodeError, ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.epoch_memory import Memory
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import SERVER, BufferAggregate, Phase, Send
 from lightsecagg.protocol.jobs import Compute, Upload, UploadInMemory, at_once, complete
@@ -172,7 +173,7 @@ def put(jobs: list[Compute], job: Compute) -> bool:
 
 def test_R31_shares_under_way_when_the_server_ends_are_not_half_forgotten() -> None:
     """A mask's shares in several bundles, cut between two of them."""
-    fed = Mortal(False, dimension=40_000, share_mode=ShareMode.PAPER)
+    fed = Mortal(False, dimension=320_000, share_mode=ShareMode.PAPER)
     fed.call(SERVER, fed.server.start)
     fed.settle()
     fed.send(0, fed.clients[0].restock())
@@ -215,6 +216,18 @@ def test_R37_a_server_s_snapshot_of_another_version_or_allow_list_is_refused() -
     fewer = AllowList({c: fed.allow_list[c] for c in range(5)})
     with pytest.raises(ParameterError, match="another allow-list"):
         EpochServer.restore(stored, fewer, Disk().recall)
+
+
+def test_R36_a_snapshot_whose_roster_names_a_stranger_is_refused() -> None:
+    fed, stored = snapshot()
+    memory = Memory.from_bytes(stored)
+    assert memory.roster is not None
+    first, *others = memory.roster.members
+    members = (msgspec.structs.replace(first, client=49), *others)
+    roster = msgspec.structs.replace(memory.roster, members=members)
+    altered = msgspec.structs.replace(memory, roster=roster).to_bytes()
+    with pytest.raises(DecodeError, match="a roster of uninvited clients"):
+        EpochServer.restore(altered, fed.allow_list, Disk().recall)
 
 
 def test_a_snapshot_of_a_server_holds_no_vector() -> None:

@@ -40,6 +40,7 @@ from lightsecagg.session.interface import (
     Spoilt,
     Stored,
     StoreFailed,
+    Trained,
 )
 from lightsecagg.session.past import Past
 from lightsecagg.session.plan import Flushing
@@ -70,6 +71,8 @@ class EpochDisk:
         """Those that were deleted in the middle of their epoch -> at which time."""
         self.failed: set[tuple[int, int, int]] = set()
         """Those whose buffer was announced, and answered by too few."""
+        self.left: dict[tuple[int, int, int], str] = {}
+        """Those that were in no sum when their epoch ended -> why it did."""
         self.version = self.completed = 0
         self.model = np.zeros(DIMENSION, dtype=np.float32)
         self.hashes = {0: version_hash(self.model.tobytes(), 0)}
@@ -79,6 +82,7 @@ class EpochDisk:
             case RoundOpened(settings):
                 self.opened[number] = settings
             case RoundAbandoned(reason):
+                self.left |= dict.fromkeys(self.uploads, reason)
                 self.over[number], self.memory, self.uploads = reason, b"", {}
                 self.shares = []
             case EpochChanged():
@@ -187,8 +191,7 @@ class EpochLaboratory(Laboratory):
         )
 
     def client(self, client: int) -> EpochClientSession:
-        ledger = Ledger.from_bytes(self.ledgers[client].to_bytes())
-        self.ledgers[client] = ledger
+        ledger = Ledger.from_bytes(self.ledgers[client])
         return EpochClientSession(
             client, self.identities[client], self.policy(), ledger, patience=600.0
         )
@@ -306,6 +309,35 @@ class EpochLaboratory(Laboratory):
             and time - versions[key] <= self.buffering.table.max_staleness
         ]
 
+    @property
+    def left_behind(self) -> list[tuple[int, int]]:
+        """Owner and version of what an epoch that ended in order has left in no sum."""
+        versions = self.disk.versions
+        return [
+            (key[1], versions[key])
+            for key, reason in self.disk.left.items()
+            if reason == "others are to join"
+        ]
+
     def assert_summed_once(self) -> None:
         pairs = self.summed
         assert len(set(pairs)) == len(pairs), "an owner's update of one version was summed twice"
+
+
+def finish_training(lab: EpochLaboratory, *clients: int) -> None:
+    """Of these clients alone."""
+    for client, train in [each for each in lab.trainings if each[0] in clients]:
+        lab.trainings.remove((client, train))
+        event = Trained(train.round, lab.update(client, train.round))
+        lab.do(client, lab.clients[client].handle(event, lab.now))
+        lab.settle()
+
+
+def opened(**options: Any) -> EpochLaboratory:
+    """Everybody is registered, has masks and trains from version 0."""
+    lab = EpochLaboratory(**{"number": 50, "retries": 5} | options)
+    lab.hold_training = True
+    lab.connect()
+    lab.wait(2)
+    assert sorted(client for client, _ in lab.trainings) == list(range(len(lab.identities)))
+    return lab

@@ -131,7 +131,8 @@ class Laboratory:
         )
         self.plan = replace(Plan(number=1, retries=0, settle=1.0, grace=5.0), **plan)
         self.disk = Disk()
-        self.ledgers = {i: Ledger() for i in range(clients)}
+        self.ledgers = {i: Ledger().to_bytes() for i in range(clients)}
+        """On the disks of the clients: what outlives their processes."""
         self.ledger_is_full: set[int] = set()
         self.clients: dict[int, RoundClientSession] = {}
         self.online: set[int] = set()
@@ -179,13 +180,13 @@ class Laboratory:
 
     def client(self, client: int) -> RoundClientSession:
         policy = Policy(self.allow_list, SESSION, 1, ThreatModel.MALICIOUS_SERVER, bound=1.0)
-        return RoundClientSession(
-            client, self.identities[client], policy, self.ledgers[client], patience=600.0
-        )
+        ledger = Ledger.from_bytes(self.ledgers[client])
+        return RoundClientSession(client, self.identities[client], policy, ledger, patience=600.0)
 
     def connect(self, *clients: int) -> None:
         for client in clients or self.identities:
-            self.clients.setdefault(client, self.client(client))
+            if client not in self.clients:
+                self.clients[client] = self.client(client)
             self.online.add(client)
             self.tell(Connected(client))
             self.do(client, self.clients[client].handle(Connected(SERVER), self.now))
@@ -193,10 +194,14 @@ class Laboratory:
     def disconnect(self, *clients: int) -> None:
         """The network fails: what is on its way is lost."""
         for client in clients or list(self.online):
-            self.online.discard(client)
-            self.up = deque(item for item in self.up if item[0] != client)
-            self.down = deque(item for item in self.down if item[0] != client)
-            self.tell(Disconnected(client, "lost"))
+            self._end_stream(client, "lost")
+
+    def _end_stream(self, client: int, reason: str) -> None:
+        self.online.discard(client)
+        self.up = deque(item for item in self.up if item[0] != client)
+        self.down = deque(item for item in self.down if item[0] != client)
+        self.tell(Disconnected(client, reason))
+        if client in self.clients:  # or only its stream was ever here
             self.do(client, self.clients[client].handle(Disconnected(SERVER), self.now))
 
     def restart(self, client: int) -> None:
@@ -223,8 +228,7 @@ class Laboratory:
                         return
                 case Cut(client, reason):
                     self.cuts.append((client, reason))
-                    self.online.discard(client)
-                    self.tell(Disconnected(client, reason))
+                    self._end_stream(client, reason)
                 case Compute(job):
                     self.jobs.append(job)
                 case Train():
@@ -254,6 +258,7 @@ class Laboratory:
             session = self.clients[party]
             self.do(party, session.handle(StoreFailed(record, "the disk is full"), self.now))
             return False
+        self.ledgers[party] = record.entries
         return True
 
     # -- time and motion -----------------------------------------------------------------------

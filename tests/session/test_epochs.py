@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from epoch_lab import BUFFERING, EpochLaboratory
+from epoch_lab import BUFFERING, EpochLaboratory, finish_training, opened
 
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, EpochChanged, Phase
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Opening, SumRequest
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.schemes.traits import ProtocolName
@@ -42,25 +43,6 @@ def posted(effects: Any) -> list[Any]:
             content = unpack(effect.data)
             sent.append(name_of(effect.data) if isinstance(content, tuple) else content)
     return sent
-
-
-def finish_training(lab: EpochLaboratory, *clients: int) -> None:
-    """Of these clients alone."""
-    for client, train in [each for each in lab.trainings if each[0] in clients]:
-        lab.trainings.remove((client, train))
-        event = Trained(train.round, lab.update(client, train.round))
-        lab.do(client, lab.clients[client].handle(event, lab.now))
-        lab.settle()
-
-
-def opened(**options: Any) -> EpochLaboratory:
-    """Everybody is registered, has masks and trains from version 0."""
-    lab = EpochLaboratory(**{"number": 50, "retries": 5} | options)
-    lab.hold_training = True
-    lab.connect()
-    lab.wait(2)
-    assert sorted(client for client, _ in lab.trainings) == list(range(len(lab.identities)))
-    return lab
 
 
 def test_buffers_of_k_updates_are_exact_and_clients_train_on() -> None:
@@ -100,6 +82,18 @@ def test_fast_clients_do_not_queue_up_ever_older_updates() -> None:
     lab.wait(10)
     assert len(lab.sums) == 12
     assert max(max(staleness) for _, _, staleness in lab.sums) <= 2
+
+
+def test_masks_are_shared_several_at_a_time_when_half_of_those_shared_ahead_are_used() -> None:
+    lab = opened(buffering=replace(BUFFERING, stock=8))
+    bundles = [client for client, kind in lab.seen if kind == "ShareBundle"]
+    assert sorted(bundles) == list(range(6)), "four masks in one bundle each"
+    counts = []
+    for _ in range(6):
+        finish_training(lab, 0, 1, 2, 3)
+        counts.append([client for client, kind in lab.seen if kind == "ShareBundle"].count(0))
+    assert counts == [1, 1, 2, 2, 2, 3], "when one is left, three more"
+    assert len(lab.sums) == 6
 
 
 def test_too_few_updates_are_summed_when_the_deadline_fires() -> None:
@@ -178,7 +172,7 @@ def test_an_epoch_without_enough_memories_ends_at_once_and_its_owners_train_anew
 
 
 def test_what_is_lost_with_a_connection_is_sent_again_or_forgotten() -> None:
-    lab = opened()
+    lab = opened(buffering=replace(BUFFERING, stock=2))
     client, train = next(each for each in lab.trainings if each[0] == 0)
     lab.trainings.remove((client, train))
     event = Trained(train.round, lab.update(0, train.round))
@@ -363,9 +357,7 @@ def test_S01_no_server_talks_a_client_into_going_unprotected() -> None:
     lab.connect(0, 1, 2, 3)
     lab.clients[4] = lab.client(4)
     careful = lab.policy(protocols=(ProtocolName.LIGHTSECAGG,))
-    lab.clients[5] = EpochClientSession(
-        5, lab.identities[5], careful, lab.ledgers[5], patience=600.0
-    )
+    lab.clients[5] = EpochClientSession(5, lab.identities[5], careful, Ledger(), patience=600.0)
     lab.connect(4, 5)
     lab.wait(10)
     ((reason, clients),) = lab.records[0].withdrawn.items()
@@ -435,7 +427,6 @@ def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged()
     assert [name_of(data) for _, data in lab.up] == [
         "ShareBundle",
         "BufferedUpload",
-        "ShareBundle",
         "Fetch",
     ]
     lab.crash()
@@ -528,12 +519,12 @@ def test_R36_masks_that_find_the_disk_full_cost_updates_and_then_others_are_shar
     finish_training(lab, 0)
     assert (lab.party.waiting, lab.clients[0].rounds) == (0, 0), "its mask is unknown"
     lab.disk.refuses = lambda record: False
-    for _ in range(3):
+    for _ in range(2):
         finish_training(lab, 1, 2, 3, 4)
         finish_training(lab, 0)
-    assert lab.clients[0].rounds == 1, "it had three masks that nobody knows"
+    assert lab.clients[0].rounds == 1, "it had two masks that nobody knows"
     finish_training(lab, 1, 2, 3)
-    assert lab.sums[-1][:2] == (3, (0, 1, 2, 3))
+    assert lab.sums[-1][:2] == (2, (0, 1, 2, 3))
     assert lab.dropped == []
 
 
@@ -581,9 +572,11 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int) -> None:
     assert lab.finished is not None
     assert lab.finished.error is None
     assert len(lab.sums) == 6
-    assert lab.cuts == []
+    slow = "it did not say hello within 10 s"  # time passes while a greeting is on its way
+    assert {reason for _, reason in lab.cuts} <= {slow}
     assert not any("cannot follow" in line for line in lab.client_log)
     assert lab.dropped == []
+    assert lab.left_behind == []
     lab.assert_summed_once()
 
 
@@ -631,7 +624,7 @@ def test_S44_a_server_that_gives_one_model_again_and_again_gets_few_answers(naiv
             lab.do(0, victim.handle(Received(SERVER, pack_control(model)), lab.now))
             event = Trained(version, lab.update(0, version))
             assert "BufferedUpload" in posted(victim.handle(event, lab.now))
-            assert lab.ledgers[0]._entries.unconfirmed == 0
+            assert victim._ledger._entries.unconfirmed == 0
             continue
         offer = pack_control(Version(version, b"the same model"))
         effects = victim.handle(Received(SERVER, offer), lab.now)

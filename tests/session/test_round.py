@@ -395,11 +395,30 @@ def test_an_upload_counts_and_is_acknowledged_when_it_is_stored() -> None:
     assert not scene.told(3)
 
 
-def test_R36_an_upload_that_cannot_be_stored_costs_its_sender_the_round() -> None:
+def test_an_upload_of_the_round_before_is_none_of_this_one() -> None:
+    """It was being stored when that round ended."""
     scene = Scene()
     scene.enter(Phase.UPLOAD)
     scene.effects.clear()
-    scene.round.on_store_failed(UploadTaken(2, UPLOAD), "the disk is full", scene.now)
+    old, new = UploadTaken(2, UPLOAD), UploadTaken(3, UPLOAD)
+    scene.release(Persist(new))
+    scene.round.on_stored(old, object(), scene.now)  # type: ignore[arg-type]
+    scene.round.on_store_failed(old, "the disk is full", scene.now)
+    assert not scene.calls("stored")
+    assert not scene.told(2)
+    scene.round.on_stored(new, object(), scene.now)  # type: ignore[arg-type]
+    scene.round.on_stored(new, object(), scene.now)  # type: ignore[arg-type]
+    assert scene.calls("stored") == [(3, True)], "and once is enough"
+    assert scene.round.stored == {3}
+
+
+def test_R36_an_upload_that_cannot_be_stored_costs_its_sender_the_round() -> None:
+    scene = Scene()
+    scene.enter(Phase.UPLOAD)
+    record = UploadTaken(2, UPLOAD)
+    scene.release(Persist(record))
+    scene.effects.clear()
+    scene.round.on_store_failed(record, "the disk is full", scene.now)
     assert scene.calls("stored") == [(2, False)]
     assert scene.told(2) == [RoundOver(NUMBER, "the server could not store the upload")]
     lines = [line.message % line.arguments for line in scene.of(Log)]

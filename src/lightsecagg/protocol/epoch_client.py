@@ -213,7 +213,7 @@ class EpochClient(EpochHolder):
         commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
         mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
         masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
-        digest = hash_upload(settings.field, masked)
+        digest = hash_upload(settings.group, masked)
         if settings.traits.protected:
             self._bind_upload(scheme, serial, digest)
         self.ledger.count_upload(model)

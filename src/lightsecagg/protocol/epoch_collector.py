@@ -17,7 +17,7 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import ParameterError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_queue import Keep, Models, UploadQueue, in_memory
+from lightsecagg.protocol.epoch_queue import Keep, Models, UploadQueue, WaitingUpload, in_memory
 from lightsecagg.protocol.epoch_stock import MaskStock, check_chain
 from lightsecagg.protocol.interface import Output, Phase, Send
 from lightsecagg.protocol.messages import (
@@ -74,7 +74,9 @@ class EpochCollector(ServerMachine):
         self.time = time
         """t: the version of the current model, and the time of the next buffer."""
         self.paused = False
-        """Whether buffers are formed by `flush` alone, because the epoch is to end."""
+        """Whether no more buffers are formed, because the server is to stop."""
+        self.most_waiting: int | None = None
+        """How many uploads may wait; others are refused, and lost to their owners. None: all."""
         self._buffering: Buffering = settings.buffering
         self._spare = spare_answers
         self._keep = keep
@@ -96,6 +98,19 @@ class EpochCollector(ServerMachine):
     def waiting(self) -> int:
         """How many distinct owners have an upload waiting."""
         return 0 if self._roster is None else self._queue.owners
+
+    @property
+    def unsummed(self) -> int:
+        """How many uploads wait or are being summed."""
+        return len(self._needed())
+
+    @property
+    def summable(self) -> int:
+        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+        return 0 if self._roster is None else len(self._choose())
+
+    def _choose(self) -> list[WaitingUpload]:
+        return self._queue.choose(self.buffer_size, self.time, self._offline)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -199,8 +214,10 @@ class EpochCollector(ServerMachine):
         if self._queue.is_repeat(sender, tag):
             return self._on_late(sender, message)
         hidden = self.settings.traits.protected
-        if hidden and tag.serial not in self._stock.shared.get(sender, {}):
-            # Its shares were lost with a connection; the owner goes on with another mask.
+        unknown = hidden and tag.serial not in self._stock.shared.get(sender, {})
+        if unknown or self._is_full:
+            # Its shares were lost with a connection, or the epoch is about to end. The owner goes
+            # on with another mask and another update: it cannot know that this one is in no sum.
             return [Send(sender, UploadDropped(tag.serial))]
         self._queue.check(sender, message, self.time)
         self._models.check(tag, self.time)
@@ -214,6 +231,10 @@ class EpochCollector(ServerMachine):
             return []
         self._forget([MaskRef(sender, tag.serial)])
         return self._tell_dropped(tag)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.most_waiting is not None and len(self._queue.waiting) >= self.most_waiting
 
     def _await_no_reports(self) -> None:
         self._stock.unawaited.update(waiting.mask for waiting in self._queue.waiting)

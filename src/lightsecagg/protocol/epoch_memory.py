@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.errors import DecodeError
-from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.group import Group
 from lightsecagg.foreign import decode
 from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.protocol.epoch_queue import UploadQueue, WaitingUpload
@@ -199,12 +199,15 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 f"a server's snapshot of version {memory.version} is not read by this release, "
                 f"which has {VERSION}; open a new epoch"
             )
+        members = () if memory.roster is None else memory.roster.members
+        if not {member.client for member in members} <= set(memory.invited):
+            raise DecodeError("malformed snapshot of a server: a roster of uninvited clients")
         return memory
 
     @property
     def _codec(self) -> Codec:
-        field: PrimeField = Settings.from_bytes(self.settings).field
-        return Codec(field)
+        group: Group = Settings.from_bytes(self.settings).group
+        return Codec(group)
 
     def _missed(self, data: bytes) -> SealedShare | UploadDropped:
         match self._codec.decode(data):

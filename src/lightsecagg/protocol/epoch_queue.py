@@ -109,7 +109,7 @@ class UploadQueue:
         if tag.version > time:
             raise RemoteProtocolError(f"client {sender} trained from a model of the future")
         check_tag(self._round, self._allow_list, tag)
-        if hash_upload(self._settings.field, message.vector) != tag.digest:
+        if hash_upload(self._settings.group, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
 
     def put(self, message: BufferedUpload, shared: int, *, stored: bool) -> bool:

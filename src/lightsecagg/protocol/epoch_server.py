@@ -85,11 +85,6 @@ class EpochServer(EpochCollector):
 
     # -- the driver's side -------------------------------------------------------------------
 
-    @property
-    def summable(self) -> int:
-        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
-        return 0 if self._roster is None else len(self._choose())
-
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
         self._check_started("delivering messages to it")
@@ -154,6 +149,11 @@ class EpochServer(EpochCollector):
         if self.phase is Phase.UPLOAD:
             return self.summable >= self.settings.parameters.privacy + 2
         return super().can_proceed
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a `flush` now would leave nothing waiting."""
+        return self.phase is Phase.UPLOAD and self.can_proceed and self.summable == self.unsummed
 
     def proceed(self) -> list[Output]:
         """The deadline of the current phase fired; while collecting, that of the reports.
@@ -335,9 +335,6 @@ class EpochServer(EpochCollector):
         return outputs
 
     # -- the buffer in flight ----------------------------------------------------------------
-
-    def _choose(self) -> list[WaitingUpload]:
-        return self._queue.choose(self.buffer_size, self.time, self._offline)
 
     def _advance(self) -> list[Output]:
         """Go on where nothing is awaited any more."""

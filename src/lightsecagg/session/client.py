@@ -315,7 +315,7 @@ class ClientSession(ABC, Generic[AnyParty]):
                 raise DecodeError("a round begins with an opening")
             settings = Settings.from_bytes(message.settings)
             self._check_announcement(settings, round_)
-            round_.codec, round_.weighted = Codec(settings.field), settings.quantizer.weighted
+            round_.codec, round_.weighted = Codec(settings.group), settings.quantizer.weighted
             round_.party = self._make_party(settings.protocol, round_)
             return message
         return round_.codec.decode(body)

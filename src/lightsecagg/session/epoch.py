@@ -14,9 +14,9 @@ disconnection                       what it misses is kept; a buffer in flight w
 
 What else clients do is the business of `in_progress`.
 
-An epoch ends where a buffer does, when somebody waits outside, its masks run out or its members
-change; at once, when too few of its clients have a memory of it. What waits is flushed first, if
-that is possible.
+An epoch is to end after a buffer, when somebody waits outside, its masks run out or its members
+change, and ends when nothing waits (`epoch_ending`); at once, when too few of its clients have a
+memory of it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from lightsecagg.session.envelope import (
     Version,
     pack_control,
 )
+from lightsecagg.session.epoch_ending import Ending
 from lightsecagg.session.in_progress import InProgress
 from lightsecagg.session.peers import Peers
 from lightsecagg.session.plan import Flushing, Plan
@@ -98,8 +99,7 @@ class EpochInProgress(InProgress[EpochServer]):
         self._record: RoundRecord | None = None
         self._storing: EpochChanged | None = None
         """What may turn out not to be stored: nothing else is done before that is known."""
-        self._drained = False
-        """Whether what waits cannot share a buffer any more."""
+        self._ending = Ending(party, plan.upload)
         self._began = now
         self._deadline = self._reports_due = session.NEVER
         self._quiet_since: float | None = None
@@ -121,6 +121,11 @@ class EpochInProgress(InProgress[EpochServer]):
         return self._party.uploaders
 
     @property
+    def unsummed(self) -> int:
+        """How many uploads wait, or are in the buffer in flight."""
+        return self._party.unsummed
+
+    @property
     def is_over(self) -> bool:
         """Whether the session is to leave this epoch, or to end with it."""
         if self._party.phase is Phase.DONE or self._failed:
@@ -129,9 +134,8 @@ class EpochInProgress(InProgress[EpochServer]):
             return False
         if self._party.phase in (Phase.AGREE, Phase.RECOVER):
             return self.finished
-        if self.finished or self.aborted is not None or self.stopping:
-            return True
-        return self._party.paused and self._drained
+        ends = self.finished or self.stopping or self._ending.closed
+        return ends or self.aborted is not None
 
     # -- events --------------------------------------------------------------------------------
 
@@ -194,13 +198,6 @@ class EpochInProgress(InProgress[EpochServer]):
         """The operator wants it to stop: after the buffer that is in flight, if there is one."""
         self.stopping = self._party.paused = True
 
-    def pause(self) -> None:
-        """Form no more buffers, but for those of what waits: the epoch is to end."""
-        if not self._party.paused:
-            self._party.paused = True
-            for client in self._able:
-                self._peers.tell(client, EpochCloses(self.number))
-
     def fail(self, reason: str) -> None:
         """Give the epoch up."""
         self._log(logging.ERROR, "%s", reason)
@@ -224,7 +221,7 @@ class EpochInProgress(InProgress[EpochServer]):
 
     def _go_on_with(self, client: int) -> None:
         ready, waiting = self._party.serials(client)
-        if self._party.paused:
+        if self._ending.closed:
             self._peers.tell(client, EpochCloses(self.number))
         if client in self._party.members:
             self._peers.tell(client, MasksKnown(self.number, tuple(ready), tuple(waiting)))
@@ -255,8 +252,8 @@ class EpochInProgress(InProgress[EpochServer]):
         wanted = self._wants.get(client)
         if wanted is None or wanted >= version or self._renewing or not self._party.members:
             return
-        if self._party.phase is not Phase.UPLOAD and self._party.has_waiting(client):
-            return  # it gets a newer one soon: uploads must not wait in ever longer lines
+        if self._ending.holds_back(client):
+            return
         del self._wants[client]
         encoded = [] if cache is None else cache
         if not encoded:
@@ -273,11 +270,11 @@ class EpochInProgress(InProgress[EpochServer]):
             self._conclude(record)
         self._began = self._now
         self._quiet_since = None
+        self._end_if_due()
         budget, cache = version_budget(self.settings), list[bytes]()
         for client in self._party.members:
             self._emit(session.Allow(client, budget))
             self._serve_model(client, cache)
-        self._end_if_due()
 
     def _conclude(self, record: RoundRecord) -> None:
         self._close_phase(self._now)
@@ -302,9 +299,11 @@ class EpochInProgress(InProgress[EpochServer]):
     def _end_if_due(self) -> None:
         """At a buffer's end: whether the epoch should make room for the next."""
         outside = set(self._peers.ready()) - self._able
-        crowded = outside and self.buffers >= self._flushing.renew
+        lost = len(self._able) < len(self._party.members)
+        scarce = lost and len(self._able) <= self.settings.minimum  # one more costs all that waits
+        crowded = outside and (scarce or self.buffers >= self._flushing.renew)
         if crowded or self.changing or self.buffers >= _OLD:
-            self.pause()
+            self._ending.begin(self._now)
 
     def _renew(self, change: EpochChanged) -> None:
         self._renewing = True
@@ -339,8 +338,7 @@ class EpochInProgress(InProgress[EpochServer]):
     # -- time ----------------------------------------------------------------------------------
 
     def _track_phase(self, now: float) -> None:
-        phase = self._party.phase
-        if phase is self._phase:
+        if (phase := self._party.phase) is self._phase:
             return
         self._close_phase(now)
         self._phase, self._phase_began = phase, now
@@ -353,8 +351,7 @@ class EpochInProgress(InProgress[EpochServer]):
             self._emit(session.Progress(str(phase), 0, len(pending), pending))
             return
         self._deadline = session.NEVER
-        if self._party.members:
-            self._able &= set(self._party.members)
+        self._able &= set(self._party.members or self._able)
 
     def _look(self, now: float) -> None:
         """At the phase, the clock, and who is here."""
@@ -363,7 +360,12 @@ class EpochInProgress(InProgress[EpochServer]):
         if waits or self._party.phase is Phase.DONE:
             self._next_look = session.NEVER
             return
-        if self._party.phase is Phase.UPLOAD:
+        if self._ending.close_if_nothing_waits():
+            for client in self._able:
+                self._peers.tell(client, EpochCloses(self.number))
+        if self.is_over:
+            self._next_look = session.NEVER
+        elif self._party.phase is Phase.UPLOAD:
             self._look_at_uploads(now)
             self._report_progress()
         else:
@@ -401,16 +403,16 @@ class EpochInProgress(InProgress[EpochServer]):
         return flies and len(self._here) < self.settings.minimum <= len(self._able)
 
     def _look_at_uploads(self, now: float) -> None:
-        party, here = self._party, self._here
-        needed = self.settings.minimum
+        party, here, needed = self._party, len(self._here), self.settings.minimum
         if len(self._able) < needed:
-            self._end_early(f"{len(self._able)} of its clients have a memory of it")
+            able = len(self._able)
+            self._end_early(f"only {able} of its clients have a memory of it, {needed} are needed")
             return
-        if len(here) < needed:
-            self._wait_for_enough(len(here), now)
+        if here < needed:
+            self._wait_for_enough(here, now)
             return
         self._short_since = None
-        if party.waiting >= party.buffer_size and self._reports_due == session.NEVER:
+        if party.waiting >= self._ending.wanted and self._reports_due == session.NEVER:
             self._reports_due = now + self._flushing.reports
         if now >= self._reports_due:
             self._reports_due = session.NEVER
@@ -436,20 +438,22 @@ class EpochInProgress(InProgress[EpochServer]):
 
     @property
     def _flush_at(self) -> float:
-        due = self._began + self._flushing.flush_after
-        if self._quiet_since is not None:
-            due = min(due, self._quiet_since + self._plan.grace)
-        return self._now if self._party.paused and not self.stopping else due
+        if self._ending.is_ripe:
+            return self._now
+        quiet = session.NEVER if self._quiet_since is None else self._quiet_since + self._plan.grace
+        return min(self._began + self._flushing.flush_after, self._ending.until, quiet)
 
     def _is_due(self, now: float) -> bool:
         """Whether a buffer should be formed of what there is."""
-        version = self._party.time
-        quiet = all(self._wants.get(client, -1) >= version for client in self._here)
-        if not quiet:
+        if not all(map(self._has_nothing_to_give, self._here)):
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now
         return now >= self._flush_at
+
+    def _has_nothing_to_give(self, client: int) -> bool:
+        trained = self._wants.get(client, -1) >= self._party.time
+        return trained or (client in self._wants and self._ending.holds_back(client))
 
     def _flush_or_renew(self, now: float) -> None:
         """T + 2 or more share a buffer now; if none can come any more, the model changes."""
@@ -459,8 +463,8 @@ class EpochInProgress(InProgress[EpochServer]):
         if self._party.can_proceed:
             self._log(logging.INFO, "a buffer is formed of what waits")
             self._release(self._party.flush())
-        elif self._party.paused:
-            self._drained = True
+        elif now >= self._ending.until:
+            self._end_early(f"the {self._party.waiting} updates that wait make no buffer")
         elif self._quiet_since is not None and now >= self._quiet_since + self._plan.grace:
             self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
             self._skip()
@@ -485,12 +489,11 @@ class EpochInProgress(InProgress[EpochServer]):
             patience = max(patience, self._plan.wait_for_clients)
         end = self._short_since + patience
         if now >= end:
-            self._end_early(f"{here} of its clients are here")
+            self._end_early(f"only {here} of its clients are here, {needed} are needed")
         else:
             self._next_look = end
 
     def _end_early(self, why: str) -> None:
         """Nothing can be recovered any more."""
         self._next_look = session.NEVER
-        if self.aborted is None:
-            self.aborted = f"only {why}, {self.settings.minimum} are needed"
+        self.aborted = self.aborted or why

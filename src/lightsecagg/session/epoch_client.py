@@ -6,7 +6,8 @@ Within an epoch three things go on, none of which waits for the others:
 
     training   it asks for a newer model than it last trained from, and trains
     uploads    what is trained is masked and uploaded, one acknowledgement after the other
-    masks      half as many as peers keep are shared ahead, so that an upload waits for none
+    masks      half as many as peers keep are shared ahead, so that an upload waits for none, and
+               again when half of these are used
 
 and it answers for buffers whenever it is asked. Its secrets live in memory: a restarted client
 can upload and answer for nothing that it has before, and joins the next epoch. Storing them
@@ -172,8 +173,10 @@ class EpochClientSession(ClientSession[EpochClient]):
         self._go_on()
 
     def _end(self, round_: Round[EpochClient], aborted: str | None) -> None:
-        number = round_.number
+        number, party = round_.number, round_.party
         self._tell("epoch %d has ended%s", number, f": {shown(aborted)}" if aborted else "")
+        if party is not None and (left := len(party.serials[1])):
+            self._tell("updates that it gave and saw in no buffer: %d", left)
         self._leave(round_, "the epoch is over")
         self._emit(session.RoundLeft(number, round_.uploaded, aborted and shown(aborted)))
 
@@ -192,12 +195,15 @@ class EpochClientSession(ClientSession[EpochClient]):
             return
         if self._unacknowledged not in party.serials[1]:
             # It was dropped, and never stored: there is nothing to acknowledge.
+            if epoch.unacknowledged is not None:
+                self._tell("the server has not taken its update, which is spent all the same")
             epoch.unacknowledged, self._unacknowledged = None, -1
         if self._work is not None and self._work.instructions != epoch.instructions:
             self._miss(self._work.version, "the server asks for other settings in this epoch")
         self._upload_next(epoch, party)
         missing = min(party.room, self._ahead - party.stock)
-        if missing > 0:
+        # Several at a time: what is relayed and stored of them is by the bundle, not by the mask.
+        if missing > 0 and party.stock <= (self._ahead - 1) // 2:
             self._release(epoch, party.restock(missing))
         if self._work is None and not self._fetching:
             self._fetching = True

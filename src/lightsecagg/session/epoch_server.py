@@ -248,7 +248,8 @@ class EpochServerSession(ServerSession[EpochInProgress]):
             return
         reason = epoch.aborted or ("" if epoch.finished else "others are to join")
         level = logging.INFO if epoch.aborted is None else logging.WARNING
-        self._log(level, "epoch %d has ended%s", epoch.number, reason and f": {reason}")
+        text = "epoch %d has ended%s; uploads that are in no sum: %d"
+        self._log(level, text, epoch.number, reason and f": {reason}", epoch.unsummed)
         why = session.RoundAbandoned(reason or "the federation has finished")
         self._emit(session.Store(epoch.number, why))
         for client in epoch.members:

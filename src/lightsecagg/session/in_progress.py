@@ -32,6 +32,8 @@ from lightsecagg.session.record import PhaseRecord, RoundRecord
 
 GOES_ON = "the {mode} goes on without this client"
 """What a client is told that is out of a round or an epoch."""
+IS_OVER = "that {mode} is over"
+"""What a client is told that was away when it ended."""
 
 AnyParty = TypeVar("AnyParty", bound=AnyServerParty)
 Happening = (
@@ -60,7 +62,7 @@ class InProgress(ABC, Generic[AnyParty]):
         self.number, self.settings, self.members = settings.round, settings, list(members)
         self._party: AnyParty = party
         self._plan, self._peers, self._emit, self._resumed = plan, peers, emit, resumed
-        self._codec = Codec(settings.field)
+        self._codec = Codec(settings.group)
         self._jobs: list[Job] = []
         self._failed = False
         self._refusals: Counter[str] = Counter()
@@ -153,7 +155,7 @@ class InProgress(ABC, Generic[AnyParty]):
 
     def _on_greeting(self, client: int, number: int) -> None:
         if number not in (-1, self.number):
-            self._peers.tell(client, RoundOver(number, f"that {self.mode} is over"))
+            self._peers.tell(client, RoundOver(number, IS_OVER.format(mode=self.mode)))
         if number != self.number:
             self._drop(client, f"restarted, its secrets of this {self.mode} are gone")
         elif not self._is_in(client):  # it still waits for what goes on without it

@@ -12,6 +12,8 @@ and owes it this:
   before the rest.
 * On `Store`, make the record durable and hand in `Stored`, and go on with the list only then. If it
   cannot be stored, hand in `StoreFailed`, and nothing that follows in the list may leave, ever.
+  Of an upload (`UploadTaken`) either may be handed in later, and the list, and other events, go on
+  meanwhile; but every other record is made durable after the uploads before it.
 * On `Compute`, `Train` and `Apply`, do the work where it holds up nobody and hand in `Computed`,
   `Trained` or `TrainingFailed`, `Applied` or `Spoilt`; other events may come first. `ApplyBuffer`
   and `Renew` are answered before the rest of the list is carried out, as `Store` is.

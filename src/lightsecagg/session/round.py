@@ -77,6 +77,7 @@ class RoundInProgress(InProgress[ServerParty]):
         """Who can still be in the sum."""
         self._promise: session.AnyRecord | None = None
         """What is being stored before it is announced; the phase that it begins waits for it."""
+        self._storing: dict[int, UploadTaken] = {}
         self._lost: set[int] = set()
         self._short = False
         """Whether so many are away that the round would fail without them."""
@@ -109,7 +110,8 @@ class RoundInProgress(InProgress[ServerParty]):
     def on_stored(self, record: session.AnyRecord, upload: Upload | None, now: float) -> None:
         """A record is durable; an upload counts now, and is acknowledged."""
         if isinstance(record, UploadTaken):
-            self._guard(lambda: self._on_upload_stored(record, upload), now)
+            if self._ends_storing(record):
+                self._guard(lambda: self._on_upload_stored(record, upload), now)
         elif record is self._promise:
             self._promise = None
             self._track_phase(now)
@@ -117,9 +119,14 @@ class RoundInProgress(InProgress[ServerParty]):
     def on_store_failed(self, record: session.AnyRecord, reason: str, now: float) -> None:
         """A record is not durable: nothing that depends on it has left."""
         if isinstance(record, UploadTaken):
-            self._guard(lambda: self._on_upload_lost(record, reason), now)
+            if self._ends_storing(record):
+                self._guard(lambda: self._on_upload_lost(record, reason), now)
         elif record is self._promise:
             self._guard(lambda: self.fail(reason), now)
+
+    def _ends_storing(self, record: UploadTaken) -> bool:
+        """Whether it is of this round; what became of one of the round before may come late."""
+        return self._storing.pop(record.client, None) is record
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -219,6 +226,8 @@ class RoundInProgress(InProgress[ServerParty]):
                 self._promise = record
                 self.survivors = survivors
                 self._able = set(survivors)
+            case UploadTaken(client):
+                self._storing[client] = record
         self._emit(session.Store(self.number, record))
 
     def _note(self, output: Output) -> None:

@@ -33,7 +33,7 @@ from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
 from lightsecagg.session.envelope import AnyControl, Goodbye, RoundOver, UploadStored, pack_control
 from lightsecagg.session.epoch import EpochInProgress
-from lightsecagg.session.in_progress import Happening
+from lightsecagg.session.in_progress import IS_OVER, Happening
 from lightsecagg.session.past import Past
 from lightsecagg.session.peers import Greeted, Misbehaved, Peers, Spoke
 from lightsecagg.session.plan import COMEBACK, Plan
@@ -252,7 +252,8 @@ class ServerSession(ABC, Generic[AnyProgress]):
             self._running.take(content, now)
         elif isinstance(content, Greeted):
             if content.round >= 0 and not self._is_applying(content.round):
-                self._peers.tell(content.client, RoundOver(content.round, "that round is over"))
+                over = RoundOver(content.round, IS_OVER.format(mode=self.mode))
+                self._peers.tell(content.client, over)
             if self.state is State.LEAVING:
                 self._peers.tell(content.client, self._goodbye)
                 self._absent.discard(content.client)

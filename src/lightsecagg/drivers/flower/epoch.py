@@ -158,7 +158,7 @@ class Epoch:
         self._client_of = {node: clients[key] for node, key in keys.items()}
         self._node_of = {client: node for node, client in self._client_of.items()}
         self.settings = terms.settings(parameters, self._allow_list, dimension, session, number)
-        self._codec = Codec(self.settings.field)
+        self._codec = Codec(self.settings.group)
         self._server = epoch_server_party(self.settings, self._allow_list, len(keys))
         self._links = {node: _Link() for node in keys}
         self._away: set[int] = set()
