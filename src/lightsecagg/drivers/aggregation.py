@@ -142,6 +142,7 @@ def aggregate(
         max_samples=max(samples),
         weighted=weights is not None,
         decoding=None if decoding is None else choice(Decoding, decoding),
+        group=traits.group(chosen.parameters),
     )
     updates = {
         client: _update(layout, quantizer, client, arrays, samples[client], clip)
@@ -152,7 +153,7 @@ def aggregate(
     settings = cohort.next_round()
     check_memory(settings)
     clients = {client: cohort.client(client, settings) for client in cohort.clients}
-    result = run_round(cohort.server(settings), clients, Codec(settings.field), updates.get)
+    result = run_round(cohort.server(settings), clients, Codec(settings.group), updates.get)
     if isinstance(result, RoundAborted):
         raise Aborted(result.reason)
     included = result.included

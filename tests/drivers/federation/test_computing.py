@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from small_federation import Federation
 
-from lightsecagg.drivers.federation import computing
-from lightsecagg.drivers.federation import journal as journal_module
+from lightsecagg.drivers.federation import computing, stored_upload
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.computing import compute
-from lightsecagg.drivers.federation.journal import StoredUpload
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.server import _Tick
+from lightsecagg.drivers.federation.stored_upload import StoredUpload
 from lightsecagg.errors import JournalError, NotEnoughAnswers
 from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
@@ -235,8 +235,8 @@ def test_a_job_is_cut_into_ranges_and_its_recovery_error_is_its_result(
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Eleven elements on disk, in blocks of four; and the vector."""
-    monkeypatch.setattr(journal_module, "_BLOCK", 4)
-    journal = journal_module.Journal(tmp_path, bytes(32).hex())
+    monkeypatch.setattr(stored_upload, "_BLOCK", 4)
+    journal = Journal(tmp_path, bytes(32).hex())
     vector = np.arange(100, 111, dtype=np.uint32)
     journal.store_upload(1, 0, MaskedUpload(b"", vector))
     upload = journal.upload(1, 0)

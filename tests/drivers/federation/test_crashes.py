@@ -136,9 +136,9 @@ POINTS = [
     ("open_round", "after", "1"),
     ("close_sharing", "before", "1"),
     ("close_sharing", "after", "1"),
-    ("store_upload", "before", "3"),
-    ("store_upload", "after", "3"),
-    ("store_upload", "after", "6"),
+    ("store_uploads", "before", "2"),
+    ("store_uploads", "after", "1"),
+    ("store_uploads", "after", "2"),
     ("announce", "before", "1"),
     ("announce", "after", "1"),
     ("complete", "before", "1"),
@@ -166,7 +166,7 @@ def test_R31_server_killed_at_every_durable_point(
         assert (old, list(survivors)) == (number, included)
     for client, rounds in found["acknowledged"].items():
         assert not rounds or number not in rounds or client in included
-    assert record["resumed"] is (death[0] in ("store_upload", "announce", "complete"))
+    assert record["resumed"] is (death[0] in ("store_uploads", "announce", "complete"))
     with np.load(setting.made.server.parent / "result.npz") as stored:
         result = stored["result"]
     expected = np.sum([setting.jobs[client].given[number] for client in included], axis=0)

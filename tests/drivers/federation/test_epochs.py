@@ -14,18 +14,24 @@ from network_federation import Contribution, NetworkFederation, contribution
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation import epoch_journal
-from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.client import FederationClient, _is_brief
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.tables import BufferingTable
 from lightsecagg.errors import ConfigurationError, RemoteProtocolError
+from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Update
+from lightsecagg.protocol.interface import SERVER, Update
+from lightsecagg.protocol.messages import MaskComplete
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.wire import Codec
+from lightsecagg.session.envelope import name_of, pack_protocol
+from lightsecagg.session.epoch_client import EpochClientSession
+from lightsecagg.session.interface import Effect, Event, Received
 from lightsecagg.session.record import RoundRecord
 
 
@@ -146,6 +152,41 @@ async def served(server: Any, clients: list[FederationClient], **options: Any) -
 def pairs_of(records: list[RoundRecord]) -> set[tuple[int, int]]:
     """Whose update of which version is in a sum."""
     return {each for r in records for each in zip(r.included, r.versions, strict=True)}
+
+
+class NotedSession(EpochClientSession):
+    """Notes which of its steps were made in the thread of the event loop."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.here: set[str] = set()
+        self.elsewhere: set[str] = set()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        name = name_of(event.data) if isinstance(event, Received) else type(event).__name__
+        loop_thread = threading.current_thread() is threading.main_thread()
+        (self.here if loop_thread else self.elsewhere).add(name)
+        return super().handle(event, now)
+
+
+class NotedClient(FederationClient):
+    epoch_session_type = NotedSession
+
+
+def test_only_what_is_brief_holds_up_a_client_s_event_loop(tmp_path: Path) -> None:
+    federation = NetworkFederation(tmp_path, clients=3, dropouts=0, buffer=3)
+
+    async def scenario() -> list[Any]:
+        clients = [federation.client(i, NotedClient) for i in range(3)]
+        await served(federation.server(number=2, settings=traced(tmp_path)), clients)
+        return [client._session for client in clients]
+
+    for session in asyncio.run(asyncio.wait_for(scenario(), 60)):
+        assert session.here - {"Stop"} == {"ShareBundle", "MaskComplete", "Stored"}
+        assert {"Roster", "Trained", "SumRequest", "Certificate"} <= session.elsewhere
+    data = pack_protocol(1, Codec(DEFAULT_FIELD).encode(MaskComplete(0, 0, bytes(32))))
+    assert _is_brief(Received(SERVER, data))
+    assert not _is_brief(Received(SERVER, data + bytes(1 << 14))), "it may be as long as a model"
 
 
 def test_fedbuff_over_sockets(tmp_path: Path) -> None:

@@ -81,6 +81,40 @@ def test_everything_comes_back_as_it_was_stored(state: Path) -> None:
     journal.close()
 
 
+def test_uploads_that_are_stored_together_are_one_change(state: Path) -> None:
+    journal = opened(state)
+    journal.open_round(replace(journal.pending(3).settings, round=4))  # type: ignore[union-attr]
+    before = journal._db._mark.changes
+    results = journal.store_uploads(4, UPLOADS)
+    assert journal._db._mark.changes == before + 1
+    assert list(results) == list(UPLOADS)
+    for client, upload in UPLOADS.items():
+        assert journal.load_upload(4, client) == upload
+        assert results[client] == journal.upload(4, client)
+    assert journal.store_uploads(4, {}) == {}
+    assert journal._db._mark.changes == before + 1
+    journal.close()
+
+
+def test_R36_of_uploads_stored_together_each_is_durable_or_refused(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(state)
+    full_disk_for(monkeypatch, lambda path: path.name == "4-3.u32")
+    results = journal.store_uploads(4, UPLOADS)
+    assert [c for c, result in results.items() if isinstance(result, JournalError)] == [3]
+    assert journal.load_upload(4, 7) == UPLOADS[7]
+    with pytest.raises(JournalError, match="no upload of client 3"):
+        journal.upload(4, 3)
+    with pytest.raises(JournalError, match="No space left"):
+        journal.store_upload(4, 3, UPLOADS[3])
+    monkeypatch.undo()
+    journal._db._db.execute("DROP TABLE uploads")
+    results = journal.store_uploads(5, UPLOADS)
+    assert all(isinstance(result, JournalError) for result in results.values())
+    journal.close()
+
+
 def test_uploads_of_a_finished_round_are_gone(state: Path) -> None:
     journal = opened(state)
     journal.abandon(3, "enough")
@@ -387,14 +421,15 @@ def test_R36_a_full_disk_aborts_the_round_and_the_server_lives(
 def test_R36_damage_between_upload_and_sum_gives_no_partial_aggregate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Journal.store_upload
+    original = Journal.store_uploads
 
-    def store(self: Journal, number: int, client: int, upload: MaskedUpload) -> None:
-        original(self, number, client, upload)
-        if (number, client) == (1, 6):
+    def store(self: Journal, number: int, uploads: dict[int, MaskedUpload]) -> dict[int, Any]:
+        results = original(self, number, uploads)
+        if number == 1 and 6 in uploads:
             flip(tmp_path / "uploads" / "1-6.u32", 9)
+        return results
 
-    monkeypatch.setattr(Journal, "store_upload", store)
+    monkeypatch.setattr(Journal, "store_uploads", store)
     federation = Federation(tmp_path)
     records = attempt(federation, retries=1)
     assert records[0].aborted == "the stored upload of client 6 in round 1 is damaged"

@@ -55,17 +55,21 @@ class TcpServer(StreamServer):
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         self._serving.add(asyncio.current_task())
-        link = self._admit(int.from_bytes(await reader.readexactly(4), "big"))
         try:
-            await link.run(*ends(reader, writer))
+            link = self._admit(int.from_bytes(await reader.readexactly(4), "big"))
+            try:
+                await link.run(*ends(reader, writer))
+            finally:
+                self._release(link)
+        except (asyncio.IncompleteReadError, TransportError):
+            pass  # gone before it said who it is, too late, or a stranger
         finally:
             await hang_up(writer)
-            self._release(link)
 
     async def close(self) -> None:
         self._listener.close()
         await super().close()
-        await asyncio.wait([task for task in self._serving if task is not None])
+        await asyncio.gather(*(task for task in self._serving if task is not None))
 
     def client(self, client: int) -> TcpClient:
         return TcpClient(self, client, self._limits)
@@ -97,5 +101,22 @@ def test_a_transport_from_elsewhere_carries_a_federation(tmp_path: Path) -> None
         federation.check(record)
         assert record.included == [0, 1, 2, 3]
         assert all(transport.stats.clients[client].messages_in for client in range(4))
+
+    asyncio.run(run())
+
+
+def test_who_is_not_admitted_is_hung_up_on() -> None:
+    """A stranger, and one that leaves before it has said who it is."""
+
+    async def run() -> None:
+        transport = TcpServer(range(4), Limits())
+        await transport.start()
+        for said in (b"\0\0\0\x09", b"\0"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", transport.port)
+            writer.write(said)
+            writer.write_eof()
+            assert await reader.read() == b""
+            await hang_up(writer)
+        await transport.close()
 
     asyncio.run(run())

@@ -47,6 +47,7 @@ def make_settings(
         weighted=job.weighted,
         buffering=buffering,
         decoding=table.decoding,
+        group=traits.group(parameters),
     )
     return Settings(
         protocol=traits.name,

@@ -92,6 +92,16 @@ _PHASES = {
 }
 """To which phase a trace counts what a message costs."""
 
+_BRIEF, _BRIEF_BYTES = ("ShareBundle", "MaskComplete"), 1 << 14
+"""Messages whose handling takes no longer than a thread takes to be asked, if they are small. In
+the asynchronous mode they are most of all, two for every mask of every peer."""
+
+
+def _is_brief(event: Event) -> bool:
+    if isinstance(event, Received):
+        return len(event.data) <= _BRIEF_BYTES and name_of(event.data) in _BRIEF
+    return isinstance(event, Stored)
+
 
 class FederationClient:
     """Takes part in a federation until the server says goodbye."""
@@ -311,9 +321,13 @@ class FederationClient:
     # -- the session -------------------------------------------------------------------------
 
     async def _tell(self, event: Event) -> None:
-        """One step of the session, in a thread: masks are made and encoded in it."""
+        """One step of the session, in a thread, where masks are made and encoded, unless it is
+        brief: then the way there and back would cost more."""
         start = time.time()
-        effects = await asyncio.to_thread(self._session.handle, event, time.monotonic())
+        if _is_brief(event):
+            effects = self._session.handle(event, time.monotonic())
+        else:
+            effects = await asyncio.to_thread(self._session.handle, event, time.monotonic())
         await self._carry_out(effects)
         if self._table.trace is not None:
             self._note_span(event, effects, start)

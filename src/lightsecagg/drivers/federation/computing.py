@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from lightsecagg.drivers.spreading import Range, put, ranges, run
 from lightsecagg.errors import RecoveryError
 from lightsecagg.foreign import explain
 from lightsecagg.protocol.jobs import Job, Result
@@ -17,9 +18,9 @@ _COLUMNS = 2**18
 class Computer:
     """Takes jobs, and hands in what came of them."""
 
-    def __init__(self, report: Callable[[Computed | ComputeFailed], None]) -> None:
-        """`report` is called in the loop's thread."""
-        self._report = report
+    def __init__(self, report: Callable[[Computed | ComputeFailed], None], cores: int = 1) -> None:
+        """`report` is called in the loop's thread; a job runs in as many threads as `cores`."""
+        self._report, self._cores = report, cores
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
@@ -43,21 +44,22 @@ class Computer:
 
     async def _run(self, job: Job) -> None:
         try:
-            self._report(Computed(job, await compute(job)))
+            self._report(Computed(job, await compute(job, self._cores)))
         except Exception as error:  # a file is gone, say: the round ends, the server does not
             self._report(ComputeFailed(job, explain(error)))
 
 
-async def compute(job: Job) -> Result:
-    """The result of a job, computed in threads."""
+async def compute(job: Job, cores: int = 1) -> Result:
+    """The result of a job, computed in threads, so many ranges at once."""
     try:
         await asyncio.to_thread(job.open)
-        for start in range(0, job.columns, _COLUMNS):
-            await asyncio.to_thread(_advance, job, start, min(start + _COLUMNS, job.columns))
+        cuts = ranges(job.columns, cores, _COLUMNS)
+        for first in range(0, len(cuts), cores):
+            await asyncio.to_thread(_advance, job, cuts[first : first + cores])
         return await asyncio.to_thread(job.result)
     except RecoveryError as error:
         return error
 
 
-def _advance(job: Job, start: int, stop: int) -> None:
-    job.put(start, job.run(start, stop))
+def _advance(job: Job, cuts: Sequence[Range]) -> None:
+    put(job, cuts, run(job, cuts))

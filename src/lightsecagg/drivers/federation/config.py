@@ -145,7 +145,7 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> str:
 
 
 def _explain_one(kind: type[BaseModel], item: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
+    key = ".".join(shown(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         known = ", ".join(_known_keys(kind, item["loc"][:-1]))
         return f"{key} is not a key; known here: {known}"

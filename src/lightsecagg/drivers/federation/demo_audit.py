@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from lightsecagg.session.in_progress import GOES_ON
+from lightsecagg.session.in_progress import GOES_ON, IS_OVER
+
+_SAYS_NOT_HOW = {IS_OVER.format(mode="epoch")}
+"""What whoever was away when an epoch ended is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,22 @@ class Audit:
     acknowledged: int
     """Updates that the server has promised to keep."""
     summed: int
+    unheard: int
+    """Summed beside these; their owners were killed before they heard of it, for example."""
+    refused: int
+    """Not taken and not acknowledged, because the epoch had closed or their mask was unknown."""
     dropped: int
     """Too stale, or pushed out by newer ones of their owner; it was told."""
     in_failed_buffers: int
     """Of which too few clients were left to answer."""
-    left_behind: int
-    """In epochs that ended with too few of them for a buffer, or with too few clients."""
+    stranded: int
+    """In epochs that could not go on: of which too few clients had a memory, for example."""
     waiting: int
     """When the federation ended."""
+    left_behind: int
+    """In epochs that ended in order, with too few of them for a buffer: must be 0, as all below."""
     lost: int
-    """None of these: this must be 0, as all below."""
+    """None of these."""
     wrong: int
     """Sums that are not the weighted sum of the plain updates."""
     summed_twice: int
@@ -80,9 +89,8 @@ class Audit:
     @property
     def clean(self) -> bool:
         """Whether nothing has happened that must not."""
-        return not any((self.lost, self.wrong, self.summed_twice, self.masks_used_twice)) and (
-            not self.changed
-        )
+        bad = (self.left_behind, self.lost, self.wrong, self.summed_twice, self.masks_used_twice)
+        return not any(bad) and not self.changed
 
 
 def audit(
@@ -109,16 +117,19 @@ def audit(
         if note["what"] == "announced"
     }
     announced_masks = {(epoch, *term) for epoch, _, terms in announced for term in terms}
-    endings = {
-        note["epoch"]: note["aborted"]
-        for note in notes
-        if note["what"] == "over" and note["aborted"] != GOES_ON.format(mode="epoch")
-    }
+    endings: defaultdict[int, set[str | None]] = defaultdict(set)
+    for note in notes:
+        if note["what"] == "over" and note["aborted"] != GOES_ON.format(mode="epoch"):
+            endings[note["epoch"]].add(note["aborted"])
     last = max(((epoch, at) for epoch, at, _ in announced), default=None)
     in_flight = {
         (epoch, *term) for epoch, at, terms in announced for term in terms if (epoch, at) == last
     }
     fates: Counter[str] = Counter()
+    for mask in uploads.keys() - stored:
+        is_summed = (*mask[:2], uploads[mask]["version"]) in summed
+        fates["unheard"] += is_summed
+        fates["refused"] += mask in dropped and not is_summed
     left: defaultdict[int, list[int]] = defaultdict(list)
     for mask in stored:
         epoch, owner, _ = mask
@@ -135,18 +146,18 @@ def audit(
     for epoch, owners in left.items():
         if epoch not in endings or epoch == max(endings):
             fates["waiting"] += len(owners)
-        elif endings[epoch] is not None or len(set(owners)) < least:
-            fates["left_behind"] += len(owners)
+        elif endings[epoch] - _SAYS_NOT_HOW and None not in endings[epoch]:
+            fates["stranded"] += len(owners)
         else:
-            fates["lost"] += len(owners)
-    kinds = ("summed", "dropped", "in_failed_buffers", "left_behind", "waiting", "lost")
+            fates["left_behind" if len(set(owners)) < least else "lost"] += len(owners)
+    kinds = ("summed", "unheard", "refused", "dropped", "in_failed_buffers", "stranded")
     return Audit(
         acknowledged=len(stored),
         wrong=sum(not each.exact for each in compared),
         summed_twice=len(sums) - len(summed),
         masks_used_twice=len(digests) - len(uploads),
         changed=len(announced) - len({(epoch, at) for epoch, at, _ in announced}),
-        **{kind: fates[kind] for kind in kinds},
+        **{kind: fates[kind] for kind in (*kinds, "waiting", "left_behind", "lost")},
     )
 
 

@@ -19,12 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from lightsecagg.drivers.federation.durable import seal, unseal, write_synced
-from lightsecagg.drivers.federation.journal import (
-    Journal,
-    StoredUpload,
-    bytes_of,
-    checksums_of,
-)
+from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.foreign import decode

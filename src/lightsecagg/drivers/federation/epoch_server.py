@@ -130,7 +130,8 @@ class EpochFederationServer(FederationServer):
             return Applied(self._announcement(completed))
         aggregate, record = effect.aggregate, effect.record
         version, completed = aggregate.time + 1, completed + 1
-        average = partial(effect.settings.buffer_mean, aggregate.total, aggregate.weights)
+        mean, weights = effect.settings.buffer_mean, aggregate.weights
+        average = partial(mean, aggregate.total, weights, in_place=True)
         after = await self._learning.step(record, average, sum(aggregate.weights), version)
         if isinstance(after, Spoilt):
             return after

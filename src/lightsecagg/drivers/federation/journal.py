@@ -16,7 +16,7 @@ What is gone altogether is noticed too: `marked_database`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -26,8 +26,8 @@ import numpy as np
 
 from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
+from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
-from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import (
     EpochChanged,
@@ -75,8 +75,6 @@ _TABLES = {
     "relayed": ("number", "owner", "serial", "content"),
 }
 _VERSION = b"3"
-_BLOCK = 2**18
-"""Elements of an upload that are read and verified together."""
 _DONE = "done"
 
 
@@ -176,8 +174,7 @@ class Journal:
             case SharingClosed(roster, closed):
                 self.close_sharing(number, roster, closed)
             case UploadTaken(client, upload):
-                self.store_upload(number, client, upload)
-                return self.upload(number, client)
+                return self.store_upload(number, client, upload)
             case SurvivorsChosen(survivors):
                 self.announce(number, survivors)
             case UploadDiscarded(client):
@@ -208,17 +205,46 @@ class Journal:
                 (sealed_roster, sealed_closed, number),
             )
 
-    def store_upload(self, number: int, client: int, upload: MaskedUpload) -> None:
+    def store_upload(self, number: int, client: int, upload: MaskedUpload) -> StoredUpload:
         """A masked upload; on disk when this returns."""
-        data = bytes_of(upload.vector)
-        row = _Upload(upload.held, upload.reports.tobytes(), upload.vector.size, checksums_of(data))
-        content = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
-        with self._db.reporting("write"):
-            write_synced(self._upload_path(number, client), data)
+        return _stored(self.store_uploads(number, {client: upload})[client])
+
+    def store_uploads(
+        self, number: int, uploads: Mapping[int, MaskedUpload]
+    ) -> dict[int, StoredUpload | JournalError]:
+        """Masked uploads, by client; on disk when this returns, but for those with an error.
+
+        Together, because a change of the database waits for the disk half a dozen times, however
+        many rows it has.
+        """
+        written: dict[int, bytes] = {}
+        results: dict[int, StoredUpload | JournalError] = {}
+        for client, upload in uploads.items():
+            data = bytes_of(upload.vector)
+            reports, checksums = upload.reports.tobytes(), checksums_of(data)
+            row = _Upload(upload.held, reports, upload.vector.size, checksums)
+            try:
+                with self._db.reporting("write"):
+                    write_synced(self._upload_path(number, client), data)
+            except JournalError as error:
+                results[client] = error
+                continue
+            written[client] = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
+            results[client] = self._stored_upload(number, client, row)
+        try:
+            self._insert_uploads(number, written)
+        except JournalError as error:
+            results |= dict.fromkeys(written, error)
+        return results
+
+    def _insert_uploads(self, number: int, rows: Mapping[int, bytes]) -> None:
+        if not rows:
+            return
         with self._db.change():
-            self._db.execute(
-                "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
-            )
+            for client, content in rows.items():
+                self._db.execute(
+                    "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
+                )
 
     def discard_upload(self, number: int, client: int) -> None:
         """Forget an upload that the party refused; it was never acknowledged."""
@@ -356,7 +382,9 @@ class Journal:
 
     def upload(self, number: int, client: int) -> StoredUpload:
         """A stored upload, to be read when it is summed."""
-        row = self._upload_row(number, client)
+        return self._stored_upload(number, client, self._upload_row(number, client))
+
+    def _stored_upload(self, number: int, client: int, row: _Upload) -> StoredUpload:
         return StoredUpload(
             f"the stored upload of client {client} in round {number}",
             self._upload_path(number, client),
@@ -415,34 +443,10 @@ class Journal:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredUpload:
-    """A masked update on disk: read in parts, each of them verified, never kept in memory."""
-
-    name: str
-    path: Path
-    length: int
-    checksums: tuple[bytes, ...]
-
-    def read(self, start: int, stop: int) -> Elements:
-        """Its columns from `start` up to `stop`, exactly as they were stored."""
-        first, last = start // _BLOCK, -(-stop // _BLOCK)
-        offset = first * _BLOCK
-        size = min(self.length, last * _BLOCK) - offset
-        try:
-            with self.path.open("rb") as file:
-                file.seek(4 * offset)
-                # One byte more shows that the file has grown.
-                data = file.read(4 * size + (offset + size == self.length))
-        except OSError as error:
-            raise JournalError(f"{self.name} is gone: {error}") from error
-        if checksums_of(data) != self.checksums[first:last]:
-            raise JournalError(f"{self.name} is damaged")
-        return np.frombuffer(data, dtype=np.uint32)[start - offset : stop - offset]
-
-    def equals(self, vector: Elements) -> bool:
-        """Whether this is what was stored; the disk is not asked."""
-        return checksums_of(bytes_of(vector)) == self.checksums
+def _stored(result: StoredUpload | JournalError) -> StoredUpload:
+    if isinstance(result, JournalError):
+        raise result
+    return result
 
 
 def _number(path: Path) -> int:
@@ -463,18 +467,6 @@ class _Uploads:
         for client in self.clients:
             upload = self.journal.load_upload(self.number, client)
             yield client, upload, self.journal.upload(self.number, client)
-
-
-def bytes_of(vector: Elements) -> memoryview:
-    """Not copied."""
-    return vector.view(np.uint8).data
-
-
-def checksums_of(data: bytes | memoryview) -> tuple[bytes, ...]:
-    """The hash of each block."""
-    view = memoryview(data)
-    starts = range(0, len(data), 4 * _BLOCK)
-    return tuple(hashlib.sha256(view[start : start + 4 * _BLOCK]).digest() for start in starts)
 
 
 def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, sealed: bytes) -> T:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,7 @@ from lightsecagg.drivers.transport.communicator import (
     ClientCommunicator,
     Limits,
     ServerCommunicator,
+    ahead_of,
 )
 from lightsecagg.drivers.transport.framing import MAX_MESSAGE
 from lightsecagg.drivers.transport.tls import Credentials
@@ -66,16 +67,20 @@ _M_MMAP_THRESHOLD = -3
 
 
 def build_server(
-    config: ServerConfig, progress: TellProgress | None = None, *, understood: bool = False
+    config: ServerConfig,
+    progress: TellProgress | None = None,
+    *,
+    understood: bool = False,
+    callbacks: Iterable[ServerCallback] = (),
 ) -> FederationServer:
     """Everything that `lightsecagg server` needs, checked before a socket is opened.
 
-    `understood`: PyTorch RPC may leave the machine.
+    `understood`: PyTorch RPC may leave the machine. `callbacks` are told beside the configured.
     """
     path, authority, session = _trust(config.federation)
     members = MembersInUse(path, authority, session)
-    callbacks = load_callbacks(config.server.callbacks, ServerCallback, "server.callbacks")
-    callbacks += make_trackers(config)
+    told = load_callbacks(config.server.callbacks, ServerCallback, "server.callbacks")
+    told += [*make_trackers(config), *callbacks]
     job = make_server_job(config.training, config.vectors, config.aggregation.bound)
     stopping = _early_stopping(config.early_stopping, job)
     _check_figure(config.checkpoints.figure, "checkpoints", job)
@@ -106,7 +111,7 @@ def build_server(
             dashboard.close()
         raise
     if dashboard is not None:
-        callbacks.append(dashboard)
+        told.append(dashboard)
     made: Callable[..., FederationServer] = FederationServer
     if config.buffering is not None:
         made = partial(EpochFederationServer, buffering=config.buffering)
@@ -120,11 +125,12 @@ def build_server(
         metrics,
         progress,
         config.server.trace,
-        callbacks,
+        told,
         stopping,
         members,
         settings_for,
         Checkpoints(journal, config.checkpoints, config.early_stopping),
+        config.server.cores,
     )
 
 
@@ -340,7 +346,7 @@ def _trust(table: FederationTable) -> tuple[Path, bytes, bytes]:
 def _server_communicator(
     config: ServerConfig, clients: frozenset[int], understood: bool
 ) -> ServerCommunicator:
-    limits = Limits(folder=config.server.state)
+    limits = Limits(folder=config.server.state, ahead=ahead_of(len(clients)))
     if config.server.transport == "torch-rpc":
         from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
 

@@ -2,8 +2,8 @@
 
 The transport's events, the results of jobs and the ticks of the clock go through one queue, the
 transport's, into the session; its effects go to the transport, the journal, threads and the job.
-While something is being stored, averaged or evaluated, or the session takes long, the loop is free,
-and events wait.
+While something is averaged or evaluated, a promise is being stored, or the session takes long, the
+loop is free, and events wait; for an upload that is being stored they do not (`upload_store`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.selection import choose
 from lightsecagg.drivers.federation.stopping import EarlyStopping
 from lightsecagg.drivers.federation.tables import RoundsTable
+from lightsecagg.drivers.federation.upload_store import UploadStore
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
 from lightsecagg.errors import ConfigurationError, JournalError, ParameterError
@@ -61,6 +62,10 @@ class _Tick:
     """The session's deadline is over."""
 
 
+class _UploadsDone:
+    """It is known what became of some uploads."""
+
+
 class FederationServer:
     """Runs the rounds of one federation."""
 
@@ -82,6 +87,7 @@ class FederationServer:
         members: MembersInUse | None = None,
         settings_for: Callable[[AllowList], Settings] | None = None,
         checkpoints: Checkpoints | None = None,
+        cores: int = 1,
     ) -> None:
         """`settings` as `make_settings` makes them; each round fills in its number and model.
 
@@ -97,7 +103,8 @@ class FederationServer:
         self._members, self._settings_for = members, settings_for
         self._learning = Learning(job, checkpoints or Checkpoints(journal), stopping, trace)
         self._history = History(journal.folder / "rounds.json")
-        self._computer = Computer(communicator.notify)
+        self._computer = Computer(communicator.notify, cores)
+        self._uploads = UploadStore(journal, partial(communicator.notify, _UploadsDone()))
         self._log = PeerLog(log)
         self._traffic = PeerLog(log, burst=DEBUG_BURST, interval=DEBUG_INTERVAL)
         self._timer: asyncio.TimerHandle | None = None
@@ -127,6 +134,7 @@ class FederationServer:
                 self._timer.cancel()
             await self._computer.clear()
             await self._communicator.close()
+            await self._uploads.settle()
             self._journal.close()
             self._metrics.close()
             await asyncio.to_thread(self._callbacks.close)
@@ -156,6 +164,8 @@ class FederationServer:
             await self._handle(await anext(events))
 
     async def _handle(self, event: transport.Event) -> None:
+        for outcome in self._uploads.take():
+            await self._tell(outcome)
         if self._session.state is State.WAITING:
             await self._look_for_members()
         match event:
@@ -362,12 +372,20 @@ class FederationServer:
                         self._callbacks.tell("finished", goodbye)
 
     async def _store(self, effect: session.Store) -> bool:
-        """Make a record durable, and tell the session; False if that was impossible."""
+        """Make a record durable, and tell the session; False if that was impossible.
+
+        Records are stored in their order, but nothing that follows an upload waits for it: the
+        session hears of it later, and acknowledges it then.
+        """
         record = effect.record
+        if isinstance(record, UploadTaken):
+            await self._uploads.put(effect.round, record)
+            return True
+        await self._uploads.settle()
         try:
             upload = await asyncio.to_thread(self._journal.store, effect.round, record)
         except JournalError as error:
-            bearable = isinstance(record, SharingClosed | UploadTaken | SurvivorsChosen)
+            bearable = isinstance(record, SharingClosed | SurvivorsChosen)
             if not (bearable or (isinstance(record, EpochChanged) and record.can_fail)):
                 raise  # without knowing of its rounds the server must not go on
             await self._tell(session.StoreFailed(record, str(error)))
@@ -404,7 +422,7 @@ class FederationServer:
         """Average, step and store; or leave model and optimiser alone and call the round spoilt."""
         settings, aggregate, record = effect.settings, effect.aggregate, effect.record
         completed, included = self._session.completed + 1, len(aggregate.included)
-        average = partial(settings.average, aggregate.total, included)
+        average = partial(settings.average, aggregate.total, included, in_place=True)
         after = await self._learning.step(record, average, included, completed)
         if isinstance(after, session.Spoilt):
             return after

@@ -172,6 +172,8 @@ class ServerTable(Table):
     """What carries the messages. PyTorch RPC executes what peers send: for laboratories only."""
     state: Path = Path("state")
     """Journal, checkpoints and reports."""
+    cores: int = Field(default=1, ge=1)
+    """How many of them sum uploads and recover masks."""
     name: str | None = None
     """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
