@@ -588,8 +588,10 @@ def test_S28_fuzzed_streams_end_with_a_reason_and_harm_nobody(
 def test_R35_connecting_to_a_silent_host_ends(run: Run) -> None:
     async def scenario() -> None:
         async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await stop.wait()
-            writer.close()
+            try:
+                await stop.wait()
+            finally:
+                writer.transport.abort()  # the loop may end first, and cancel the wait
 
         stop = asyncio.Event()
         listener = await asyncio.start_server(silent, "127.0.0.1", 0)

@@ -363,3 +363,28 @@ def test_R35_a_peer_that_steadily_takes_data_is_waited_for_however_long_it_takes
     finally:
         loop.close()
     assert len(written) == 4 * 3 + 1
+
+
+@pytest.mark.parametrize("steps", range(40))
+def test_a_stream_is_freed_whenever_its_end_is_cancelled(run: Run, steps: int) -> None:
+    async def scenario() -> None:
+        server, _ = await started()
+        client = server.client(3)
+        await client.connect()
+        freed = asyncio.Event()
+        shut = client._shut
+
+        async def shut_and_tell() -> None:
+            freed.set()
+            await shut()
+
+        client._shut = shut_and_tell  # type: ignore[method-assign]
+        closing = asyncio.create_task(client.close())
+        for _ in range(steps + 1):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert freed.is_set()
+        await server.close()
+
+    run(scenario)

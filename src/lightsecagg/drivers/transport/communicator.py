@@ -73,6 +73,8 @@ class Limits:
     a folder, in memory too."""
     backlog: int = 1 << 20
     """Bytes of posted messages that may wait for one client until the server says otherwise."""
+    ahead: int = 1 << 19
+    """Bytes that a peer may send before this side reads on: so many a round trip, no more."""
     connect_timeout: float = 10.0
     """Seconds for one attempt to connect, handshakes included."""
     stall_timeout: float = 60.0
@@ -81,6 +83,18 @@ class Limits:
     """Seconds of silence until a peer is asked whether it lives; it has half that to answer."""
     close_timeout: float = 5.0
     """Seconds for what is queued to leave before a stream is closed regardless."""
+
+
+_AHEAD_OF_ALL, _LEAST_AHEAD, _MOST_AHEAD = 1 << 25, 1 << 19, 1 << 22
+
+
+def ahead_of(clients: int) -> int:
+    """What each of so many clients may be ahead of a server's reading.
+
+    Few may fill a fast and long link, 800 Mbit/s over 40 ms; many take their part of what all may
+    have together (R53), but half a megabyte each.
+    """
+    return min(max(_AHEAD_OF_ALL // max(clients, 1), _LEAST_AHEAD), _MOST_AHEAD)
 
 
 @dataclass(slots=True)

@@ -58,8 +58,6 @@ _log = logging.getLogger(__name__)
 _SERVICE: Final = "lightsecagg.v2.Transport"
 _METHOD: Final = "Stream"
 _REVOKED: Final = "this certificate was revoked; use the one that replaced it"
-_AHEAD: Final = 1 << 19
-"""Bytes that a client may be ahead of the server: 10 MB a second over 50 ms."""
 _CLIENT_ID: Final = "lightsecagg-client"
 """Metadata: the id a client believes it has; the server answers with the id it authenticated."""
 
@@ -117,7 +115,7 @@ class GrpcServer(StreamServer):
                 # What a client may send before we read: left alone, gRPC lets fast ones send
                 # megabytes each, which wait in memory that is nobody's budget (R53).
                 ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", _AHEAD),
+                ("grpc.http2.lookahead_bytes", self._limits.ahead),
                 ("grpc.so_reuseport", 0),  # a second server on this port is an error, not a rival
                 ("grpc.max_concurrent_streams", 1),
                 ("grpc.server_handshake_timeout_ms", int(1000 * self._limits.connect_timeout)),

@@ -79,9 +79,11 @@ class StreamClient(ABC):
             await asyncio.wait([running], timeout=self._limits.close_timeout)
         finally:
             link.cut(CLOSED_HERE)
-            await asyncio.gather(running, return_exceptions=True)
             self._running = None
-            await self._shut()
+            try:
+                await asyncio.gather(running, return_exceptions=True)
+            finally:  # also for who is cancelled in this very moment
+                await self._shut()
 
     def _accept(self, length: int) -> None:
         if length > self._limits.max_message:

@@ -127,14 +127,10 @@ def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | N
     if is_loopback(host):
         # Otherwise the agent, which listens on a port of its own, would be found by the network.
         os.environ["TP_SOCKET_IFNAME"] = _loopback_interface()
-    store = distributed.TCPStore(
-        host,
-        port,
-        is_master=listener is not None,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=seconds),
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
+    store = given = _store(host, port, seconds, listener)
+    if listener is not None:
+        # PyTorch keeps what it gave a process's first agent for ever, and that must not listen.
+        given = _store(host, port, seconds)
     number = 0 if listener is not None else store.add("agents", 1)
     if number > _AGENTS:
         raise TransportError(f"PyTorch RPC has numbers for {_AGENTS} agents; restart the server")
@@ -142,12 +138,23 @@ def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | N
         num_worker_threads=_THREADS, rpc_timeout=seconds, _transports=["uv"], _channels=["basic"]
     )
     name = _SERVER if listener is not None else f"peer{number}"
-    group = distributed.PrefixStore("lightsecagg", store)
+    group = distributed.PrefixStore("lightsecagg", given)
     distributed.autograd._init(
         0
     )  # every call asks for it; always the same number, or it is refused
     rpc.api._init_rpc_states(rpc.TensorPipeAgent(group, name, number, None, options, {}, []))
     return _Agent(host, port, store)
+
+
+def _store(host: str, port: int, seconds: float, listener: socket.socket | None = None) -> Any:
+    return distributed.TCPStore(
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
 
 
 def _leave(agent: _Agent) -> None:
@@ -158,6 +165,7 @@ def _leave(agent: _Agent) -> None:
         if agent.users == 0:
             _agent = None
             rpc.shutdown(graceful=False)
+            agent.store = None  # its port is free now, and not when somebody forgets the agent
 
 
 def _loopback_interface() -> str:
