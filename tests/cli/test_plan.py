@@ -41,13 +41,14 @@ def test_every_proposal_can_be_used(clients: int, threat_model: ThreatModel) -> 
 
 
 def test_clients_and_dimension_are_enough() -> None:
-    made = document("--clients", "50", "--dim", "1e6")
+    made = document("--clients", "50", "--dim", "1e6", "--training-seconds", "10")
     assert [each["name"] for each in made["proposals"]] == ["balanced", "private", "robust"]
     assert made["settings"]["dim"] == 1_000_000
     for each in made["proposals"]:
         assert "may collude with the server" in each["buys"]
         assert each["round_seconds"]["lightsecagg-seeded"] > 0
-        assert each["verdict"].startswith("lightsecagg-seeded: ")
+        assert each["verdict"].startswith("choose lightsecagg-seeded, because ")
+        assert each["choice"]["protocol"] == "lightsecagg-seeded"
     assert made["settings"]["privacy"] == made["proposals"][0]["privacy"]
 
 
@@ -82,10 +83,14 @@ def test_tables_fit_into_80_columns_uncut(arguments: tuple[str, ...]) -> None:
 
 
 def test_the_last_line_is_a_verdict() -> None:
-    text = run("--clients", "20", "--dim", "1e6", "--threat-model", "honest-but-curious")
+    text = run(
+        *("--clients", "20", "--dim", "1e6", "--threat-model", "honest-but-curious"),
+        *("--training-seconds", "10"),
+    )
     last = text.strip().splitlines()[-1]
-    assert last.startswith("verdict lightsecagg-seeded: ")
-    assert "times unprotected; secagg" in last
+    assert last.startswith("verdict choose lightsecagg-seeded, because its round takes ")
+    assert "times unprotected" in last
+    assert "; secagg" in last
 
 
 def test_one_of_t_and_d_is_enough_too() -> None:

@@ -16,6 +16,9 @@ PHASES = ["advertise", "share", "upload", "agree", "recover"]
 COSTS = {
     "client_seconds",
     "server_seconds",
+    "server_cpu_seconds",
+    "server_spread_cpu_seconds",
+    "server_spread_wall_seconds",
     "client_upload_bytes",
     "client_download_bytes",
     "server_bytes",
@@ -287,3 +290,17 @@ def test_S49_short_keys_are_for_lightsecagg_and_the_default_field(terminal: Term
         )
         assert code == 2
         assert said in " ".join(err.split())
+
+
+def test_the_seconds_of_a_server_with_several_cores_are_its_serial_work_and_a_part_of_the_rest(
+    terminal: Terminal,
+) -> None:
+    document = terminal.json(*SMALL, "--server-cores", "4")
+    assert document["exact"] is True
+    assert document["parameters"]["server_cores"] == 4
+    for costs in document["phases"].values():
+        spread = costs["server_spread_cpu_seconds"]
+        expected = costs["server_cpu_seconds"] - spread + spread / 4
+        assert costs["server_seconds"] == pytest.approx(expected)
+    assert document["phases"]["upload"]["server_spread_cpu_seconds"] > 0
+    assert document["phases"]["upload"]["server_spread_wall_seconds"] > 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lightsecagg.drivers.transport.communicator import Limits
+from lightsecagg.drivers.transport.communicator import Limits, ahead_of
 from lightsecagg.drivers.transport.framing import MAX_CHUNK
 from lightsecagg.params import Parameters
-from lightsecagg.planning.memory import CONNECTION, WAITING, PhaseMemory, forecast_memory
+from lightsecagg.planning.memory import CHUNK, PROGRAM, WAITING, PhaseMemory, forecast_memory
 from lightsecagg.planning.traffic import forecast_traffic
+from lightsecagg.planning.transport_costs import window
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.settings import ProtocolName, Settings
@@ -16,8 +17,8 @@ from lightsecagg.protocol.settings import ProtocolName, Settings
 VECTOR = 4 * 10_000_000
 
 
-def forecast(clients: int) -> dict[Phase, PhaseMemory]:
-    parameters = Parameters(clients=clients, privacy=2, dropouts=2)
+def forecast(clients: int, privacy: int = 2, dropouts: int = 2) -> dict[Phase, PhaseMemory]:
+    parameters = Parameters(clients=clients, privacy=privacy, dropouts=dropouts)
     settings = Settings(
         protocol=ProtocolName.LIGHTSECAGG,
         parameters=parameters,
@@ -32,11 +33,25 @@ def forecast(clients: int) -> dict[Phase, PhaseMemory]:
 
 def test_R53_uploads_are_not_counted_in_the_servers_memory() -> None:
     few, many = forecast(10)[Phase.UPLOAD].server, forecast(100)[Phase.UPLOAD].server
-    assert many - few == 90 * CONNECTION
-    assert few < VECTOR + 10 * CONNECTION + WAITING + 10**8
+    assert many - few == 100 * (CHUNK + window(100)) - 10 * (CHUNK + window(10))
+    assert few < VECTOR + 10 * (CHUNK + window(10)) + WAITING + 10**8
+
+
+def test_R53_the_average_takes_the_place_of_the_sum() -> None:
+    """Twelve answers and three checks of a tenth each, with the sum: two vectors and a half."""
+    found = forecast(12, privacy=1, dropouts=1)[Phase.RECOVER].server - PROGRAM
+    assert found == pytest.approx(2.5 * VECTOR, rel=1e-3)
+    shares_are_short = forecast(100)[Phase.RECOVER].server - PROGRAM
+    assert shares_are_short == pytest.approx((1 + 103 / 96) * VECTOR, rel=1e-3)
 
 
 def test_R53_the_forecast_knows_the_transports_limits() -> None:
-    grpc = pytest.importorskip("lightsecagg.drivers.transport.grpc")
-    assert CONNECTION == MAX_CHUNK + grpc._AHEAD
+    assert CHUNK == MAX_CHUNK
     assert Limits().memory == WAITING
+    assert all(window(clients) == ahead_of(clients) for clients in range(1, 2000))
+
+
+def test_R53_few_clients_may_be_further_ahead_but_all_together_no_more() -> None:
+    assert ahead_of(1) == ahead_of(8) == 4 * 2**20 >= 802e6 / 8 * 0.04
+    assert ahead_of(64) == ahead_of(1000) == Limits().ahead
+    assert all(clients * ahead_of(clients) <= 2**25 for clients in range(1, 65))

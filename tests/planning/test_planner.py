@@ -23,7 +23,6 @@ from lightsecagg.planning.planner import (
     recommend_survivors,
     round_costs,
 )
-from lightsecagg.planning.proposals import verdict
 from lightsecagg.planning.traffic import forecast_traffic
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import ProtocolName
@@ -92,8 +91,9 @@ def test_bytes_of_plain_summation_are_exact() -> None:
 
 
 def test_bytes_of_secagg_plus_are_exact_but_for_the_headers_of_answers() -> None:
-    parameters = Parameters(40, 3, 10, survivors=12)
-    scenario = Scenario(SECAGG_PLUS, parameters, dimension=100, neighbours=20, threshold=12)
+    # 10 of 20 neighbours may be gone, wherever on the ring those who drop have come to stand.
+    parameters = Parameters(40, 3, 10, survivors=10)
+    scenario = Scenario(SECAGG_PLUS, parameters, dimension=100, neighbours=20, threshold=10)
     report = simulate(scenario, tuple(range(10)))
     forecast = forecast_traffic(report.settings, range(10))
     for phase, loads in report.meter.phases.items():
@@ -181,13 +181,6 @@ def test_short_keys_are_forecast_with_a_small_U_and_what_they_assume() -> None:
     longer = plan(Federation(200, 100, 98, 5_288_548)).protocols[SHORT_KEY]
     size = longer.phases[Phase.SHARE].traffic.client_upload
     assert size == short.phases[Phase.SHARE].traffic.client_upload, "whatever d is"
-
-
-def test_the_verdict_names_short_keys_where_they_are_faster_but_never_takes_them() -> None:
-    slow = verdict(plan(Federation(200, 100, 98, 1_206_590)))
-    assert not slow.startswith(SHORT_KEY)
-    assert "short keys, which are experimental" in slow
-    assert "short keys" not in verdict(plan(Federation(20, 5, 2, 100_000)))
 
 
 def test_malicious_plans_leave_out_what_has_no_such_mode() -> None:

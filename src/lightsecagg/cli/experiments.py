@@ -36,9 +36,8 @@ def asynchronous(
         str,
         typer.Option(metavar="BITS", help="log2 of each c_l of the sweep, e.g. 0,8,16; none: ''."),
     ] = "0,4,8,12,16,20,24,28,30,31",
-    rounds: Annotated[
-        int | None, typer.Option(help="Buffers per run. [default: the paper's 100]")
-    ] = None,
+    sweep_seeds: Annotated[int, typer.Option(min=1, help="Runs per point of the sweep.")] = 1,
+    rounds: Annotated[int | None, typer.Option(help="Buffers per run. [default: 100]")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
@@ -68,7 +67,8 @@ def asynchronous(
         setup = replace(setup, model=None)
     if rounds is not None:
         setup = replace(setup, rounds=rounds)
-    cells = experiment.convergence_cells(1 if quick else seeds) + experiment.sweep_cells(bits)
+    cells = experiment.convergence_cells(1 if quick else seeds)
+    cells += experiment.sweep_cells(bits, seeds=sweep_seeds)
     if finished:
         cells = [cell for cell in cells if cell.path(out).exists()]
     use_one_thread()

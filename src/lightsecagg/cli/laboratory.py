@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from lightsecagg.cli.output import print_json, warn
 if TYPE_CHECKING:
     from lightsecagg.experiments.cells import Cell, Progress, Results
     from lightsecagg.experiments.report import Report
+    from lightsecagg.experiments.setups import Profile
 
 # name -> the line that `lightsecagg experiments --help` shows
 EXPERIMENTS = {
@@ -32,7 +33,11 @@ EXPERIMENTS = {
     "figure10": "Total time against N: EfficientNet-B0.",
     "impact-of-u": "Round time against U, and how good the planner's U is.",
     "overhead": "Round time and bytes relative to unprotected FedAvg.",
+    "regimes": "Which protocol is the fastest, by server, link, dropouts, training and N.",
+    "costs": "CPU seconds, memory, bytes and dollars of a round.",
+    "ablations": "What seeded shares, native loops, transforms, bundles and overlap are worth.",
     "planner": "The planner's forecasts beside simulated rounds.",
+    "links": "Real rounds over shaped links in network namespaces beside the forecast; as root.",
     "transport": "PyTorch RPC against gRPC: 200 messages of 120 KiB.",
     "peers": "Our kernels beside plain NumPy and, if installed, Flower's SecAgg+ library.",
 }
@@ -44,7 +49,32 @@ ASYNCHRONOUS = {
     "figure12": "Asynchronous accuracy against c_l: the sweep of async.",
 }
 
-ALL = "all"
+RECORDED = (
+    "overhead",
+    "table4",
+    "table2",
+    "table3",
+    "figure5",
+    "figure6",
+    "figure8",
+    "regimes",
+    "costs",
+    "ablations",
+    "impact-of-u",
+    "planner",
+    "transport",
+    "peers",
+    "table1",
+    "table5",
+    "table6",
+    "figure9",
+    "figure10",
+)
+"""What `record` measures, the most telling first: an interrupted recording has those. Not `links`,
+which takes root."""
+
+COSTS = "costs"
+"""The one that takes prices."""
 
 CELLS = "cells"
 """The folder of finished cells, in that of the reports."""
@@ -63,8 +93,10 @@ BusyAnyway = Annotated[
 def register(app: typer.Typer) -> None:
     """Add one command per experiment, and one for all of them."""
     for name, summary in EXPERIMENTS.items():
-        app.command(name, help=summary)(_command(name))
-    app.command(ALL, help="All measured tables and figures of synchronous rounds.")(_command(ALL))
+        if name != COSTS:
+            app.command(name, help=summary)(_command(name))
+    app.command(COSTS, help=EXPERIMENTS[COSTS])(costs)
+    app.command("record")(record)
 
 
 def _command(name: str) -> Callable[..., None]:
@@ -74,60 +106,143 @@ def _command(name: str) -> Callable[..., None]:
         busy_anyway: BusyAnyway = False,
         as_json: AsJson = False,
     ) -> None:
-        _run(list(EXPERIMENTS) if name == ALL else [name], out, quick, busy_anyway, as_json)
+        _run(name, out, quick, busy_anyway, as_json)
 
     return command
 
 
-def _run(names: list[str], out: Path, quick: bool, busy_anyway: bool, as_json: bool) -> None:
-    from lightsecagg.experiments.catalogue import experiment
+def costs(
+    out: Out = Path("results"),
+    quick: Quick = False,
+    busy_anyway: BusyAnyway = False,
+    as_json: AsJson = False,
+    egress_price: Annotated[
+        float, typer.Option(min=0, help="Dollars a gigabyte that leaves the server; an assumption.")
+    ] = 0.09,
+    core_price: Annotated[
+        float, typer.Option(min=0, help="Dollars an hour of one of its cores; an assumption.")
+    ] = 0.05,
+) -> None:
+    """The experiment that takes prices."""
+    from lightsecagg.experiments.costs import Prices
+
+    _run(COSTS, out, quick, busy_anyway, as_json, prices=Prices(egress_price, core_price))
+
+
+def _run(
+    name: str, out: Path, quick: bool, busy_anyway: bool, as_json: bool, **arguments: Any
+) -> None:
     from lightsecagg.experiments.setups import FULL, QUICK
-    from lightsecagg.field import kernels
 
-    profile = QUICK if quick else FULL
-    for name in names:
-        require(f"experiments {name}", *sorted(experiment(name).extras(profile)))
-    if kernels.backend() != "native":
-        warn("the native kernels are not in use: these figures are those of the NumPy fallback")
-    cells = {name: experiment(name).cells(profile) for name in names}
-    _announce([cell for listed in cells.values() for cell in listed], out)
-    documents = {}
-    for name in names:
-        results = measure(name, cells[name], out, busy_anyway=busy_anyway)
-        report = experiment(name).report(profile, results)
-        command = f"lightsecagg experiments {name}" + (" --quick" if quick else "")
-        show(report, results, command, out, as_json=as_json)
-        documents[name] = report.document()
+    laboratory = Laboratory(QUICK if quick else FULL, out, busy_anyway)
+    laboratory.prepare([name])
+    report, results = laboratory.run(name, **arguments)
+    show(report, results, laboratory.command(name), out, as_json=as_json)
     if as_json:
-        print_json(documents[names[0]] if len(names) == 1 else documents)
+        print_json(report.document())
 
 
-def _announce(cells: list[Cell], out: Path) -> None:
-    """Say how long it will take."""
+def record(
+    out: Out = Path("results"), quick: Quick = False, busy_anyway: BusyAnyway = False
+) -> None:
+    """All measured tables and figures of synchronous rounds, the most telling first.
+
+    Resumable. Each report is written as soon as its cells are there. Figures 9 and 10 are measured
+    at N = 200 only where Table 2 has the cells; their own commands measure all.
+    """
+    from lightsecagg.errors import LightSecAggError
+    from lightsecagg.experiments.setups import QUICK, RECORD
+
+    laboratory = Laboratory(QUICK if quick else RECORD, out, busy_anyway)
+    laboratory.prepare(RECORDED)
+    failed = []
+    for name in RECORDED:
+        try:
+            laboratory.write(name)
+        except LightSecAggError as error:  # the others are worth having all the same
+            warn(f"{name}: {error}")
+            failed.append(name)
+    if failed:
+        warn(f"not recorded: {', '.join(failed)}; start again: finished cells are kept")
+        raise typer.Exit(1)
+
+
+class Laboratory:
+    """Experiments of one profile, and the folder that they are written to."""
+
+    def __init__(self, profile: Profile, out: Path, busy_anyway: bool) -> None:
+        self._profile, self._out, self._busy_anyway = profile, out, busy_anyway
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Refuse what cannot be measured here, and say how long it will take."""
+        from lightsecagg.experiments.catalogue import experiment
+        from lightsecagg.field import kernels
+
+        for name in names:
+            require(f"experiments {name}", *sorted(experiment(name).extras(self._profile)))
+        if kernels.backend() != "native":
+            warn("the native kernels are not in use: these figures are those of the NumPy fallback")
+        _announce({name: experiment(name).cells(self._profile) for name in names}, self._out)
+
+    def run(self, name: str, **arguments: Any) -> tuple[Report, Results]:
+        """Measure what is missing; `arguments` are the report's."""
+        from lightsecagg.experiments.catalogue import experiment
+
+        cells = experiment(name).cells(self._profile)
+        results = measure(name, cells, self._out, busy_anyway=self._busy_anyway)
+        return experiment(name).report(self._profile, results, **arguments), results
+
+    def write(self, name: str) -> None:
+        """Measure, and write the report."""
+        from lightsecagg.experiments.report import write_report
+
+        paths = write_report(*self.run(name), self.command(name), self._out)
+        typer.echo("wrote " + ", ".join(map(str, paths)), err=True)
+
+    def command(self, name: str) -> str:
+        """What measures it again."""
+        return f"lightsecagg experiments {name}" + (
+            " --quick" if self._profile.name == "quick" else ""
+        )
+
+
+def _announce(cells: Mapping[str, Sequence[Cell]], out: Path) -> None:
+    """Say how long each experiment will take, beside those before it."""
     from lightsecagg.experiments.cells import missing_cells
 
-    missing = missing_cells(cells, out / CELLS)
+    missing = missing_cells([cell for listed in cells.values() for cell in listed], out / CELLS)
+    left = {cell.key for cell in missing}
+    for name, listed in cells.items():
+        own = [cell for cell in missing if cell.key in left & {each.key for each in listed}]
+        left -= {cell.key for cell in own}
+        if own and len(cells) > 1:
+            typer.echo(f"{name:>12}: {_forecast(own)}", err=True)
+    if missing:
+        typer.echo(_forecast(missing), err=True)
+
+
+def _forecast(missing: Sequence[Cell]) -> str:
     known = [cell.expected_seconds for cell in missing if cell.expected_seconds]
-    if not missing:
-        return
     said = f"{len(missing)} cells to measure"
     if known:
         said += f", about {sum(known) / 60:.0f} min on an idle machine"
     if len(known) < len(missing):
         said += f" and what the {len(missing) - len(known)} take that are not timed"
-    typer.echo(said, err=True)
+    return said
 
 
 def measure(name: str, cells: list[Cell], out: Path, *, busy_anyway: bool = False) -> Results:
     """Measure what is not in OUT/cells yet, with a bar, while nobody else uses the machine."""
     from lightsecagg.experiments.cells import measure_cells
     from lightsecagg.experiments.competition import observe, wait_until_quiet
+    from lightsecagg.experiments.processes import terminable
 
     if any(cell.timed for cell in cells) and observe() is None:
         warn("this system does not tell who uses its cores: whether it is idle is yours to see")
     with progress_bar(name, len({cell.key for cell in cells})) as (progress, tell):
         quiet = None if busy_anyway else partial(wait_until_quiet, tell)
-        return measure_cells(cells, out / CELLS, progress, quiet)
+        with terminable():
+            return measure_cells(cells, out / CELLS, progress, quiet)
 
 
 def show(report: Report, results: Results, command: str, out: Path, *, as_json: bool) -> None:

@@ -135,6 +135,7 @@ ExecutesCode = Annotated[
 
 Bandwidth = Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")]
 ServerBandwidth = Annotated[float, typer.Option(help="Of the server, Mbit/s each way.")]
+ServerCores = Annotated[int, typer.Option(min=1, help="That share the server's work by columns.")]
 Latency = Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")]
 ShareModeChoice = Annotated[
     ShareMode, typer.Option(help="LightSecAgg: what is shared, and how shares are made.")

@@ -13,14 +13,8 @@ from lightsecagg.drivers.simulation.calibration import calibrate
 from lightsecagg.params import ThreatModel
 from lightsecagg.planning import STATED, Federation, Network, Plan, Topology, UnitCosts
 from lightsecagg.planning import plan as make_plan
-from lightsecagg.planning.proposals import (
-    Proposal,
-    in_seconds,
-    most_dropouts,
-    most_privacy,
-    propose,
-    verdict,
-)
+from lightsecagg.planning.choice import choose, in_seconds
+from lightsecagg.planning.proposals import Proposal, most_dropouts, most_privacy, propose
 from lightsecagg.planning.traffic import in_units
 
 app = typer.Typer(add_completion=False)
@@ -39,6 +33,7 @@ def plan(
     ] = None,
     bandwidth: options.Bandwidth = 320.0,
     server_bandwidth: options.ServerBandwidth = 10_000.0,
+    server_cores: options.ServerCores = 1,
     latency: options.Latency = 20.0,
     topology: options.SharesTravel = Topology.RELAY,
     threat_model: options.DefendAgainst = ThreatModel.MALICIOUS_SERVER,
@@ -82,6 +77,7 @@ def plan(
         overlap=overlap,
         liars=liars,
         survivors=survivors,
+        server_cores=server_cores,
     )
     costs = _measured() if measure else STATED
     plans = {
@@ -115,7 +111,7 @@ def _measured() -> UnitCosts:
 
 
 def _document(made: Plan, proposals: list[Proposal], plans: dict[str, Plan]) -> dict[str, Any]:
-    document = made.document() | {"verdict": verdict(made)}
+    document = made.document() | _choice(made)
     if proposals:
         document["proposals"] = [
             {
@@ -123,12 +119,17 @@ def _document(made: Plan, proposals: list[Proposal], plans: dict[str, Plan]) -> 
                 "privacy": each.privacy,
                 "dropouts": each.dropouts,
                 "buys": each.buys,
-                "verdict": verdict(plans[each.name]),
+                **_choice(plans[each.name]),
                 **plans[each.name].document(),
             }
             for each in proposals
         ]
     return document
+
+
+def _choice(plan: Plan) -> dict[str, Any]:
+    choice = choose(plan)
+    return {"verdict": str(choice), "choice": choice.document()}
 
 
 def _show_proposals(proposals: list[Proposal], plans: dict[str, Plan]) -> None:
@@ -216,7 +217,7 @@ def _conclude(plan: Plan) -> None:
         console.print(f"[yellow]{warning}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"unit costs: {plan.unit_costs.source}", highlight=False, soft_wrap=True)
     console.print(f"[bold]recommended[/bold] {plan.reason}", highlight=False, soft_wrap=True)
-    console.print(f"[bold]verdict[/bold] {verdict(plan)}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]verdict[/bold] {choose(plan)}", highlight=False, soft_wrap=True)
 
 
 def _cells(costs: dict[str, Any]) -> list[str]:

@@ -69,6 +69,7 @@ def simulate(
     ] = 0,
     bandwidth: options.Bandwidth = 320.0,
     server_bandwidth: options.ServerBandwidth = 10_000.0,
+    server_cores: options.ServerCores = 1,
     latency: options.Latency = 0.0,
     topology: options.SharesTravel = Topology.RELAY,
     training_seconds: options.TrainingSeconds = 0.0,
@@ -106,6 +107,7 @@ def simulate(
         overlap=overlap,
         seed=seed,
         sample_clients=sample_clients,
+        server_cores=server_cores,
         decoding=decoding,
     )
     outcomes = []

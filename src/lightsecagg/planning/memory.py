@@ -2,10 +2,11 @@
 
 Per client whose shares grow with the vector, as LightSecAgg's: its mask (d), the U x L matrix of
 expanded shares and the codeword while it encodes, its explicit shares in plain and sealed form, and
-the explicit shares that it holds for its peers until it has answered. Per client of SecAgg: a few
-copies of the vector. At the server: the bundles of shares that are not yet complete, at worst all
-of them; then one upload after the other, whatever their number, and what its connections hold; then
-the sum with the answers, and the sum with the average, in 64 bits.
+the explicit shares that it holds for its peers until it has answered. Per client of SecAgg: its
+masks, added up, and a few copies of the vector. At the server: the bundles of shares that are not
+yet complete, at worst all of them; then one upload after the other, whatever their number, and what
+its connections hold; then the sum with the answers; then the average, in 64 bits, which takes the
+place of the sum.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic, share_counts
+from lightsecagg.planning.transport_costs import window
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import Settings
 
 PROGRAM = 80 * 10**6
 """Interpreter and libraries."""
-CONNECTION = 3 * 2**18
-"""A client at the server: a chunk, and what it may be ahead of the server's reading."""
+CHUNK = 2**18
+"""A client at the server, beside what it may be ahead of the server's reading."""
 WAITING = 2**25
 """Messages that wait in the server's memory (`Limits.memory`)."""
 _CHECKS = 3
@@ -43,18 +45,21 @@ def forecast_memory(
     vector, shares = 4 * settings.length, share_counts(settings)
     held = shares.explicit * shares.explicit_bytes
     answers = vector  # a scheme that recovers all masks at once
+    if settings.traits.protected:  # the mask is expanded beside the training, and waits for it
+        phases[Phase.SHARE].client += vector
+        phases[Phase.UPLOAD].client += vector
     explicit = settings.traits.shares(settings).get(ShareKind.EXPLICIT)
     if explicit is not None:
         U, N = settings.parameters.survivors, settings.parameters.clients
         share = explicit.length
         # The rows that are expanded or drawn, the codeword, and plain and sealed shares.
-        phases[Phase.SHARE].client += vector + (U + N) * share + 2 * held + held
-        phases[Phase.UPLOAD].client += vector
+        phases[Phase.SHARE].client += (U + N) * share + 2 * held + held
         phases[Phase.RECOVER].client += held + 2 * share
         answers = (alive + _CHECKS) * share
+    connections = alive * (CHUNK + window(settings.parameters.clients))
     phases[Phase.SHARE].server += traffic[Phase.SHARE].server_shares_received
     # Input, its copy, coins, quantised vector, message.
     phases[Phase.UPLOAD].client += 5 * vector + held
-    phases[Phase.UPLOAD].server += min(WAITING, alive * vector) + vector + alive * CONNECTION
-    phases[Phase.RECOVER].server += vector + max(answers, 2 * vector)
+    phases[Phase.UPLOAD].server += min(WAITING, alive * vector) + vector + connections
+    phases[Phase.RECOVER].server += max(vector + answers, 2 * vector)
     return phases

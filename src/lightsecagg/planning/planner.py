@@ -73,9 +73,12 @@ class Federation:
     survivors: int = 0
     """U of the forecast, if it shall not be the recommended one."""
     modulus: int = DEFAULT_MODULUS
+    server_cores: int = 1
+    """That share what the server does column by column."""
 
     def __post_init__(self) -> None:
         check_integer("dimension d", self.dimension, 1)
+        check_integer("server cores", self.server_cores, 1)
         check_integer("liars E", self.liars, 0)
         if not 0 <= self.training_seconds < float("inf"):
             raise ParameterError(
@@ -125,6 +128,7 @@ class PhaseCost:
             "client_download_bytes": self.traffic.client_download,
             "client_seconds": self.times.client,
             "server_seconds": self.times.server,
+            "storing_seconds": self.times.storing,
             "server_bytes": self.server_bytes,
             "link_seconds": self.times.link,
             "client_memory_bytes": self.memory.client,
@@ -283,15 +287,21 @@ def round_settings(
     protocol: str,
     survivors: int = 0,
     mode: ShareMode = ShareMode.SEEDED,
+    graph: tuple[int, int] = (0, 0),
 ) -> Settings:
-    """A round with this U, or with the parameters that the protocol has instead."""
+    """A round with this U, or with the parameters that the protocol has instead.
+
+    * `graph`: SecAgg+'s k and t, if they shall not be the finder's.
+    """
     traits = traits_of(protocol)
     parameters = federation.parameters(survivors, mode)
-    parameters, neighbours, threshold = traits.resolve(parameters)
+    parameters, neighbours, threshold = traits.resolve(parameters, *graph)
     return Settings(
         protocol=traits.name,
         parameters=parameters,
-        quantizer=make_quantizer(parameters, federation.dimension, 1.0),
+        quantizer=make_quantizer(
+            parameters, federation.dimension, 1.0, group=traits.group(parameters)
+        ),
         dimension=federation.dimension,
         session=bytes(32),
         round=1,
@@ -313,19 +323,20 @@ def round_costs(
     """The costs of one round in which the clients `dropped` vanish after sharing."""
     network = federation.network
     traffic = forecast_traffic(settings, dropped)
-    work = forecast_work(settings, len(dropped), costs)
+    one_core = forecast_work(settings, len(dropped), costs)
+    work = {phase: each.on(federation.server_cores) for phase, each in one_core.items()}
     memory = forecast_memory(settings, traffic, federation.clients - len(dropped))
+    times = network.round(traffic, work)
     phases = {
         phase: PhaseCost(
             traffic=traffic[phase],
             work=work[phase],
             memory=memory[phase],
-            times=network.phase(traffic[phase], work[phase]),
+            times=times[phase],
             server_bytes=traffic[phase].server_bytes(network.relays),
         )
         for phase in traffic
     }
-    times = {phase: cost.times for phase, cost in phases.items()}
     total = round_seconds(times, federation.training_seconds, federation.overlap)
     return Costs(settings, phases, total)
 

@@ -1,9 +1,10 @@
 """The timeline of a round: who is busy when, from its first message to the recovered sum.
 
 A phase is: the server's messages, the slowest client's work, the clients' messages, the server's
-work; the next phase begins when all of it is done. Training comes between the offline phase
-(advertise, share) and the upload; with overlap it runs beside the offline phase, on a core of its
-own. What the server waits for clients that will never answer (its deadlines) is not modelled.
+work, and what it stores; the next phase begins when all of it is done. Training comes between the
+offline phase (advertise, share) and the upload; with overlap it runs beside the offline phase, on a
+core of its own. What the server waits for clients that will never answer (its deadlines) is not
+modelled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class PhaseTimes:
     """The clients' messages on their way, shares included."""
     server: float
     """The server's work."""
+    storing: float = 0.0
+    """Until what the server has taken in, or made, is on its disk."""
 
     @property
     def link(self) -> float:
@@ -38,7 +41,7 @@ class PhaseTimes:
     @property
     def total(self) -> float:
         """From the phase's first message to its end."""
-        return self.down + self.client + self.up + self.server
+        return self.down + self.client + self.up + self.server + self.storing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def timeline(
             ("link", parts.down),
             ("client", parts.client),
             ("link", parts.up),
-            ("server", parts.server),
+            ("server", parts.server + parts.storing),
         ):
             if seconds:
                 spans.append(Span(party, phase.value, now, now + seconds))

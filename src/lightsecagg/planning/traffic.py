@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -59,6 +60,22 @@ class PhaseTraffic:
     server_shares_sent: int = 0
     """All the shares that the server passes on, if it relays them."""
     server_shares_received: int = 0
+
+    @property
+    def clients(self) -> int:
+        """How many clients take part, as far as the bytes tell."""
+        pairs = (
+            (self.server_received, self.client_sent),
+            (self.server_sent, self.client_received),
+            (self.server_shares_received, self.client_shares_sent),
+        )
+        return max((ceil(of_all / of_one) for of_all, of_one in pairs if of_one), default=0)
+
+    @property
+    def client_messages(self) -> int:
+        """To and from a client, its shares as one each way."""
+        shares = (self.client_shares_sent, self.client_shares_received)
+        return sum(map(bool, (self.client_sent, self.client_received, *shares)))
 
     @property
     def client_upload(self) -> int:
@@ -130,7 +147,7 @@ def in_units(count: float) -> str:
 
 def _header(settings: Settings) -> int:
     empty = SealedShare(0, 1, ShareKind.SEED, 0, bytes(SALT_LENGTH), b"")
-    return len(Codec(settings.field).encode(ShareBundle((empty,))))
+    return len(Codec(settings.group).encode(ShareBundle((empty,))))
 
 
 class _Forecast:
@@ -145,7 +162,7 @@ class _Forecast:
                 f"0..{parameters.clients - 1}"
             )
         self.survivors = tuple(client for client in self.clients if client not in self.dropped)
-        self.codec = Codec(self.settings.field)
+        self.codec = Codec(self.settings.group)
         self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
         self.checks = int(settings.traits.checked)
         self.phases = {phase: PhaseTraffic() for phase in PHASES}

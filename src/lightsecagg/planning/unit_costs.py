@@ -21,7 +21,7 @@ class UnitCosts:
     peer: float
     """LightSecAgg, share phase: one peer, its roster entry, a share sent and one received."""
     secagg_peer: float
-    """SecAgg, share phase: the same."""
+    """SecAgg, share phase: the same, and the seed of their mask."""
     relay: float
     """The server's work for one share, as far as it does not grow with N."""
     relay_growth: float
@@ -44,8 +44,10 @@ class UnitCosts:
     """SecAgg: a pairwise seed from a key agreement."""
     quantised_element: float
     """A client checks, quantises, masks and encodes an element of its update."""
+    taken_element: float
+    """The server decodes and checks an element of an upload or answer."""
     summed_element: float
-    """The server decodes and adds up an element of an upload or answer."""
+    """An element of an upload or answer is added up."""
     product: float
     """A multiplication in a matrix product over F_q."""
     butterfly: float
@@ -73,12 +75,13 @@ STATED = UnitCosts(
     relayed_byte=2.0e-10,
     seed=3.5e-5,
     element=1.1e-9,
-    masked_element=1.5e-9,
+    masked_element=8.5e-10,
     stretched_element=5.5e-9,
     noisy_element=9.0e-9,
     agreement=5.5e-5,
     quantised_element=3.0e-8,
-    summed_element=1.4e-9,
+    taken_element=6.0e-10,
+    summed_element=8.0e-10,
     product=9.0e-11,
     butterfly=4.5e-10,
     survivor=7.0e-5,

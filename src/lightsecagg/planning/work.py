@@ -7,13 +7,13 @@ the dominant ones are
                  server, share     N (N - 1) shares to relay
                  server, recover   one decoding of L columns, whoever dropped
                  short keys        L does not grow with d; client and server stretch d elements
-    SecAgg       client, upload    k + 1 masks of d elements
+    SecAgg       client, share     k + 1 masks of d elements
                  server, recover   N - D self masks and D (N - D) pairwise masks of d elements
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from lightsecagg.field import ntt
@@ -34,6 +34,13 @@ class PhaseWork:
     server: float = 0.0
     server_relaying: float = 0.0
     """The part of `server` that relaying shares takes."""
+    server_spread: float = 0.0
+    """The part of `server` that is cut by columns, so that several cores can share it."""
+
+    def on(self, cores: int) -> PhaseWork:
+        """The same at a server with so many cores, which share perfectly what they can share."""
+        saved = self.server_spread * (1 - 1 / cores)
+        return replace(self, server=self.server - saved, server_spread=self.server_spread - saved)
 
 
 def forecast_work(settings: Settings, dropped: int, costs: UnitCosts) -> dict[Phase, PhaseWork]:
@@ -75,8 +82,14 @@ class _Work:
         costs, phase = self.costs, self.phases[Phase.RECOVER]
         elements = self.settings.traits.answer_bytes(self.settings, self.dropped) // 4
         phase.client += self.alive * elements * costs.summed_element
-        phase.server += self.alive * (elements * costs.summed_element + costs.survivor)
+        phase.server += self.alive * (elements * costs.taken_element + costs.survivor)
+        self._spread(phase, self.alive * elements * costs.summed_element)
         phase.server += self.d * costs.summed_element
+
+    def _spread(self, phase: PhaseWork, seconds: float) -> None:
+        """Work of the server that is cut by columns."""
+        phase.server += seconds
+        phase.server_spread += seconds
 
     def _advertise(self) -> None:
         phase = self.phases[Phase.ADVERTISE]
@@ -86,7 +99,8 @@ class _Work:
     def _upload(self) -> None:
         phase, costs = self.phases[Phase.UPLOAD], self.costs
         phase.client = self.d * costs.quantised_element
-        phase.server = self.alive * (self.d * costs.summed_element + costs.survivor)
+        phase.server = self.alive * (self.d * costs.taken_element + costs.survivor)
+        self._spread(phase, self.alive * self.d * costs.summed_element)
 
     def _relay(self, shares: ShareCounts) -> None:
         each = self.costs.relay + self.N * self.costs.relay_growth
@@ -141,10 +155,10 @@ class _CodedWork(_Work):
         phase.client += self._expanded(self.alive)
         phase.client += self.alive * self.L * costs.summed_element
         phase.server = (
-            self.alive * (self.L * costs.summed_element + costs.survivor)
-            + self._codeword(0.6)
+            self.alive * (self.L * costs.taken_element + costs.survivor)
             + self.d * costs.summed_element
         )
+        self._spread(phase, self._codeword(0.6))
         if self.settings.has_short_keys:  # and what is left of the noise is looked at
             phase.server += self.d * (costs.stretched_element + 4 * costs.summed_element)
         if self.alive > self.settings.parameters.survivors:  # spare answers are checked
@@ -176,9 +190,8 @@ class _PairwiseWork(_Work):
     def _share(self) -> None:
         costs, k = self.costs, self.shares.peers
         exchanged = k * (costs.secagg_peer - costs.verify)
-        self.phases[Phase.SHARE].client = (self.N - 1) * costs.verify + exchanged
         masks = (k + 1) * self.d * costs.masked_element
-        self.phases[Phase.UPLOAD].client += k * costs.agreement + masks
+        self.phases[Phase.SHARE].client = (self.N - 1) * costs.verify + exchanged + masks
 
     def _recover(self) -> None:
         costs = self.costs
@@ -191,11 +204,9 @@ class _PairwiseWork(_Work):
         if self.settings.traits.ring:  # every secret in other hands
             phase.server += self.N * costs.rebuild
         phase.server += (
-            masks
-            + orphans * costs.agreement
-            + rebuilding * costs.product
-            + self.alive * costs.survivor
+            orphans * costs.agreement + rebuilding * costs.product + self.alive * costs.survivor
         )
+        self._spread(phase, masks)
 
 
 _KINDS: dict[type[Traits], type[_Work]] = {
