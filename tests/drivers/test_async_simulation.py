@@ -320,7 +320,7 @@ def test_a_scale_gets_the_largest_bound_that_cannot_wrap() -> None:
     quantizer = quantizer_of_scale(PAPER_MODULUS, 10, 64, 2.0**16)
     assert quantizer.limit == quantizer.budget
     with pytest.raises(ParameterError, match="could wrap around"):
-        Quantizer(quantizer.field, 2 * quantizer.bound, 10, max_weight=64, scale=2.0**16)
+        Quantizer(quantizer.group, 2 * quantizer.bound, 10, max_weight=64, scale=2.0**16)
 
 
 def test_flushes_do_not_print_means() -> None:

@@ -28,6 +28,7 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.messages import AbortRound, Advertise, Message, Opening, Refusal, Roster
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.protocol.wire import Codec
 
@@ -38,11 +39,11 @@ DIMENSION = 5
 def parties(
     protocol: ProtocolName = ProtocolName.LIGHTSECAGG, clients: int = 6
 ) -> tuple[ServerParty, dict[int, ClientParty]]:
-    quantizer = Quantizer(DEFAULT_FIELD, 100.0, clients, scale=1.0)
+    parameters = Parameters(clients, 1, 2)
+    group = traits_of(protocol).group(parameters)
+    quantizer = Quantizer(group, 100.0, clients, scale=1.0)
     neighbours = clients - 1 if protocol is ProtocolName.SECAGG_PLUS else 0
-    cohort = Cohort(
-        protocol, Parameters(clients, 1, 2), quantizer, DIMENSION, neighbours, graph_security=0
-    )
+    cohort = Cohort(protocol, parameters, quantizer, DIMENSION, neighbours, graph_security=0)
     settings = cohort.next_round()
     return cohort.server(settings), {c: cohort.client(c, settings) for c in cohort.clients}
 
@@ -179,7 +180,7 @@ def test_R30_a_round_sums_those_that_have_an_input(protocol: ProtocolName) -> No
         asked.append(client)
         return None if client in (1, 4) else update(client)
 
-    result = run_round(server, clients, CODEC, inputs)
+    result = run_round(server, clients, Codec(server.settings.group), inputs)
     assert isinstance(result, Aggregate)
     assert result.included == (0, 2, 3, 5)
     assert result.total.tolist() == [1 + 4 + 8 + 32] * DIMENSION

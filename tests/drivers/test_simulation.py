@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightsecagg.crypto import prg
 from lightsecagg.crypto.sealing import CHUNK_LENGTH
 from lightsecagg.drivers.local import Packet
 from lightsecagg.drivers.simulation import (
@@ -22,11 +24,15 @@ from lightsecagg.drivers.simulation import (
     synchronous,
 )
 from lightsecagg.drivers.simulation.metering import Load, PhaseLoads
+from lightsecagg.drivers.spreading import LEAST_COLUMNS
 from lightsecagg.errors import InputRefused, ParameterError
+from lightsecagg.field.group import Elements
 from lightsecagg.params import PAPER_MODULUS, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Phase, Update
+from lightsecagg.protocol.jobs import Job, SumUploads, Unmask
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import ProtocolName
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
@@ -46,7 +52,12 @@ def make_cohort(
     threshold: int = 0,
 ) -> Cohort:
     quantizer = make_quantizer(
-        parameters, dimension, 1.0, max_samples=max(1, max_samples), weighted=max_samples > 0
+        parameters,
+        dimension,
+        1.0,
+        max_samples=max(1, max_samples),
+        weighted=max_samples > 0,
+        group=traits_of(protocol).group(parameters),
     )
     return Cohort(
         protocol, parameters, quantizer, dimension, neighbours, threshold, graph_security=0
@@ -336,6 +347,7 @@ def _loads() -> PhaseLoads:
     server = Load(
         seconds=0.3,
         relay_seconds=0.1,
+        spread_seconds=0.16,
         received=MEGABYTE,
         shares_received=6 * MEGABYTE,
         shares_sent=6 * MEGABYTE,
@@ -350,6 +362,68 @@ def test_a_phase_is_charged_for_its_busiest_and_slowest_client() -> None:
     assert traffic.client_shares_received == 3 * MEGABYTE
     assert traffic.server_shares_received == traffic.server_shares_sent == 6 * MEGABYTE
     assert (work.client, work.server, work.server_relaying) == (0.5, 0.3, 0.1)
+    assert work.on(1) == work
+    assert work.on(4).server == pytest.approx(0.3 - 0.16 + 0.04)
+    assert work.on(4).server_spread == pytest.approx(0.04)
+    assert work.on(4).client == 0.5
+
+
+@pytest.mark.parametrize("protocol", list(ProtocolName))
+@pytest.mark.parametrize("cores", [1, 3])
+def test_cores_share_sums_and_masks_and_nothing_else(protocol: ProtocolName, cores: int) -> None:
+    """By a clock that counts what is done by columns, and nothing else."""
+    done, dimension = [0], 4 * LEAST_COLUMNS
+
+    def clock() -> float:
+        return float(done[0])
+
+    def counting(run: Callable[..., Elements]) -> Callable[..., Elements]:
+        def counted(job: Job, start: int, stop: int) -> Elements:
+            found = run(job, start, stop)
+            done[0] += stop - start
+            return found
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (SumUploads, Unmask):
+            patch.setattr(kind, "run", counting(kind.run))
+        report = simulate_round(
+            make_cohort(Parameters(6, 1, 2, 4), protocol, dimension, neighbours=5, threshold=2)
+            if protocol is ProtocolName.SECAGG_PLUS
+            else make_cohort(Parameters(6, 1, 2, 4), protocol, dimension),
+            lambda client: unique_input(client, dimension),
+            clock=clock,
+            server_cores=cores,
+        )
+    assert report.exact
+    upload, recover = (report.meter.phases[p].server for p in (Phase.UPLOAD, Phase.RECOVER))
+    assert upload.spread_seconds == upload.seconds
+    assert recover.spread_seconds == recover.seconds
+    light = protocol is ProtocolName.LIGHTSECAGG
+    unmasked = report.settings.share_length if light else dimension
+    assert upload.seconds + recover.seconds == dimension + unmasked
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_masks_of_secagg_are_expanded_where_training_hides_it(absent: int) -> None:
+    """By a clock that counts the words of masks: all while sharing, but for those who vanish."""
+    words, add_words = [0], prg.add_words
+
+    def counted(totals: Elements, seeds: list[bytes], start: int = 0) -> None:
+        words[0] += totals.size * len(seeds)
+        add_words(totals, seeds, start)
+
+    faults = Faults(drops={5: (Phase.SHARE, Moment.BEFORE)} if absent else {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prg, "add_words", counted)
+        cohort = make_cohort(Parameters(6, 1, 2, 4), ProtocolName.SECAGG)
+        report = simulate_round(cohort, unique_input, faults, clock=lambda: float(words[0]))
+    assert report.exact
+    share, upload = (report.meter.phases[p].clients[0] for p in (Phase.SHARE, Phase.UPLOAD))
+    assert share.seconds == 6 * DIMENSION
+    assert upload.seconds == absent * DIMENSION
+    assert report.stored >= 4 * DIMENSION
 
 
 # -- the seed steers nothing secret --------------------------------------------------------------

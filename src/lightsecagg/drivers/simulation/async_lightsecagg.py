@@ -147,7 +147,7 @@ class ProtectedFederation(MeteredWire):
             Roster: Phase.ADVERTISE,  # registration ends with it
             SumRequest: Phase.AGREE if malicious else Phase.RECOVER,
         }
-        super().__init__(server, clients, Codec(self.settings.field), phases)
+        super().__init__(server, clients, Codec(self.settings.group), phases)
         self.call(SERVER, self.server.start)
         self._until_collecting()
         for client in clients:

@@ -44,6 +44,8 @@ class _Rehearsal(NamedTuple):
     client: dict[Phase, float]
     """The mean over all clients."""
     server: dict[Phase, float]
+    spread: dict[Phase, float]
+    """The part of the server's that is cut by columns."""
 
 
 def calibrate() -> UnitCosts:
@@ -82,7 +84,8 @@ def calibrate() -> UnitCosts:
         noisy_element=noisy,
         agreement=_agreement(),
         quantised_element=plain.client[Phase.UPLOAD] / _BLOCK,
-        summed_element=plain.server[Phase.UPLOAD] / (4 * _BLOCK),
+        taken_element=(plain.server[Phase.UPLOAD] - plain.spread[Phase.UPLOAD]) / (4 * _BLOCK),
+        summed_element=plain.spread[Phase.UPLOAD] / (4 * _BLOCK),
         product=product,
         butterfly=butterfly,
         survivor=more.server[Phase.UPLOAD] / 24,
@@ -108,6 +111,9 @@ def _rehearsal(
             phase: median(run[phase].client_seconds for run in runs) / clients for phase in runs[0]
         },
         server={phase: median(run[phase].server.seconds for run in runs) for phase in runs[0]},
+        spread={
+            phase: median(run[phase].server.spread_seconds for run in runs) for phase in runs[0]
+        },
     )
 
 
@@ -124,7 +130,7 @@ def _cohort(
     return Cohort(
         protocol,
         parameters,
-        make_quantizer(parameters, dimension, 1.0),
+        make_quantizer(parameters, dimension, 1.0, group=traits.group(parameters)),
         dimension,
         neighbours,
         threshold,
@@ -137,7 +143,7 @@ def _relaying(clients: int) -> float:
     cohort = _cohort(clients)
     settings = cohort.next_round()
     server = cohort.server(settings)
-    codec = Codec(settings.field)
+    codec = Codec(settings.group)
     server.start()
     for client in cohort.clients:
         keys = (AgreementKey.generate().public,)
@@ -190,8 +196,7 @@ def _expansion() -> tuple[float, float]:
 
 def _masking() -> float:
     seeds = {k: bytes([k]) * prg.SEED_LENGTH for k in range(1, 8)}
-    field = PrimeField(DEFAULT_MODULUS)
-    return _fastest(lambda: client_mask(bytes(32), seeds, 0, _BLOCK, field)) / (8 * _BLOCK)
+    return _fastest(lambda: client_mask(bytes(32), seeds, 0, _BLOCK)) / (8 * _BLOCK)
 
 
 def _short_keys() -> tuple[float, float]:
@@ -204,13 +209,15 @@ def _short_keys() -> tuple[float, float]:
 
 
 def _agreement() -> float:
-    one, other = AgreementKey.generate(), AgreementKey.generate()
+    """With 16 peers: a key remembers with whom it agreed."""
+    one, others = AgreementKey.generate(), [AgreementKey.generate().public for _ in range(16)]
 
     def many() -> None:
-        for _ in range(16):
-            one.agree(other.public, 1).symmetric_seed(bytes(32), "rehearsal", 0, 1)
+        key = AgreementKey(one.private_bytes())
+        for other in others:
+            key.agree(other, 1).symmetric_seed(bytes(32), "rehearsal", 0, 1)
 
-    return _fastest(many) / 16
+    return _fastest(many) / len(others)
 
 
 def _products() -> float:

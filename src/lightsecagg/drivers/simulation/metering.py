@@ -11,17 +11,20 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from lightsecagg.drivers.local import Packet, Wire
+from lightsecagg.drivers.spreading import spread
 from lightsecagg.errors import DecodeError, RemoteProtocolError
 from lightsecagg.planning.traffic import PHASES, PhaseTraffic
 from lightsecagg.planning.work import PhaseWork
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.interface import SERVER, Party, Phase, Server
+from lightsecagg.protocol.jobs import Job, Result, at_once
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.wire import Codec
 
@@ -76,6 +79,10 @@ class Load:
     """Bytes of sealed shares that it received."""
     relay_seconds: float = 0.0
     """The server's CPU for relaying shares; part of `seconds`."""
+    spread_seconds: float = 0.0
+    """The server's CPU for ranges of columns, which cores can share; part of `seconds`."""
+    spread_wall_seconds: float = 0.0
+    """How long these ranges took by the clock on the wall, on the threads that there were."""
 
 
 @dataclass(slots=True)
@@ -121,6 +128,7 @@ class PhaseLoads:
             client=max((load.seconds for load in self.clients.values()), default=0.0),
             server=self.server.seconds,
             server_relaying=self.server.relay_seconds,
+            server_spread=self.server.spread_seconds,
         )
 
 
@@ -143,6 +151,17 @@ class Meter:
             load.seconds += seconds
             if relaying and party == SERVER:
                 load.relay_seconds += seconds
+
+    @contextmanager
+    def spreading(self, phase: Phase) -> Iterator[None]:
+        """Note what the block takes, which is charged to the server anyway, as work by columns."""
+        load = self.phases[phase].server
+        started, began = self._clock(), time.perf_counter()
+        try:
+            yield
+        finally:
+            load.spread_seconds += self._clock() - started
+            load.spread_wall_seconds += time.perf_counter() - began
 
     def sent(self, phase: Phase, sender: int, recipient: int, size: int, is_share: bool) -> None:
         """Charge `size` bytes to both ends, one of which is the server."""
@@ -190,8 +209,12 @@ class MeteredWire(Wire):
         *,
         free: Collection[int] = (),
         clock: Clock = time.process_time,
+        server_cores: int = 1,
     ) -> None:
-        """`phases`: to which phase messages belong; `free`: clients whose work is not charged."""
+        """`phases`: to which phase messages belong; `free`: clients whose work is not charged.
+
+        * `server_cores`: how many threads run the server's jobs.
+        """
         super().__init__(server, clients, codec)
         self.meter = Meter(clock)
         self.refusals: Counter[str] = Counter()
@@ -199,6 +222,8 @@ class MeteredWire(Wire):
         self._phase = server.phase
         self._phases = phases
         self._free = free
+        self._server_cores = server_cores
+        self._charged = self._phase
 
     def phase_of(self, kind: type[Message] | None) -> Phase:
         """To which phase such a message, or a call without one, belongs now."""
@@ -208,10 +233,17 @@ class MeteredWire(Wire):
 
     def work(self, party: int, kind: type[Message] | None) -> AbstractContextManager[None]:
         """Charge the work."""
-        phase = self.phase_of(kind)
+        phase = self._charged = self.phase_of(kind)
         if party in self._free:
             return nullcontext()
         return self.meter.work(phase, party, relaying=kind is messages.ShareBundle)
+
+    def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
+        """Run the server's jobs on its cores; what they could share is charged as such."""
+        return at_once(self.server, outputs, self._run) if party == SERVER else outputs
+
+    def _run(self, job: Job) -> Result:
+        return spread(job, self._server_cores, partial(self.meter.spreading, self._charged))
 
     def deliver(self, packet: Packet) -> None:
         """Charge the bytes: what never arrives costs nothing."""

@@ -28,8 +28,8 @@ def quantised(settings: Settings, ledger: Ledger, update: Update, model: bytes) 
 
 def largest_error(settings: Settings, total: Elements, expected: Elements) -> int:
     """By how many quanta an element of a recovered sum is off, the most."""
-    difference = settings.field.subtract(total, expected)
-    return int(np.abs(signed(settings.field, difference)).max())
+    difference = settings.group.subtract(total, expected)
+    return int(np.abs(signed(settings.group, difference)).max())
 
 
 def allowed_error(settings: Settings) -> int:

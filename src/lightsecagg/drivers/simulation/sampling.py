@@ -238,6 +238,7 @@ class StandIn:
     def _make_shares(self) -> list[OutgoingShare]:
         """One share per peer."""
         private = tuple(key.private_bytes() for key in self._keys)
+        self.scheme.expands_ahead = False  # it uploads no masked update
         mask = self.scheme.prepare(0, private, system_entropy)
         self._held[MaskRef(self.client)] = mask.own
         return mask.outgoing

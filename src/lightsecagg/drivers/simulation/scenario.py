@@ -22,6 +22,7 @@ from lightsecagg.masks.short_keys import ASSUMPTION
 from lightsecagg.params import Decoding, Parameters, ShareMode, check_integer
 from lightsecagg.planning.network import Network
 from lightsecagg.planning.timeline import PhaseTimes, round_seconds, timeline
+from lightsecagg.planning.transport_costs import FREE
 from lightsecagg.protocol.interface import Phase, Update
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import Resolved, Traits, traits_of
@@ -45,20 +46,23 @@ class Scenario:
     threshold: int = 0
     """SecAgg and SecAgg+: t; 0 for the smallest allowed, or the finder's."""
     drops: tuple[Drop, ...] = ()
-    network: Network = field(default_factory=lambda: Network(latency=0.0))
-    """Without latency unless one is asked for: then only what was measured takes time."""
+    network: Network = field(default_factory=lambda: Network(latency=0.0, transport=FREE))
+    """Without latency and transport unless they are asked for: what was measured takes time."""
     training_seconds: float = 0.0
     overlap: bool = True
     seed: int = 0
     """Steers inputs and the choice of who drops, and nothing else."""
     sample_clients: int | None = None
     """How many clients are real, if not all are; see `sampling`."""
+    server_cores: int = 1
+    """Threads that run the server's jobs, and cores of the server whose seconds are told."""
     decoding: Decoding | None = None
     """Short keys: what becomes of the noise; None for the finest rounding that makes sense."""
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, 0)
         check_integer("dimension d", self.dimension, 1)
+        check_integer("server cores", self.server_cores, 1)
         if not 0 <= self.training_seconds < float("inf"):
             raise ParameterError(
                 f"training seconds = {self.training_seconds} must be a number, at least 0"
@@ -78,7 +82,11 @@ class Scenario:
         """The clients of this scenario."""
         parameters, neighbours, threshold = self.resolved()
         quantizer = make_quantizer(
-            parameters, self.dimension, self.bound, decoding=self._decoding()
+            parameters,
+            self.dimension,
+            self.bound,
+            decoding=self._decoding(),
+            group=self.traits.group(parameters),
         )
         return Cohort(
             self.protocol,
@@ -134,7 +142,11 @@ class Outcome:
     def times(self) -> dict[Phase, PhaseTimes]:
         """How long each phase takes on the scenario's links."""
         network, phases = self.scenario.network, self.report.meter.phases
-        return {phase: network.phase(loads.traffic, loads.work) for phase, loads in phases.items()}
+        cores = self.scenario.server_cores
+        return network.round(
+            {phase: loads.traffic for phase, loads in phases.items()},
+            {phase: loads.work.on(cores) for phase, loads in phases.items()},
+        )
 
     def round_seconds(self, overlap: bool) -> float:
         """The length of the round, training included."""
@@ -185,6 +197,7 @@ def run(scenario: Scenario, rounds: int = 1, progress: Progress | None = None) -
             faults,
             sample=scenario.sample_clients,
             progress=progress,
+            server_cores=scenario.server_cores,
         )
         yield Outcome(scenario, report)
 
@@ -194,7 +207,9 @@ def _warm_up(scenario: Scenario) -> None:
     modulus = scenario.parameters.modulus
     mode = scenario.parameters.share_mode
     small = scenario.traits.resolve(Parameters(4, 1, 1, 2, share_mode=mode, modulus=modulus))
-    quantizer = make_quantizer(small.parameters, 64, 1.0)
+    quantizer = make_quantizer(
+        small.parameters, 64, 1.0, group=scenario.traits.group(small.parameters)
+    )
     cohort = Cohort(
         scenario.protocol, small.parameters, quantizer, 64, small.neighbours, small.threshold
     )
@@ -221,6 +236,7 @@ def _parameters(scenario: Scenario, settings: Settings) -> dict[str, Any]:
             "drop": [str(drop) for drop in scenario.drops],
             "bandwidth_mbps": network.bandwidth,
             "server_bandwidth_mbps": network.server_bandwidth,
+            "server_cores": scenario.server_cores,
             "latency_ms": network.latency,
             "topology": network.topology.value,
             "training_seconds": scenario.training_seconds,
@@ -238,6 +254,9 @@ def _phase(loads: PhaseLoads, times: PhaseTimes, relayed: bool) -> dict[str, Any
     return {
         "client_seconds": times.client,
         "server_seconds": times.server,
+        "server_cpu_seconds": loads.server.seconds,
+        "server_spread_cpu_seconds": loads.server.spread_seconds,
+        "server_spread_wall_seconds": loads.server.spread_wall_seconds,
         "client_upload_bytes": max((c.sent + c.shares_sent for c in clients), default=0),
         "client_download_bytes": max((c.received + c.shares_received for c in clients), default=0),
         "server_bytes": loads.traffic.server_bytes(relayed),

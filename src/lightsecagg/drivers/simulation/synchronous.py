@@ -92,15 +92,17 @@ def simulate_round(
     sample: int | None = None,
     progress: Progress | None = None,
     clock: Clock = time.process_time,
+    server_cores: int = 1,
 ) -> RoundReport:
     """Run the next round of `cohort` with these inputs and faults.
 
-    With `sample`, only the first so many clients are real; see `sampling`.
+    With `sample`, only the first so many clients are real; see `sampling`. The server's jobs run
+    on `server_cores` threads.
     """
     faults = Faults() if faults is None else faults
     if sample is not None and (faults.late or faults.duplicates):
         raise ParameterError("sampled clients can drop, but not be late or heard twice")
-    run = _Run(cohort, inputs, faults, early_input, sample, progress, clock)
+    run = _Run(cohort, inputs, faults, early_input, sample, progress, clock, server_cores)
     with uncollected():
         return run.play()
 
@@ -128,6 +130,7 @@ class _Run(MeteredWire):
         sample: int | None,
         progress: Progress | None,
         clock: Clock,
+        server_cores: int,
     ) -> None:
         settings = cohort.next_round()
         self.settings = settings
@@ -148,8 +151,16 @@ class _Run(MeteredWire):
             SumRequest: Phase.AGREE if malicious else Phase.RECOVER,
         }
         clients: dict[int, Party] = {**self.parties, **self.stand_ins}
-        codec = Codec(settings.field)
-        super().__init__(server, clients, codec, phases, free=self.stand_ins, clock=clock)
+        codec = Codec(settings.group)
+        super().__init__(
+            server,
+            clients,
+            codec,
+            phases,
+            free=self.stand_ins,
+            clock=clock,
+            server_cores=server_cores,
+        )
         self._inputs = inputs
         shared = Phase.SHARE in settings.traits.phases
         self._faults = faults if shared else _plainly(faults)
@@ -285,7 +296,7 @@ class _Run(MeteredWire):
     def _largest_error(self, aggregate: Aggregate) -> int | None:
         if self.sample is not None:
             return None
-        expected = self.settings.field.sum(map(self._quantised, aggregate.included))
+        expected = self.settings.group.sum(map(self._quantised, aggregate.included))
         return largest_error(self.settings, aggregate.total, expected)
 
     def _quantised(self, client: int) -> Elements:
