@@ -171,6 +171,16 @@ def test_the_summary_compares_seed_by_seed() -> None:
     assert summarise(documents)["sweep"] == []
 
 
+def test_a_point_of_the_sweep_is_the_mean_of_its_seeds_between_the_extremes() -> None:
+    cells = sweep_cells([4, 8], seeds=3)
+    assert [(cell.seed, cell.scale_bits) for cell in cells][:3] == [(0, 4), (0, 8), (1, 4)]
+    found = summarise(made_up(cell, 0.5 + cell.seed / 10) for cell in cells)["sweep"]
+    assert [(point["scale_bits"], point["seeds"]) for point in found] == [(4, 3), (8, 3)]
+    for point in found:
+        middle = [point[name] for name in ("least", "accuracy", "most")]
+        assert middle == pytest.approx([0.5, 0.6, 0.7])
+
+
 def test_figures_show_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     curves = [made_up(Cell(FEDBUFF, "poly", 0), 0.5)]

@@ -25,11 +25,12 @@ def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed() 
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert (found["server_kills"], found["client_kills"], found["hangs"]) == (3, 2, 0)
-    never = ("lost", "wrong", "summed_twice", "masks_used_twice", "changed")
+    never = ("left_behind", "lost", "wrong", "summed_twice", "masks_used_twice", "changed")
     assert {found[what] for what in never} == {0}
     assert found["sums"] > 3
-    # Whoever is killed before it hears of the acknowledgement does not count, though it is summed.
-    assert found["acknowledged"] >= found["summed"] > 0
+    fates = ("summed", "dropped", "in_failed_buffers", "stranded", "waiting")
+    assert found["acknowledged"] == sum(found[fate] for fate in fates)
+    assert found["summed"] + found["unheard"] >= 3 * found["sums"], "T + 2 owners each"
     assert "5 of 5 kills" in done.stderr
 
 
@@ -79,7 +80,18 @@ def test_an_update_is_summed_waits_or_was_left_behind() -> None:
     ended = audit([record(1, 0, 1, 2)], [EXACT], [*notes, OVER, NEXT], least=3)
     assert (ended.left_behind, ended.waiting, ended.lost) == (2, 0, 0)
     assert fates.clean
-    assert ended.clean
+    assert not ended.clean
+    told_later = note("over", aborted="that epoch is over")
+    for notes_of_the_end in ([OVER, told_later], [told_later]):
+        again = audit([record(1, 0, 1, 2)], [EXACT], [*notes, *notes_of_the_end, NEXT], least=3)
+        assert (again.left_behind, again.stranded) == (2, 0)
+
+
+def test_what_was_never_acknowledged_may_be_summed_or_refused_and_is_counted_apart() -> None:
+    notes = [*uploads(0, 1), upload(2), upload(3), note("dropped", 3, serial=0), upload(4)]
+    fates = audit([record(1, 0, 1, 2)], [EXACT], notes, least=3)
+    assert (fates.acknowledged, fates.summed, fates.unheard, fates.refused) == (2, 2, 1, 1)
+    assert fates.dropped == 0
 
 
 def test_R31_updates_that_could_have_been_summed_are_lost() -> None:
@@ -89,7 +101,9 @@ def test_R31_updates_that_could_have_been_summed_are_lost() -> None:
     excused = audit([], [], [*notes, *dropped], least=3)
     assert (excused.lost, excused.dropped) == (0, 3)
     aborted = [*uploads(0, 1, 2), note("over", aborted="too few"), NEXT]
-    assert audit([], [], aborted, least=3).left_behind == 3
+    fates = audit([], [], aborted, least=3)
+    assert (fates.stranded, fates.left_behind) == (3, 0)
+    assert fates.clean
 
 
 def test_what_is_done_twice_is_seen() -> None:

@@ -15,6 +15,7 @@ from lightsecagg.cli.experiments import app
 from lightsecagg.cli.main import main
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.experiments import competition
+from lightsecagg.experiments.catalogue import experiment
 from lightsecagg.experiments.competition import (
     PAUSE,
     WINDOW,
@@ -24,6 +25,7 @@ from lightsecagg.experiments.competition import (
     read_stat,
     wait_until_quiet,
 )
+from lightsecagg.experiments.setups import QUICK
 
 STAT = "cpu  1000 10 500 90000 300 20 30 40 5 5\ncpu0 1 2 3\nintr 5\n"
 
@@ -106,7 +108,8 @@ def test_the_command_gives_up_on_a_busy_machine_unless_told_to_go_on(
         main()
     assert exit_.value.code == 2
     told = capsys.readouterr().err
-    assert re.search(r"6 cells to measure, about \d+ min on an idle machine", told)
+    cells = len(experiment("overhead").cells(QUICK))
+    assert re.search(rf"{cells} cells to measure, about \d+ min on an idle machine", told)
     assert "the machine was busy: other processes use 1.00 cores" in told
     assert not list((tmp_path / laboratory.CELLS).glob("*.json"))
     monkeypatch.setattr("lightsecagg.experiments.cells.measure_cells", measured)

@@ -47,6 +47,7 @@ def test_every_kernel_is_measured_in_the_fields_that_have_it(
     assert set(found) == {
         *((k, f) for k in KERNELS for f in ("default", "paper")),
         *((k, "default") for k in SHORT_KEYS),
+        *((k, "words") for k in ("pairwise-mask", "sum")),
     }
     assert len(lines) == len(found) + 1, "progress: the memory, then every kernel"
     for row in document["rows"]:
@@ -78,7 +79,7 @@ def test_the_command_prints_json_alone_on_stdout_and_progress_on_stderr() -> Non
     done = bench("--json", *SMALL_OPTIONS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert {row["kernel"] for row in document["rows"]} == KERNELS | SHORT_KEYS
+    assert {row["kernel"] for row in document["rows"]} == KERNELS | SHORT_KEYS | {"pairwise-mask"}
     assert document["case"]["dimension"] == 1000
     assert "decode (default field)" in done.stderr
 

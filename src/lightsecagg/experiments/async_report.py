@@ -46,19 +46,24 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """The sweep's points, by c_l: accuracy, and the errors that cause it."""
-    points = [
+def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The sweep's points, by c_l: accuracy over its seeds, and the errors that cause it."""
+    by_scale: dict[int, list[Mapping[str, Any]]] = {}
+    for document in documents:
+        if document["cell"]["scheme"] == UNMASKED:
+            by_scale.setdefault(document["cell"]["scale_bits"], []).append(document)
+    return [
         {
-            "scale_bits": document["cell"]["scale_bits"],
-            "accuracy": document["final_accuracy"],
-            "wrapped": document["wrapped"],
-            "noise": document["noise"],
+            "scale_bits": bits,
+            "seeds": len(found),
+            "accuracy": fmean(each["final_accuracy"] for each in found),
+            "least": min(each["final_accuracy"] for each in found),
+            "most": max(each["final_accuracy"] for each in found),
+            "wrapped": fmean(each["wrapped"] for each in found),
+            "noise": fmean(each["noise"] for each in found),
         }
-        for document in documents
-        if document["cell"]["scheme"] == UNMASKED
+        for bits, found in sorted(by_scale.items())
     ]
-    return sorted(points, key=lambda point: point["scale_bits"])
 
 
 def _cost(protected: list[Mapping[str, Any]]) -> dict[str, float]:
@@ -122,8 +127,9 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         ]
     if summary["sweep"]:
         lines += [
-            "Sweep over c_l (poly, one seed): quantised arithmetic over F_q without masks and "
-            "without the range check, which a real client never switches off. Rounding error: of "
+            f"Sweep over c_l (poly, {_seeds(summary['sweep'][0]['seeds'])}): quantised arithmetic "
+            "over F_q without masks and without the range check, which a real client never "
+            "switches off. Rounding error: of "
             "a buffer's mean, relative to it (r.m.s., mean over buffers). Wrapped: entries of the "
             "sum that left [-q/2, q/2).",
             "",
@@ -139,6 +145,10 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _seeds(count: int) -> str:
+    return f"{count} seed" + "s" * (count > 1)
+
+
 def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> list[Path]:
     """`accuracy.png` (accuracy against rounds) and `sweep.png`, of what there is."""
     try:
@@ -146,42 +156,74 @@ def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> lis
     except ModuleNotFoundError as error:
         raise MissingExtra("figures need matplotlib", "report") from error
     done, written = list(documents), []
+    for name, draw in (("accuracy", _draw_accuracy), ("sweep", _draw_sweep)):
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        if draw(setup, done, figure.subplots()):
+            written.append(out / f"{name}.png")
+            figure.savefig(written[-1], dpi=120)
+    return written
+
+
+_NAMES = {FEDBUFF: "FedBuff", LIGHTSECAGG: "LightSecAgg"}
+
+
+def _draw_accuracy(setup: Setup, documents: list[Mapping[str, Any]], axes: Any) -> bool:
+    """Figures 7 and 11: means over seeds, and FedBuff's range as a band."""
     curves: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for document in done:
+    for document in documents:
         cell = document["cell"]
         if cell["scheme"] != UNMASKED:
             curves.setdefault((cell["scheme"], cell["staleness"]), []).append(document["accuracy"])
-    names = {FEDBUFF: "FedBuff", LIGHTSECAGG: "LightSecAgg"}
+    colours = {function: f"C{i}" for i, function in enumerate(sorted({f for _, f in curves}))}
+    for (scheme, function), runs in sorted(curves.items()):
+        rounds = sorted(map(int, runs[0]))
+        values = [[100 * run[str(done)] for run in runs] for done in rounds]
+        label = f"{_NAMES[scheme]}, {function} ({_seeds(len(runs))})"
+        style: dict[str, Any] = {"color": colours[function], "label": label}
+        # The curves coincide: FedBuff is dashed and broad, with LightSecAgg's thin line on it.
+        style |= (
+            {"linewidth": 4.0, "alpha": 0.45, "linestyle": "--"}
+            if scheme == FEDBUFF
+            else {"linewidth": 1.2}
+        )
+        axes.plot(rounds, [fmean(each) for each in values], **style)
+        if scheme == LIGHTSECAGG and len(runs) > 1:
+            low, high = [min(each) for each in values], [max(each) for each in values]
+            axes.fill_between(rounds, low, high, color=colours[function], alpha=0.18, linewidth=0)
+    title = f"{setup.task}, N = {setup.clients}; band: LightSecAgg's range over seeds"
+    axes.set(xlabel="round", ylabel="accuracy (%)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(visible=True, alpha=0.25)
     if curves:
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        colours = {function: f"C{i}" for i, function in enumerate(sorted({f for _, f in curves}))}
-        for (scheme, function), runs in sorted(curves.items()):
-            rounds = sorted(map(int, runs[0]))
-            mean = [fmean(run[str(done)] for run in runs) for done in rounds]
-            # The curves coincide: FedBuff is a broad pale band with LightSecAgg's line on it.
-            width, alpha = (6.0, 0.35) if scheme == FEDBUFF else (1.2, 1.0)
-            seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
-            label = f"{names[scheme]}, {function} ({seeds})"
-            axes.plot(
-                rounds, mean, color=colours[function], label=label, linewidth=width, alpha=alpha
-            )
-        axes.set(xlabel="round", ylabel="accuracy", title=f"{setup.task}, N = {setup.clients}")
-        axes.legend()
-        written.append(out / "accuracy.png")
-        figure.savefig(written[-1], dpi=120)
-    sweep = summarise(done)["sweep"]
-    if sweep:
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(
-            [point["scale_bits"] for point in sweep], [point["accuracy"] for point in sweep], "o-"
+        axes.legend(fontsize=8)
+    return bool(curves)
+
+
+def _draw_sweep(setup: Setup, documents: list[Mapping[str, Any]], axes: Any) -> bool:
+    """Figure 12: the accuracy at the end against c_l, with FedBuff's, which has none."""
+    sweep = _sweep(documents)
+    bits = [point["scale_bits"] for point in sweep]
+    percent = {
+        name: [100 * point[name] for point in sweep] for name in ("accuracy", "least", "most")
+    }
+    quantised = f"quantised, poly ({_seeds(sweep[0]['seeds'])})" if sweep else ""
+    axes.plot(bits, percent["accuracy"], "o-", label=quantised)
+    axes.fill_between(bits, percent["least"], percent["most"], alpha=0.2, linewidth=0)
+    plain = [
+        100 * document["final_accuracy"]
+        for document in documents
+        if (document["cell"]["scheme"], document["cell"]["staleness"]) == (FEDBUFF, "poly")
+    ]
+    if plain:
+        axes.axhline(
+            fmean(plain),
+            color="black",
+            linestyle="--",
+            label=f"FedBuff, poly ({_seeds(len(plain))})",
         )
-        axes.set(
-            xlabel="log2 of c_l",
-            ylabel=f"accuracy, last {LAST_ROUNDS} rounds",
-            title=f"{setup.task}: rounding (left), wrap-around (right)",
-        )
-        written.append(out / "sweep.png")
-        figure.savefig(written[-1], dpi=120)
-    return written
+        axes.axhspan(min(plain), max(plain), color="black", alpha=0.1, linewidth=0)
+    axes.set(xlabel="log2 of c_l", ylabel=f"accuracy, last {LAST_ROUNDS} rounds (%)")
+    axes.set_title(f"{setup.task}: rounding (left), wrap-around (right)", fontsize=10)
+    axes.grid(visible=True, alpha=0.25)
+    axes.legend(fontsize=8)
+    return bool(sweep)

@@ -245,9 +245,14 @@ def convergence_cells(seeds: int, staleness: Iterable[str] = ("constant", "poly"
     ]
 
 
-def sweep_cells(bits: Iterable[int], staleness: str = "poly", seed: int = 0) -> list[Cell]:
+def sweep_cells(bits: Iterable[int], staleness: str = "poly", seeds: int = 1) -> list[Cell]:
     """The sweep over c_l = 2^bits."""
-    return [Cell(UNMASKED, staleness, seed, scale_bits) for scale_bits in bits]
+    scales = list(bits)
+    return [
+        Cell(UNMASKED, staleness, seed, scale_bits)
+        for seed in range(seeds)
+        for scale_bits in scales
+    ]
 
 
 def run_cells(

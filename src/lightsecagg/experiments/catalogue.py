@@ -8,17 +8,22 @@ from functools import partial
 
 from lightsecagg.errors import ParameterError
 from lightsecagg.experiments import (
+    ablations,
     breakdown,
     complexity,
+    costs,
     forecasts,
     gains,
     growth,
     impact_of_u,
+    links,
+    links_report,
     overhead,
     peers,
+    regimes,
     transport,
 )
-from lightsecagg.experiments.cells import Cell, Results
+from lightsecagg.experiments.cells import Cell
 from lightsecagg.experiments.report import Report
 from lightsecagg.experiments.setups import Profile
 
@@ -29,8 +34,8 @@ class Experiment:
 
     cells: Callable[[Profile], list[Cell]]
     """What must be measured."""
-    report: Callable[[Profile, Results], Report]
-    """What it comes to."""
+    report: Callable[..., Report]
+    """What it comes to, of a profile and its results."""
     draws: bool = False
     """Whether the report has pictures."""
 
@@ -56,7 +61,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     },
     "impact-of-u": Experiment(impact_of_u.impact_cells, impact_of_u.impact_report, draws=True),
     "overhead": Experiment(overhead.overhead_cells, overhead.overhead_report),
+    "regimes": Experiment(regimes.regime_cells, regimes.regime_report, draws=True),
+    "costs": Experiment(costs.cost_cells, costs.cost_report),
+    "ablations": Experiment(ablations.ablation_cells, ablations.ablation_report),
     "planner": Experiment(forecasts.forecast_cells, forecasts.forecast_report),
+    "links": Experiment(links.links_cells, links_report.links_report, draws=True),
     "transport": Experiment(transport.transport_cells, transport.transport_report),
     "peers": Experiment(peers.peers_cells, peers.peers_report),
 }

@@ -31,7 +31,7 @@ from lightsecagg.experiments.competition import compare, observe
 from lightsecagg.experiments.machine import describe_machine, load_average
 from lightsecagg.experiments.processes import alone
 from lightsecagg.foreign import reading
-from lightsecagg.params import Parameters, ShareMode
+from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.planning.planner import Federation, round_settings
 from lightsecagg.planning.traffic import share_counts
 from lightsecagg.planning.unit_costs import STATED
@@ -43,7 +43,7 @@ Document = dict[str, Any]
 Results = dict[str, Document]
 """Key of a cell -> what was measured."""
 
-VERSION = "v2"
+VERSION = "v3"
 """Of what the files of timed cells hold. It is part of their keys: older ones are not misread."""
 
 REPEATS = 7
@@ -80,6 +80,9 @@ class Cell(ABC):
         """About how long that takes on an idle machine; 0 where nobody knows."""
         return 0.0
 
+    def check(self) -> None:  # noqa: B027 - most cells can be measured anywhere
+        """Refuse a machine on which it cannot be measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCell(Cell):
@@ -99,12 +102,19 @@ class RoundCell(Cell):
     repeats: int = 1
     """Rounds after the cold one."""
     seed: int = 0
+    threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
+    graph: tuple[int, int] = (0, 0)
+    """SecAgg+: k and t, if they are not the finder's; real clients may refuse them as insecure."""
 
     @property
     def key(self) -> str:
         name = self.protocol.value.replace("+", "plus")
         if traits_of(self.protocol).share_modes:
             name += f"-{self.share_mode}-U{self.survivors or self.clients - self.dropouts}"
+        if any(self.graph):
+            name += "-k{}-t{}".format(*self.graph)
+        if self.threat_model is not ThreatModel.HONEST_BUT_CURIOUS:
+            name += f"-{self.threat_model}"
         return (
             f"{name}-N{self.clients}-T{self.privacy}-D{self.dropouts}-d{self.dimension}"
             f"-n{self.sample or self.clients}-r{self.repeats}-s{self.seed}-{VERSION}"
@@ -128,8 +138,11 @@ class RoundCell(Cell):
                 self.privacy,
                 self.dropouts,
                 self.survivors,
+                threat_model=self.threat_model,
                 share_mode=self.share_mode,
             ),
+            neighbours=self.graph[0],
+            threshold=self.graph[1],
             dimension=self.dimension,
             drops=(Drop(Phase.UPLOAD, self.dropouts),),
             seed=self.seed,
@@ -149,6 +162,7 @@ class RoundCell(Cell):
         parameters, neighbours, threshold = scenario.resolved()
         return {
             "cell": asdict(self),
+            "warnings": scenario.warnings(),
             "neighbours": neighbours,
             "threshold": threshold or parameters.survivors,
             "cold": cold,
@@ -161,8 +175,16 @@ class RoundCell(Cell):
 
 @cache
 def _forecast(cell: RoundCell) -> float:
-    federation = Federation(cell.clients, cell.privacy, cell.dropouts, cell.dimension)
-    settings = round_settings(federation, cell.protocol, cell.survivors, cell.share_mode)
+    federation = Federation(
+        cell.clients,
+        cell.privacy,
+        cell.dropouts,
+        cell.dimension,
+        threat_model=cell.threat_model,
+    )
+    settings = round_settings(
+        federation, cell.protocol, cell.survivors, cell.share_mode, cell.graph
+    )
     work = forecast_work(settings, cell.dropouts, STATED).values()
     real = cell.sample or cell.clients
     idle = cell.clients * (_PER_CLIENT + _PER_ELEMENT * cell.dimension)
@@ -199,6 +221,7 @@ def _loads(report: RoundReport) -> Loads:
             ),
             "server_seconds": round(loads.work.server, _DIGITS),
             "server_relay_seconds": round(loads.work.server_relaying, _DIGITS),
+            "server_spread_seconds": round(loads.work.server_spread, _DIGITS),
             **asdict(loads.traffic),
         }
         for phase, loads in report.meter.phases.items()
@@ -271,6 +294,9 @@ def measure_cells(
 ) -> Results:
     """Measure what is not there yet; each finished cell is on disk before the next begins."""
     folder.mkdir(parents=True, exist_ok=True)
+    cells = list(cells)
+    for cell in missing_cells(cells, folder):
+        cell.check()
     results: Results = {}
     for cell in cells:
         path = _path(cell, folder)

@@ -111,6 +111,9 @@ class FaultProxy:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         connection = ProxiedConnection(writer, server_writer)
         if not self.partitioned:
             connection.release()

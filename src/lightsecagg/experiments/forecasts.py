@@ -93,7 +93,7 @@ def _sums(rounds: Sequence[Loads], *names: str) -> list[float]:
 def forecast_cells(profile: Profile) -> list[Cell]:
     """Ten configurations, drawn once and for all."""
     generator = np.random.default_rng(_SEED)
-    largest = 150 if profile.name == "full" else 50
+    largest = 150 if profile.name != "quick" else 50
     cells: list[Cell] = []
     protocols = (
         (ProtocolName.LIGHTSECAGG, ShareMode.SEEDED),

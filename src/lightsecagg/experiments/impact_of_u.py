@@ -29,14 +29,15 @@ RATE = 0.1
 BANDWIDTHS = tuple(paper_values.TABLE3)
 _SERVERS = {SERVER_BANDWIDTH: "server 10 Gbit/s", UNLIMITED: "server link unlimited"}
 WITHIN = 1.05
+_STEPS = 6
+_MARKS = dict(zip(BANDWIDTHS, ("o", "s", "x"), strict=True))
 
 
 def sweep_of_survivors(profile: Profile) -> list[int]:
     """U from just above T to N - D."""
     N = profile.largest
     T, largest = privacy(N), N - dropouts(N, RATE)
-    steps = 9 if N >= 100 else 6
-    spaced = {round(T + (largest - T) * k / steps) for k in range(1, steps + 1)}
+    spaced = {round(T + (largest - T) * k / _STEPS) for k in range(1, _STEPS + 1)}
     return sorted({T + max(2, (largest - T) // 16), *spaced})
 
 
@@ -117,10 +118,9 @@ def impact_report(profile: Profile, results: Results) -> Report:
 
     def draw(figure: Any) -> None:
         colours = dict(zip(BANDWIDTHS, ("#b3261e", "#0b6e4f", "#2b5dab"), strict=True))
-        for index, (server, title) in enumerate(_SERVERS.items()):
-            axes = figure.add_subplot(1, 2, index + 1)
+        panels = figure.subplots(1, len(_SERVERS), sharey=True)
+        for axes, (server, title) in zip(panels, _SERVERS.items(), strict=True):
             for b in BANDWIDTHS:
-                width = {98.0: 6.0, 320.0: 3.5, 802.0: 1.5}[b]  # curves may coincide
                 for overlap, style in ((False, "-"), (True, ":")):
                     label = f"{b:g} Mbit/s" + (", overlapped" if overlap else "")
                     values = curves[b, server, overlap]
@@ -132,7 +132,9 @@ def impact_report(profile: Profile, results: Results) -> Report:
                         elinewidth=1,
                         capsize=2,
                         color=colours[b],
-                        linewidth=width,
+                        marker=_MARKS[b],
+                        markersize=5,
+                        markerfacecolor="none",  # curves may coincide
                         label=label,
                     )
                     axes.plot(

@@ -31,8 +31,10 @@ from lightsecagg.errors import LightSecAggError, ParameterError
 from lightsecagg.field import kernels, ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
+from lightsecagg.field.words import WORDS
 from lightsecagg.masks import short_keys
 from lightsecagg.masks.mask_encoding import seeded_positions
+from lightsecagg.masks.pairwise_masks import client_mask
 
 FIELDS: Final = {"default": DEFAULT_FIELD, "paper": PAPER_FIELD}
 
@@ -47,6 +49,7 @@ _THREAD_VARIABLES: Final = (
 _RUNS: Final = 5
 _ENOUGH_SECONDS: Final = 0.5  # quick kernels run more often, up to this
 _MOST_VECTORS: Final = 64  # of a sum: enough to leave every cache, and 300 MB in the main case
+_PAIRS: Final = 8  # masks of a client, one of which is its own
 _BULK_BYTES: Final = 1 << 28  # for the speed of the memory: larger than every cache
 
 Report = Callable[[str], None]
@@ -190,6 +193,7 @@ def _tasks(case: Case) -> Iterator[Task]:
         yield from _code_tasks(case, name, field)
         yield from _vector_tasks(case, name, field)
     yield from _short_key_tasks(case)
+    yield from _word_tasks(case)
 
 
 def _uniform(field: PrimeField, *shape: int) -> Elements:
@@ -349,6 +353,42 @@ def _short_key_tasks(case: Case) -> Iterator[Task]:
         expand,
         _on_numpy(expand),
         bytes=4 * d,
+    )
+
+
+def _word_tasks(case: Case) -> Iterator[Task]:
+    """SecAgg's masks and sums, modulo 2^32."""
+    d, out = case.dimension, np.empty(case.dimension, dtype=np.uint32)
+    seeds = {_PAIRS + peer: bytes([peer]) * prg.SEED_LENGTH for peer in range(1, _PAIRS)}
+
+    def masks() -> object:
+        return client_mask(bytes(prg.SEED_LENGTH), seeds, 0, d)
+
+    def raw() -> None:
+        for _ in range(_PAIRS):
+            _raw_aes_ctr(out)
+
+    yield Task(
+        "pairwise-mask",
+        "words",
+        f"{_PAIRS} seeds to the sum of their masks; the reference is raw AES-256-CTR",
+        masks,
+        raw,
+        bytes=4 * _PAIRS * d,
+    )
+    count = min(case.clients, _MOST_VECTORS)
+    vectors = [row.copy() for row in _uniform(DEFAULT_FIELD, count, d)]
+
+    def total() -> object:
+        return WORDS.sum(vectors)
+
+    yield Task(
+        "sum",
+        "words",
+        f"the sum of {count} masked models; bytes count the models alone",
+        total,
+        _on_numpy(total),
+        bytes=4 * count * d,
     )
 
 

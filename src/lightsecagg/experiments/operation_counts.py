@@ -7,7 +7,7 @@ transform counts as one multiplication and two additions. A PRG word counts as o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import log2
 from typing import Any
@@ -24,6 +24,10 @@ class Counter:
 
     def __init__(self) -> None:
         self.operations = 0
+        self.prg_words = 0
+        """Those of them that are words of the PRG."""
+        self.coding = 0
+        """Those of them that matrix products and transforms take: encoding and decoding."""
 
     def __call__(self) -> float:
         return float(self.operations)
@@ -43,7 +47,10 @@ class CountingLoops:
             return loop  # type: ignore[no-any-return]
 
         def counted(*arguments: Any) -> Any:
-            self._counter.operations += count(*arguments)
+            operations = count(*arguments)
+            self._counter.operations += operations
+            if name in _CODING:
+                self._counter.coding += operations
             return loop(*arguments)
 
         return counted
@@ -75,32 +82,45 @@ _COUNTS: dict[str, Callable[..., int]] = {
     "reduce": _of_first,
     "quantise_mask": _of_first,
     "accumulate": _of_vectors,
+    "accumulate_words": _of_vectors,
     "weighted_accumulate": lambda totals, vectors, weights: 2 * _of_vectors(totals, vectors),
     "matmul": lambda a, b, q: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     "ntt_forward": _forward,
     "ntt_inverse": _inverse,
 }
 
+_CODING = {"matmul", "ntt_forward", "ntt_inverse"}
+
 
 @contextmanager
 def counting() -> Iterator[Counter]:
     """Count everything that happens in the block."""
     counter = Counter()
-    loops, keystream = kernels.active(), prg.aes_ctr_keystream
+    loops, keystream, add_words = kernels.active(), prg.aes_ctr_keystream, prg.add_words
 
     def counted_keystream(seed: bytes) -> prg.Keystream:
         stream = keystream(seed)
 
         def next_words(words: NDArray[np.uint32]) -> None:
             counter.operations += len(words)
+            counter.prg_words += len(words)
             stream(words)
 
         return next_words
 
+    def counted_addition(
+        totals: NDArray[np.uint32], seeds: Iterable[bytes], start: int = 0
+    ) -> None:
+        """A word of the stream and an addition each."""
+        streams = list(seeds)
+        counter.operations += 2 * totals.size * len(streams)
+        counter.prg_words += totals.size * len(streams)
+        add_words(totals, streams, start)
+
     kernels._active = CountingLoops(loops, counter)
-    prg.aes_ctr_keystream = counted_keystream
+    prg.aes_ctr_keystream, prg.add_words = counted_keystream, counted_addition
     try:
         yield counter
     finally:
         kernels._active = loops
-        prg.aes_ctr_keystream = keystream
+        prg.aes_ctr_keystream, prg.add_words = keystream, add_words

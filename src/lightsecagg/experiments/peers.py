@@ -67,7 +67,7 @@ def peers_cells(profile: Profile) -> list[Cell]:
 
 
 def _cell(profile: Profile) -> PeersCell:
-    return PeersCell(profile.largest, 1_206_590 if profile.name == "full" else 100_000)
+    return PeersCell(profile.largest, 1_206_590 if profile.name != "quick" else 100_000)
 
 
 def peers_report(profile: Profile, results: Results) -> Report:

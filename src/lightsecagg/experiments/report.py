@@ -124,8 +124,8 @@ def _competition(results: Results) -> list[str]:
     return [
         f"**{len(busy)} of {len(beside)} cells were measured while others used more than "
         f"{MOST_OTHERS} cores or {MOST_STOLEN} were stolen. What is counted is CPU seconds "
-        "(elapsed time in `transport` only), but shared caches and memory make them longer too; "
-        f"ratios are more trustworthy than absolute values.** Those cells: "
+        "(elapsed time in `transport` and `links`), but shared caches and memory make them longer "
+        f"too; ratios are more trustworthy than absolute values.** Those cells: "
         f"{', '.join(f'`{key}`' for key in busy)}."
     ]
 
@@ -213,9 +213,17 @@ def _draw(plot: Plot, path: Path) -> Path:
 
 
 def log_scale(axes: Any) -> None:
-    """A logarithmic axis of seconds in plain numbers."""
-    from matplotlib.ticker import LogFormatter
+    """A logarithmic axis of seconds in plain numbers: 0.6, not 6e-01."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
-    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
+    low, high = axes.get_ylim()
+    plain = FuncFormatter(lambda value, position: f"{value:g}")
+    if high / low < _DECADES:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+_DECADES = 100.0
+"""An axis that spans less than this is labelled at 1, 2 and 5 of each decade."""

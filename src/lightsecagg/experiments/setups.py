@@ -7,10 +7,13 @@ less, so that a table is done in minutes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
+from math import ceil, log2
 
 from lightsecagg.experiments.cells import REPEATS, RoundCell, TrainingCell
-from lightsecagg.params import ShareMode
+from lightsecagg.masks.sharing_graph import recoverable_threshold
+from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.planning import Federation, Network
 from lightsecagg.planning.planner import recommend_short_key_survivors, recommend_survivors
 from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
@@ -64,6 +67,45 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Protection:
+    """What a round protects from."""
+
+    name: str
+    """For rows and columns of tables."""
+    colluders: Fraction = Fraction(1, 2)
+    """T / N"""
+    threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
+    sparse: bool = False
+    """SecAgg+ on `sparse_graph` instead of one that protects."""
+
+    def privacy(self, clients: int) -> int:
+        """T"""
+        return int(clients * self.colluders)
+
+    def dropouts(self, clients: int, rate: float) -> int:
+        """D = p N, at most what our checks allow: N - D >= T + 2, or T + 2D < N.
+
+        At p = 0.5 and T = N / 2 the paper's D = N / 2 lies outside its own theorem (T + D < N);
+        this is N / 2 - 2.
+        """
+        T = self.privacy(clients)
+        most = clients - T - 2
+        if self.threat_model is ThreatModel.MALICIOUS_SERVER:
+            most = min(most, (clients - T - 1) // 2)
+        return min(round(rate * clients), most)
+
+
+STANDARD = Protection("T = N/2")
+"""That of the paper's tables, and ours unless stated."""
+FEW_COLLUDERS = Protection("T = N/10", Fraction(1, 10))
+"""Where SecAgg+'s graph is sparse and safe."""
+SPARSE = Protection("T = N/2, SecAgg+ on a sparse graph (insecure)", sparse=True)
+"""SecAgg+ at the cost that the paper gives it; clients with default policies refuse its graph."""
+MALICIOUS = Protection("T = N/2, malicious server", threat_model=ThreatModel.MALICIOUS_SERVER)
+"""What this package defends against unless it is told otherwise; not for SecAgg+."""
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """How large, and how carefully."""
 
@@ -99,48 +141,69 @@ class Profile:
         dimension: int,
         survivors: int = 0,
         mode: ShareMode = ShareMode.SEEDED,
+        protection: Protection = STANDARD,
     ) -> RoundCell:
         """Rounds at this dropout rate; LightSecAgg with the planner's U unless one is given."""
-        T, D = privacy(clients), dropouts(clients, rate)
-        light = bool(traits_of(protocol).share_modes)
+        T, D = protection.privacy(clients), protection.dropouts(clients, rate)
+        traits = traits_of(protocol)
         cell = RoundCell(
             protocol=protocol,
             clients=clients,
             privacy=T,
             dropouts=D,
             dimension=dimension,
-            survivors=(survivors or planned_survivors(clients, rate, dimension, mode))
-            if light
+            survivors=(survivors or planned_survivors(clients, rate, dimension, mode, protection))
+            if traits.share_modes
             else 0,
             share_mode=mode,
             sample=min(self.sample, T),
+            threat_model=protection.threat_model,
+            graph=sparse_graph(clients, D) if traits.ring and protection.sparse else (0, 0),
         )
         return replace(cell, repeats=self.repetitions(cell.expected_round_seconds))
 
 
 FULL = Profile("full", (50, 100, 200), sample=4, repeats=REPEATS)
+RECORD = replace(FULL, name="record")
+"""The same, but for what would take a recording beyond its time, see `growth`."""
 QUICK = Profile("quick", (20, 50), sample=4, repeats=FEWEST)
 
 
 def privacy(clients: int) -> int:
     """T = N / 2."""
-    return clients // 2
+    return STANDARD.privacy(clients)
 
 
 def dropouts(clients: int, rate: float) -> int:
-    """D = p N, at most what our checks allow: N - D >= T + 2.
+    """D = p N, as far as it is allowed beside T = N / 2."""
+    return STANDARD.dropouts(clients, rate)
 
-    At p = 0.5 the paper's D = N / 2 lies outside its own theorem (T + D < N); this is N / 2 - 2.
+
+def sparse_graph(clients: int, dropouts: int) -> tuple[int, int]:
+    """A graph of SecAgg+ as sparse as the paper's, k = O(log N): INSECURE where T is N / 2.
+
+    k = 4 log2 N, and the largest t with which the sum is recovered but for one round in a million.
     """
-    return min(round(rate * clients), clients - privacy(clients) - 2)
+    degree = min(4 * ceil(log2(clients)), clients - 2)
+    return degree, recoverable_threshold(clients, dropouts, degree)
 
 
 @cache
 def planned_survivors(
-    clients: int, rate: float, dimension: int, mode: ShareMode = ShareMode.SEEDED
+    clients: int,
+    rate: float,
+    dimension: int,
+    mode: ShareMode = ShareMode.SEEDED,
+    protection: Protection = STANDARD,
 ) -> int:
     """The planner's U, by its stated unit costs, on the default links."""
-    federation = Federation(clients, privacy(clients), dropouts(clients, rate), dimension)
+    federation = Federation(
+        clients,
+        protection.privacy(clients),
+        protection.dropouts(clients, rate),
+        dimension,
+        threat_model=protection.threat_model,
+    )
     if mode is ShareMode.SHORT_KEY:
         return recommend_short_key_survivors(federation)
     return recommend_survivors(federation)[0]
@@ -160,16 +223,22 @@ def method(profile: Profile) -> list[str]:
     return [
         *smaller,
         "Method. Computation is measured on this machine, in CPU seconds of one core per party and "
-        f"phase. {profile.sample} clients of each round are real and the slowest of them counts; "
-        "the others are stand-ins that send messages of the right form and size and are not "
-        "charged, while the server does all of its work (`drivers/simulation/sampling.py`). "
+        "phase, the server's too unless stated: more cores would share what it does by columns, "
+        f"above all SecAgg's recovery. {profile.sample} clients of each round are real and the "
+        "slowest of them counts; the others are stand-ins that send messages of the right form "
+        "and size and are not charged, while the server does all of its work "
+        "(`drivers/simulation/sampling.py`). "
         "Training is measured with one thread on tensors of the data set's shape (600, 300, 500 "
         "and 100 examples per client for the four tasks), one epoch at a time, which counts "
         f"E = {EPOCHS} times. Time on the links is bytes over bandwidth: 320 Mbit/s per client "
         "unless stated, 10 Gbit/s at the server, 20 ms one way; *relay* sends shares through the "
         "server, as this package does, *direct* sends them from client to client, as the paper "
         "draws it. Shared by 200 clients, the server's 10 Gbit/s are 50 Mbit/s each: then the "
-        "uploads wait for the server, whatever the clients' links are.",
+        "uploads wait for the server, whatever the clients' links are. Headers, flow control, the "
+        "slow start of uploads, and what gRPC, TLS, framing and storing cost the server and a "
+        "client are charged by the messages and bytes of each protocol, with the stated terms "
+        "that real rounds over shaped links gave (docs/planning.md): of carrying and storing, one "
+        "core of the server, whatever its number of cores.",
         "Statistics. Each cell is measured in a process of its own. Its first round is cold and "
         "kept apart; it is in no figure but those called cold. Every other figure is computed for "
         "each round by itself, beside each of the measured trainings, and is given as the median "

@@ -139,25 +139,29 @@ class TimedRounds:
         }
 
 
-def round_times(loads: Loads, network: Network, training: float) -> RoundTimes:
-    """How long a measured round takes on these links."""
-    return RoundTimes(_phases(loads, network), training)
+def round_times(
+    loads: Loads, network: Network, training: float, server_cores: int = 1
+) -> RoundTimes:
+    """How long a measured round takes on these links, at a server with so many cores."""
+    return RoundTimes(_phases(loads, network, server_cores), training)
 
 
-def timed_rounds(document: Document, network: Network, trainings: Sequence[float]) -> TimedRounds:
-    """How long the measured rounds of a cell take on these links."""
+def timed_rounds(
+    document: Document, network: Network, trainings: Sequence[float], server_cores: int = 1
+) -> TimedRounds:
+    """How long the measured rounds of a cell take on these links, with so many cores."""
     return TimedRounds(
-        tuple(_phases(loads, network) for loads in warm_rounds(document)),
-        _phases(document["cold"], network),
+        tuple(_phases(loads, network, server_cores) for loads in warm_rounds(document)),
+        _phases(document["cold"], network, server_cores),
         tuple(trainings),
     )
 
 
-def _phases(loads: Loads, network: Network) -> dict[Phase, PhaseTimes]:
-    return {
-        Phase(name): network.phase(_traffic(figures), _work(figures))
-        for name, figures in loads.items()
-    }
+def _phases(loads: Loads, network: Network, server_cores: int) -> dict[Phase, PhaseTimes]:
+    return network.round(
+        {Phase(name): _traffic(figures) for name, figures in loads.items()},
+        {Phase(name): _work(figures).on(server_cores) for name, figures in loads.items()},
+    )
 
 
 def _traffic(figures: dict[str, float]) -> PhaseTraffic:
@@ -169,6 +173,7 @@ def _work(figures: dict[str, float]) -> PhaseWork:
         client=figures["client_seconds"],
         server=figures["server_seconds"],
         server_relaying=figures["server_relay_seconds"],
+        server_spread=figures["server_spread_seconds"],
     )
 
 

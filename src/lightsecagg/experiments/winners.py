@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightsecagg.experiments.statistics import Spread
+from lightsecagg.planning import choice
 
 Breakdown = Mapping[str, Spread]
 """Seconds of a round by phase, as `timing.TimedRounds.breakdown` gives them."""
@@ -46,10 +47,7 @@ def winner(rounds: Mapping[str, Breakdown], overlap: bool) -> Winner:
 
 def decisive_phase(fast: Breakdown, slow: Breakdown, overlap: bool) -> tuple[str, float]:
     """Where the fast one gains most on the slow one, and how many seconds."""
-    ours, theirs = _visible(fast, overlap), _visible(slow, overlap)
-    gained = {phase: theirs[phase] - ours[phase] for phase in ours}
-    phase = max(gained, key=lambda name: gained[name])
-    return phase, gained[phase]
+    return choice.decisive_phase(_visible(fast, overlap), _visible(slow, overlap))
 
 
 def _visible(parts: Breakdown, overlap: bool) -> dict[str, float]:
