@@ -152,6 +152,7 @@ OWN_FILES = {
     "drivers/federation/history.py",
     "experiments/campaign.py",
     "experiments/federation_bench.py",
+    "experiments/link_rounds.py",
     "experiments/flush_bench.py",
     "experiments/kernel_bench.py",
     "experiments/round_audit.py",

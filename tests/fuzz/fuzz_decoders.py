@@ -46,6 +46,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
+from lightsecagg.field.words import WORDS
 from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.epoch_memory import Memory
@@ -65,7 +66,7 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 
 # -- messages -------------------------------------------------------------------------------------
 
-CODECS = [Codec(DEFAULT_FIELD), Codec(PrimeField(PAPER_MODULUS))]
+CODECS = [Codec(WORDS), Codec(DEFAULT_FIELD), Codec(PrimeField(PAPER_MODULUS))]
 
 
 def read_message(data: bytes) -> None:
@@ -131,8 +132,9 @@ def read_plain_upload(data: bytes) -> None:
 
 def read_elements(data: bytes) -> None:
     """The first byte says how many elements are expected."""
-    vector = DEFAULT_FIELD.from_bytes(data[1:], sum(data[:1]))
-    assert bytes(DEFAULT_FIELD.to_buffer(vector)) == data[1:]
+    for group in (WORDS, DEFAULT_FIELD):
+        vector = group.from_bytes(data[1:], sum(data[:1]))
+        assert bytes(group.to_buffer(vector)) == data[1:]
     DEFAULT_FIELD.check_bytes(data[1:])
 
 
@@ -499,7 +501,7 @@ DECODERS = [
         read_elements,
         lambda: [b"\x03" + bytes(12), b"\x02" + b"\xff\xff\xf7\x7f" * 2],
         (FieldError,),
-        ("field/prime.py:PrimeField.from_bytes", "field/prime.py:PrimeField.check_bytes"),
+        ("field/group.py:Group.from_bytes", "field/prime.py:PrimeField.check_bytes"),
     ),
     Target(
         "frames",

@@ -24,7 +24,12 @@ from lightsecagg.protocol.messages import Roster
 from lightsecagg.training.datasets.cifar import _png_parts
 from sound_files import Reader, sound_files
 
-_FOLDER = tempfile.TemporaryDirectory(dir=memory_folder())
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Made on first use: `scripts/fuzz` forks, and every target writes files of its own."""
+    return tempfile.TemporaryDirectory(dir=memory_folder())
+
 
 FEDERATION = "drivers/federation"
 DATASETS = "training/datasets"
@@ -68,7 +73,7 @@ SLOW = {"journal", "mark", "ledger", "authority key", "server.toml", "client.tom
 
 @cache
 def sound() -> dict[str, Reader]:
-    return sound_files(Path(_FOLDER.name) / "sound")
+    return sound_files(Path(_folder().name) / "sound")
 
 
 @cache
@@ -111,7 +116,7 @@ def of_sound_file(name: str) -> Target:
 def read_history(data: bytes) -> None:
     """A server's own report is put aside if it is damaged; nothing may end by it."""
     logging.getLogger("lightsecagg").setLevel(logging.CRITICAL)
-    path = Path(_FOLDER.name) / "rounds.json"
+    path = Path(_folder().name) / "rounds.json"
     path.write_bytes(data)
     history = History(path)
     history.records()
@@ -121,7 +126,7 @@ def read_history(data: bytes) -> None:
 @cache
 def board() -> tuple[FolderBoard, sqlite3.Connection]:
     """A state folder whose newest round is open, and the way to change its row."""
-    folder = Path(_FOLDER.name) / "board"
+    folder = Path(_folder().name) / "board"
     folder.mkdir()
     database = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
     database.execute("PRAGMA journal_mode=DELETE")
@@ -148,7 +153,7 @@ def png_folder() -> Path:
     """CIFAR-10 as images, of one picture each."""
     from PIL import Image
 
-    folder = Path(_FOLDER.name) / "png"
+    folder = Path(_folder().name) / "png"
     folder.mkdir()
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
         Image.fromarray(np.zeros((1, 1024, 3), dtype=np.uint8)).save(folder / f"{name}.png")
@@ -165,7 +170,7 @@ def read_member_certificate(data: bytes) -> None:
     """Whose end `members list` looks up."""
     from lightsecagg.drivers.federation.administration import _end
 
-    path = Path(_FOLDER.name) / "member.pem"
+    path = Path(_folder().name) / "member.pem"
     path.write_bytes(data)
     _end(path)
 
