@@ -342,29 +342,11 @@ def api_page() -> str:
 # -- results ---------------------------------------------------------------------------------------
 
 
-def results_page() -> str:
-    """A list of all recorded results, with their first pictures."""
-    parts = [
-        "# Results",
-        "",
-        "The paper's tables and figures and some of ours, measured by `lightsecagg experiments`; "
-        "[Repeat the experiments](../laboratory.md) says how. "
-        "Every page names its machine and its load.",
-        "",
-    ]
-    for title, page in recorded():
-        link = Path(site_path(page)).relative_to("results").as_posix()
-        parts.append(f"* [{title}]({link})")
-        if picture := re.search(r"!\[[^]]*\]\(([^)]+)\)", page.read_text("utf-8")):
-            beside = (Path(link).parent / picture[1]).as_posix()
-            parts += ["", f"    ![{title}]({beside}){{ width=480 }}", ""]
-    return "\n".join(parts)
-
-
 def recorded() -> list[tuple[str, Path]]:
     """Titles and files of the recorded results."""
     found = []
-    for page in sorted((ROOT / "docs" / "results").rglob("*.md")):
+    folder = ROOT / "docs" / "results"
+    for page in sorted(set(folder.rglob("*.md")) - {folder / "README.md"}):
         title = re.search(r"^# (.*)$", page.read_text("utf-8"), re.MULTILINE)
         found.append((title[1] if title else page.stem, page))
     return found
@@ -378,7 +360,6 @@ GENERATED = {
     "reference/configuration.md": configuration_page,
     "reference/metrics.md": metrics_page,
     "reference/messages.md": messages_page,
-    "results/index.md": results_page,
 }
 
 
