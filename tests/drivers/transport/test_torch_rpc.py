@@ -9,8 +9,10 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,60 @@ def test_several_clients_of_a_process_share_its_agent(run: Run) -> None:
         await server.close()
 
     run(scenario)
+
+
+def test_a_client_that_is_early_waits_until_the_server_is_in_the_list_of_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were both in the midst of joining, the client's list could replace the server's for good."""
+    arrived: list[bool] = []
+    real = torch_rpc.rpc.TensorPipeAgent
+
+    def slow(group: Any, *arguments: Any) -> Any:
+        store = group.underlying_store
+        store.wait(["agents"], timedelta(seconds=200))  # the client is at the door
+        time.sleep(2)
+        arrived.append(store.check(["lightsecagg/AllWorkerInfos"]))
+        return real(group, *arguments)
+
+    async def scenario() -> None:
+        port = free_port()
+        monkeypatch.setattr(torch_rpc.rpc, "TensorPipeAgent", slow)
+        early = python(EARLY_CLIENT, str(port))
+        try:
+            server, events = await started(port=port)
+            assert await anext(events) == Connected(0)
+            assert arrived == [False]
+            await asyncio.to_thread(early.communicate, "leave\n", timeout=100)
+            assert early.returncode == 0
+            await server.close()
+        finally:
+            early.kill()
+            early.communicate()
+
+    patiently(scenario)
+
+
+EARLY_CLIENT = """
+import asyncio, sys
+from lightsecagg.drivers.transport.communicator import Limits
+from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+from lightsecagg.errors import TransportError
+
+async def main():
+    client = TorchRpcClient(f"127.0.0.1:{sys.argv[1]}", 0, limits=Limits(connect_timeout=100))
+    while True:
+        try:
+            await client._knock()
+            break
+        except TransportError:
+            await asyncio.sleep(0.05)
+    await client.connect()
+    await asyncio.to_thread(sys.stdin.readline)
+    await client.close()
+
+asyncio.run(main())
+"""
 
 
 def test_close_lets_queued_messages_leave(run: Run) -> None:

@@ -76,6 +76,8 @@ _OPENING: Final = struct.Struct("!BI")
 _HOLD: Final = 1.0
 """Seconds after which a pull is answered, whether or not there is a chunk."""
 _SERVER: Final = "server"
+_SERVING: Final = "serving"
+"""What the store holds once the server's agent is in PyTorch's list of agents."""
 _AGENTS: Final = 0x7FFF
 """Numbers that PyTorch has for the agents of a group; the server's is 0."""
 _THREADS: Final = 4
@@ -132,6 +134,10 @@ def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | N
         # PyTorch keeps what it gave a process's first agent for ever, and that must not listen.
         given = _store(host, port, seconds)
     number = 0 if listener is not None else store.add("agents", 1)
+    if listener is None:
+        # Agents write themselves into one list, which they read, extend and store: two at once, and
+        # one of them is not in it. Of clients that does no harm; a server would never be found.
+        store.wait([_SERVING])
     if number > _AGENTS:
         raise TransportError(f"PyTorch RPC has numbers for {_AGENTS} agents; restart the server")
     options = rpc.TensorPipeRpcBackendOptions(
@@ -143,6 +149,8 @@ def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | N
         0
     )  # every call asks for it; always the same number, or it is refused
     rpc.api._init_rpc_states(rpc.TensorPipeAgent(group, name, number, None, options, {}, []))
+    if listener is not None:
+        store.set(_SERVING, "yes")
     return _Agent(host, port, store)
 
 
