@@ -543,11 +543,13 @@ def test_who_refuses_for_want_of_shares_is_named_once() -> None:
     assert not scene.calls("drop")
 
 
-def test_the_last_upload_may_take_long() -> None:
+@pytest.mark.parametrize("phase", [Phase.SHARE, Phase.UPLOAD])
+def test_the_last_one_that_is_awaited_may_take_long(phase: Phase) -> None:
     scene = Scene()
-    assert not scene.round.is_uploading
-    scene.enter(Phase.UPLOAD)
-    assert scene.round.is_uploading
+    scene.enter(phase)
+    for awaited, closing in ((EVERYBODY[:2], False), (EVERYBODY[:1], True), ((), True)):
+        scene.party.pending = frozenset(awaited)
+        assert scene.round.is_closing == closing
 
 
 def test_the_same_message_is_encoded_once() -> None:

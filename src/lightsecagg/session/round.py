@@ -91,9 +91,9 @@ class RoundInProgress(InProgress[ServerParty]):
         return self._failed or self._party.phase is Phase.DONE
 
     @property
-    def is_uploading(self) -> bool:
-        """Whether the upload phase may end now."""
-        return self._party.phase is Phase.UPLOAD
+    def is_closing(self) -> bool:
+        """Whether one event more may end the phase."""
+        return len(self._party.pending) <= 1
 
     def conclude(self) -> None:
         """Complete the record; call once, when it is over."""

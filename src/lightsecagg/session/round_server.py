@@ -35,10 +35,11 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     def may_take_long(self) -> bool:
         """Whether the next call is better made where it holds up nobody.
 
-        The last upload ends its phase, and so does whoever is given up instead: then all reports
-        on shares are examined, which takes the longer the more was lied (S46).
+        The last client that is awaited ends its phase, or whoever gives it up: then shares are
+        bundled for everybody, or all reports on them are examined, which takes the longer the
+        more was lied (S46).
         """
-        return self._running is not None and self._running.is_uploading
+        return self._running is not None and self._running.is_closing
 
     @property
     def score(self) -> str:

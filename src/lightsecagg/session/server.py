@@ -139,7 +139,7 @@ class ServerSession(ABC, Generic[AnyProgress]):
 
     @property
     def may_take_long(self) -> bool:
-        """Whether the next call is better made where it holds up nobody."""
+        """Whether the next `handle` is better called where it holds up nobody; `tick` always is."""
         return False
 
     @property

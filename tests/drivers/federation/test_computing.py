@@ -23,6 +23,7 @@ from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.session.envelope import name_of
@@ -156,6 +157,20 @@ def test_R35_a_deadline_that_fires_while_only_a_result_is_awaited_changes_nothin
         assert record.dropped == {}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step", ["_close_share", "_close_upload"])
+def test_no_phase_of_long_work_ends_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """At its end all shares are bundled for everybody, or all reports examined."""
+    threads: list[threading.Thread] = []
+    before(monkeypatch, RoundServer, step, lambda: threads.append(threading.current_thread()))
+    federation = Federation(tmp_path)
+    (record,) = asyncio.run(federation.run())
+    federation.check(record)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_a_failing_job_ends_its_round_and_not_the_server(

@@ -47,6 +47,22 @@ def test_a_client_that_fails_is_reported_while_the_others_go_on(
     assert sorted(finished) == ["patient", "patient too"]
 
 
+def test_no_full_collection_of_garbage_falls_into_a_round() -> None:
+    """Half a million objects are more than a round of 200 clients has under way."""
+    program = """
+import gc
+from lightsecagg.drivers.federation.programs import prepare_to_serve
+prepare_to_serve()
+before = gc.get_stats()[2]["collections"]
+shares = [(i, [i]) for i in range(250_000)]
+print(gc.get_stats()[2]["collections"] - before, gc.isenabled())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240
+    )
+    assert done.stdout.split() == ["0", "True"]
+
+
 def test_torch_is_loaded_before_the_server_waits_for_a_client(tmp_path: Path) -> None:
     """Loaded on the loop in the first round, it would cost a client on a busy machine the round."""
     made = provision(tmp_path / "federation", 3, privacy=1, dropouts=0)

@@ -180,7 +180,7 @@ class FederationServer:
                 await self._tell(session.Disconnected(client, reason))
             case transport.Notice(_Tick()):
                 self._timer = None
-                await self._call(self._session.tick)
+                await self._call(self._session.tick, long=True)  # it may end a phase
             case transport.Notice(
                 session.Stop() | session.Computed() | session.ComputeFailed() as what
             ):
