@@ -344,6 +344,32 @@ def test_R40_sigterm_finishes_the_round_and_metrics_tell_of_it(programs: Program
     assert [record["included"] for record in report] == [list(range(CLIENTS))]
 
 
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_R40_a_second_signal_of_either_kind_ends_the_server_at_once(
+    programs: Programs, second: signal.Signals
+) -> None:
+    """Though the round cannot end: one of its clients trains for as long as it likes."""
+    server = programs.server("rounds.min_clients=5", "rounds.upload=600")
+    programs.clients(0, 1, 2, 3)
+    job = Patient(programs.vector(4))
+    config = load_config(ClientConfig, programs.made.clients[4], ["client.overlap=thread"])
+
+    async def scenario() -> None:
+        client = asyncio.create_task(build_client(config, job=job).run())
+        assert await asyncio.to_thread(job.started.wait, 60)
+        server.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(poll, lambda: "finishing the current round" in programs.log(server))
+        server.send_signal(second)
+        code, _, err = await asyncio.to_thread(programs.finish, server)
+        assert code in (128 + second, -second), err
+        assert "Traceback" not in err
+        job.go.set()
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_metrics_and_health_after_a_round(programs: Programs) -> None:
     port = free_port()
     # The vectors are spent after the first round: the later ones are aborted, again and again.
