@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A page that nobody ends is shown for ever."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_to_end(
     tmp_path: Path,
@@ -51,13 +61,16 @@ def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_t
     work = tmp_path.parent / "w"  # the name of a socket has at most 107 bytes
     work.mkdir()
     command = [*COMMAND, *SMALL, "--json", "--dashboard", "--out", str(tmp_path / "report")]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"TMPDIR": str(work)},
-    ) as process:
+    with (
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(work)},
+        ) as process,
+        ended(process),
+    ):
         assert process.stderr is not None
         told = ""
         for line in process.stderr:
