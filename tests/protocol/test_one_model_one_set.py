@@ -336,6 +336,28 @@ def test_S42_other_vectors_where_there_is_no_model_and_a_spent_one_under_none() 
             ledger.check_update(model, first, b"first")
 
 
+def test_S06_an_upload_that_others_summed_is_spent_when_the_server_says_so() -> None:
+    ledger = Ledger()
+    ledger.open_round(3, NO_MODEL, 2)
+    fingerprint = ledger.fingerprint(Update(np.ones(4)))
+    ledger.count_upload(NO_MODEL, fingerprint=fingerprint)
+    for other in (2, 4):
+        ledger.spend_upload(other)
+    ledger.check_unspent(fingerprint)
+    again = Ledger.from_bytes(ledger.to_bytes())
+    again.spend_upload(3)
+    for told in (again, Ledger.from_bytes(again.to_bytes())):
+        with pytest.raises(MaskAlreadyUsed, match="spent"):
+            told.check_unspent(fingerprint)
+
+
+def test_S06_a_ledger_without_an_upload_has_none_to_spend() -> None:
+    ledger = Ledger()
+    before = ledger.to_bytes()
+    ledger.spend_upload(-1)
+    assert ledger.to_bytes() == before
+
+
 def test_S42_an_update_that_was_spent_for_one_model_is_no_repeat_for_another() -> None:
     ledger, other = Ledger.volatile(), hash_model(b"another")
     update = ledger.fingerprint(UPDATE)

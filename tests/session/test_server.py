@@ -294,6 +294,47 @@ def test_R32_a_restarted_client_is_a_dropout_and_no_more(phase: str) -> None:
     assert record.dropped == {phase: [5]}
 
 
+def same_vector_again(monkeypatch: pytest.MonkeyPatch, client: int) -> None:
+    """As of one whose file nobody replaces."""
+    real = Laboratory.update
+    monkeypatch.setattr(
+        Laboratory, "update", lambda lab, c, number: real(lab, c, 1 if c == client else number)
+    )
+
+
+def test_S06_R32_a_vector_that_was_summed_while_its_client_was_away_is_not_summed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was killed between its upload and its consent, which the others gave without it."""
+    same_vector_again(monkeypatch, 5)
+    lab = Laboratory(number=3)
+    lab.connect()
+    lab.until_seen("MaskedUpload", CLIENTS)
+    lab.restart(5)
+    lab.wait(100.0)
+    first, *others = lab.records
+    assert (first.included, first.dropped) == (EVERYBODY, {"agree": [5]})
+    for record in others:
+        assert record.included == EVERYBODY[:5]
+        assert record.withdrawn == {"it has no update to upload": [5]}
+    assert any("round 2" in line and "spent" in line for line in lab.client_log)
+
+
+def test_a_vector_whose_round_failed_while_its_client_was_away_is_summed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same_vector_again(monkeypatch, 5)
+    lab = Laboratory(retries=1)
+    lab.connect()
+    lab.until_seen("MaskedUpload", CLIENTS)
+    for client in (3, 4, 5):
+        lab.restart(client)
+    lab.wait(100.0)
+    failed, repeated = lab.records
+    assert failed.aborted is not None
+    assert 5 in repeated.included
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_client_that_does_not_come_back_is_given_up_after_grace(phase: str) -> None:
     lab = at(phase)

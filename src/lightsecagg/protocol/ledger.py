@@ -10,7 +10,8 @@ for ever, a client has
 
 `docs/security.md` has the proof that no combination of such sums isolates a client, and what
 remains. An update that was signed or answered for is *spent*: under any other model it is never
-uploaded again. Where vectors descend from no model, that alone protects them.
+uploaded again, nor is one that others have summed meanwhile, if the server says so. Where vectors
+descend from no model, that alone protects them.
 
 The ledger's key also seeds what must be the same in a repeat and unknown to everybody else: the
 stochastic rounding of an update, and local training.
@@ -63,6 +64,8 @@ class _Entries(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, _Model] = {}  # by hash in hexadecimal: msgspec sorts no other keys
     summed: dict[str, set[int]] = {}
     """Asynchronous: model -> owners whose updates from it this client has consented to sum."""
+    uploaded: tuple[int, bytes] = (-1, b"")
+    """The latest round with an upload, and the fingerprint of its update."""
     unconfirmed: int = 0
     """Openings since the last upload, of a client that learns its models later (S44)."""
     closed: set[bytes] = set()
@@ -203,8 +206,9 @@ class Ledger:
         """Refuse an update that was signed or answered for before."""
         if fingerprint in self._entries.spent:
             raise MaskAlreadyUsed(
-                "this update is spent: this client has already signed or answered for it, and "
-                "uploading it again would reveal a client's model; train a new one"
+                "this update is spent: this client has already signed or answered for it, or it "
+                "was summed without it, and uploading it again would reveal a client's model; "
+                "train a new one"
             )
 
     def check_update(self, model: bytes, fingerprint: bytes, commitment: bytes) -> None:
@@ -219,12 +223,13 @@ class Ledger:
                 f"over the same clients, would reveal their difference; {_WAY_OUT}"
             )
 
-    def count_upload(self, model: bytes, commitment: bytes = b"") -> None:
+    def count_upload(self, model: bytes, commitment: bytes = b"", fingerprint: bytes = b"") -> None:
         """An update trained from `model` leaves this client."""
         entry = self._entries.models.setdefault(model.hex(), _Model())
         entry.uploads += 1
         self._entries.unconfirmed = 0
         entry.epoch = self._entries.last_round
+        self._entries.uploaded = (self._entries.last_round, fingerprint)
         if model != NO_MODEL:
             entry.commitment = commitment
 
@@ -262,6 +267,16 @@ class Ledger:
     def spend(self, fingerprint: bytes) -> None:
         """The update may be summed without this client's doing."""
         self._entries.spent.add(fingerprint)
+
+    def spend_upload(self, number: int) -> None:
+        """The upload of round `number` is in a sum, says the server: others have consented to it.
+
+        So it is while this client is away, after its upload and before its consent. A server that
+        says so falsely makes a client sit out, which it can do anyway.
+        """
+        newest, fingerprint = self._entries.uploaded
+        if newest == number and fingerprint:
+            self.spend(fingerprint)
 
     def uploads(self) -> dict[str, int]:
         """How often this client has uploaded for each global model, by its hash in hexadecimal."""

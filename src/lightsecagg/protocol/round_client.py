@@ -301,7 +301,7 @@ class RoundClient(ClientMachine[AnyState]):
         if settings.traits.protected:
             digest = hashlib.sha256(settings.group.to_buffer(masked)).digest()
             self._bind_upload(scheme, 0, digest)
-        self.ledger.count_upload(settings.model, commitment)
+        self.ledger.count_upload(settings.model, commitment, fingerprint)
         self._key_cache = None
         self.state = Uploaded(
             settings=state.settings,

@@ -210,8 +210,10 @@ class ClientSession(ABC, Generic[AnyParty]):
         match content:
             case NewMembers(signed):
                 self._emit(session.TakeMembers(signed))
-            case UploadStored(number):
+            case UploadStored(number, summed):
                 self._unremembered = number if number > self._ledger.last_round else -1
+                if summed:  # kept with the ledger's next change; the server says it every time
+                    self._ledger.spend_upload(number)
                 if self._round is not None and self._round.number == number:
                     self._acknowledged(self._round)
                     self._follow(self._round)

@@ -18,7 +18,7 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol.wire import kind_of
 from lightsecagg.session.instructions import Instructions
 
-VERSION = 4
+VERSION = 5
 """Of control and protocol messages together: both sides must speak the same."""
 _ROUND = struct.Struct("<BQ")
 
@@ -78,6 +78,8 @@ class UploadStored(Control, frozen=True):
     """
 
     round: int
+    summed: bool = False
+    """Whether it is in a sum: also that of a client which was away when the others consented."""
 
 
 class EpochBegins(Control, frozen=True):

@@ -58,6 +58,8 @@ class Past:
     completed: int = 0
     uploaders: dict[int, int] = field(default_factory=dict)
     """Client -> the latest round that is over and in which its upload was stored."""
+    summed: dict[int, int] = field(default_factory=dict)
+    """The same, of those whose upload is in that round's sum."""
     announced: tuple[int, ...] | None = None
     """The latest U1, if it was for the current model and its round has failed."""
     unfinished: Sequence[UnfinishedRound] = ()

@@ -164,6 +164,8 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         if record.aborted is not None:
             self._emit(session.Store(round_.number, session.RoundAbandoned(record.aborted)))
         self._uploaders |= dict.fromkeys(round_.stored, round_.number)
+        if record.aborted is None:
+            self._summed |= dict.fromkeys(record.included, round_.number)
         over = RoundOver(record.round, _SPOILT if record.spoilt else record.aborted)
         for client in round_.members:
             self._peers.tell(client, over)

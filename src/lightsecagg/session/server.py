@@ -102,7 +102,7 @@ class ServerSession(ABC, Generic[AnyProgress]):
         self._settings, self._plan, self._allow_list = settings, plan, allow_list
         self._announcement, self._choose = announcement, choose
         self._next_round, self._restarted = past.next_round, past.next_round > 1
-        self._uploaders = dict(past.uploaders)
+        self._uploaders, self._summed = dict(past.uploaders), dict(past.summed)
         self._announced = (hash_model(announcement.model), past.announced)
         """The model of the latest round whose U1 was announced, and that U1."""
         self._unfinished = deque(past.unfinished)
@@ -406,7 +406,9 @@ class ServerSession(ABC, Generic[AnyProgress]):
         message = pack_control(announcement)
         for client in invited:
             if client in self._uploaders:
-                self._peers.tell(client, UploadStored(self._uploaders[client]))
+                latest = self._uploaders[client]
+                summed = self._summed.get(client) == latest
+                self._peers.tell(client, UploadStored(latest, summed))
             self._peers.post(client, message)
         self.state, self._wait, self._round = State.RUNNING, None, round_
         round_.begin(outputs, now)

@@ -81,6 +81,26 @@ def test_everything_comes_back_as_it_was_stored(state: Path) -> None:
     journal.close()
 
 
+def test_S06_it_knows_whose_latest_upload_is_in_a_sum(state: Path) -> None:
+    """What a server says to a client that was away, also after a restart."""
+    journal = opened(state)
+    assert journal.summed() == dict.fromkeys(range(8), 2), "the third round is not over"
+    pending = journal.pending(3)
+    assert pending is not None
+    journal.abandon(3, "too few")
+    assert (journal.uploaders(), journal.summed()) == (dict.fromkeys(range(8), 3), {})
+    journal.open_round(replace(pending.settings, round=4))
+    journal.close_sharing(4, ROSTER, CLOSED)
+    for client in (0, 1, 2, 3, 4, 5):
+        journal.store_upload(4, client, UPLOADS[client])
+    journal.announce(4, (0, 1, 2, 3, 4))
+    journal.complete(4, 3, b"the model after 3 rounds")
+    journal.close()
+    journal = opened(state)
+    assert journal.summed() == dict.fromkeys(range(5), 4)
+    journal.close()
+
+
 def test_uploads_that_are_stored_together_are_one_change(state: Path) -> None:
     journal = opened(state)
     journal.open_round(replace(journal.pending(3).settings, round=4))  # type: ignore[union-attr]

@@ -321,6 +321,17 @@ class Journal:
         content = self._meta("uploaders")
         return {} if content is None else _decoded(_id_maps, "meta/uploaders", content)
 
+    def summed(self) -> dict[int, int]:
+        """Of the uploaders, those whose upload is in that round's sum."""
+        ended, uploaders = self.ended(), self.uploaders()
+        done = {number for number in uploaders.values() if ended.get(number, "") is None}
+        sums = {number: frozenset(self.announced(number) or ()) for number in done}
+        return {
+            client: number
+            for client, number in uploaders.items()
+            if client in sums.get(number, frozenset())
+        }
+
     def _end(self, number: int, outcome: str) -> None:
         rows = self._db.execute("SELECT client FROM uploads WHERE number = ?", (number,)).fetchall()
         uploaders = self.uploaders() | {int(client): number for (client,) in rows}

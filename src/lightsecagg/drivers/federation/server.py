@@ -242,6 +242,7 @@ class FederationServer:
             next_round=self._journal.next_round(),
             completed=completed,
             uploaders=self._journal.uploaders(),
+            summed=self._journal.summed(),
             enough=self._learning.enough(completed),
         )
         plan = Plan(**{each.name: getattr(self._rounds, each.name) for each in fields(Plan)})
