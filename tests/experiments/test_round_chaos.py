@@ -129,8 +129,10 @@ def test_one_campaign_that_is_not_clean_is_enough() -> None:
 
 @pytest.mark.parametrize("what", ["unnoticed", "accepted", "hangs", "orphans"])
 def test_what_must_not_come_of_a_fault(what: str) -> None:
-    assert not is_clean(Findings(audits=[CLEAN], outcomes=Counter({what: 1})))
-    assert is_clean(Findings(audits=[CLEAN], outcomes=Counter({"refused_flips": 1})))
+    found = Findings(audits=[CLEAN], outcomes=Counter({what: 1}))
+    assert (is_clean(found), found.faults_found) == (False, 1)
+    borne = Findings(audits=[CLEAN], outcomes=Counter({"refused_flips": 1}))
+    assert (is_clean(borne), borne.faults_found) == (True, 0)
 
 
 KNOWN = Memory((2, b"model"), 4, {1: None, 2: "too few"}, {1: (0, 1)}, {(3, 0): b"upload"})
@@ -154,6 +156,8 @@ def test_R36_a_state_folder_that_has_forgotten_anything_is_told_from_one_that_ha
 ) -> None:
     assert not KNOWN.survived_in(replace(KNOWN, **forgotten))
     assert KNOWN.survived_in(replace(KNOWN, ended={**KNOWN.ended, 3: DROPPED}))
+    chosen = {**KNOWN.announced, 3: (0, 1)}
+    assert KNOWN.survived_in(replace(KNOWN, announced=chosen)), "a resumed round goes on"
 
 
 def test_faults_are_as_many_as_planned_or_go_on_for_a_time() -> None:

@@ -14,6 +14,9 @@ from lightsecagg.params import ShareMode
 KINDS = ("server_kills", "client_kills", "stops", "partitions", "disks", "flips", "changes")
 """Of faults; see `round_chaos`."""
 
+_MUST_NOT = ("unnoticed", "accepted", "hangs", "orphans")
+"""Of the outcomes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundChaos:
@@ -55,6 +58,11 @@ class Findings:
     surprises: list[str] = field(default_factory=list)
     """What nobody has foreseen; there must be none."""
 
+    @property
+    def faults_found(self) -> int:
+        """How often something came of it that must not, beside what the audits tell."""
+        return len(self.surprises) + sum(self.outcomes[name] for name in _MUST_NOT)
+
     def to_json(self, chaos: RoundChaos, seconds: float, *, interrupted: bool) -> dict[str, Any]:
         """As one document."""
         total: dict[str, Any] = {}
@@ -64,17 +72,15 @@ class Findings:
                     total[name] = dict(Counter(total.get(name, {})) + Counter(value))
                 else:
                     total[name] = total.get(name, 0) + value
-        must_not = ("unnoticed", "accepted", "hangs", "orphans")
-        bad = {name: self.outcomes[name] for name in must_not}
-        clean = all(each.clean for each in self.audits) and not any(bad.values())
+        bad = {name: self.outcomes[name] for name in _MUST_NOT}
         return {
-            "clean": clean and not self.surprises,
+            "clean": all(each.clean for each in self.audits) and not self.faults_found,
             **{name: self.done[name] for name in KINDS},
             "killed_in": dict(self.killed_in),
             "campaigns": len(self.audits),
             **total,
             **bad,
-            **{name: count for name, count in self.outcomes.items() if name not in must_not},
+            **{name: count for name, count in self.outcomes.items() if name not in _MUST_NOT},
             "surprises": self.surprises,
             "seconds": seconds,
             "interrupted": interrupted,

@@ -49,13 +49,13 @@ def unleash_rounds(
     schedule = Schedule(chaos, rng)
     with _temporary_folder() as folder:
         while not schedule.over and not interrupted:
-            before = len(findings.surprises)
+            before = findings.faults_found
             with FaultyNetwork(f"127.0.0.1:{(port := free_port())}", range(chaos.clients)) as net:
                 campaign = Campaign(chaos, folder, port, net, rng, findings, ask)
                 interrupted = campaign.run(schedule, tell)
             audited = campaign.audit()
             findings.outcomes["orphans"] += len(_left_behind(folder))
-            if keep is not None and (len(findings.surprises) > before or not audited):
+            if keep is not None and (findings.faults_found > before or not audited):
                 shutil.copytree(folder, keep / f"campaign-{len(findings.audits)}")
             _empty(folder)
     seconds = time.monotonic() - began

@@ -28,12 +28,16 @@ class Memory:
     """Round that is under way, client -> the hash of what is stored."""
 
     def survived_in(self, later: Memory) -> bool:
-        """Whether all of it is known later, when rounds without an upload may have been dropped."""
+        """Whether all of it is known later.
+
+        A server that has come back may have dropped rounds without an upload meanwhile, and have
+        chosen U1 of one whose uploads are all there.
+        """
         return (
             self.completed == later.completed
             and self.next_round == later.next_round
             and self.ended.items() <= later.ended.items()
-            and self.announced == later.announced
+            and self.announced.items() <= later.announced.items()
             and self.uploads == later.uploads
         )
 
