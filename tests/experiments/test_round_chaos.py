@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from lightsecagg.experiments.campaign import Campaign
 from lightsecagg.experiments.chaos_plan import KINDS, Findings, RoundChaos, Schedule
 from lightsecagg.experiments.round_audit import (
     DROPPED,
@@ -158,6 +160,21 @@ def test_R36_a_state_folder_that_has_forgotten_anything_is_told_from_one_that_ha
     assert KNOWN.survived_in(replace(KNOWN, ended={**KNOWN.ended, 3: DROPPED}))
     chosen = {**KNOWN.announced, 3: (0, 1)}
     assert KNOWN.survived_in(replace(KNOWN, announced=chosen)), "a resumed round goes on"
+
+
+def test_the_server_that_is_killed_is_the_one_that_runs_after_the_last_look() -> None:
+    """A full disk may have ended one, and two at once would each spoil what the other stores."""
+    ended, running = Mock(), Mock()
+    campaign = Campaign.__new__(Campaign)
+    campaign._parties = Mock(serving=ended)
+
+    def look() -> None:
+        campaign._parties.serving = running  # type: ignore[misc]
+
+    campaign._look = look  # type: ignore[method-assign, assignment]
+    campaign._kill_serving()
+    running.kill.assert_called_once()
+    ended.kill.assert_not_called()
 
 
 def test_faults_are_as_many_as_planned_or_go_on_for_a_time() -> None:

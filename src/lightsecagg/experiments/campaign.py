@@ -192,13 +192,18 @@ class Campaign:
 
     # -- what happens ------------------------------------------------------------------------
 
-    def _kill(self, process: ForkServerProcess) -> None:
+    def _kill(self, find: Callable[[], ForkServerProcess]) -> None:
+        """`find` whom after the look, which starts another server if a full disk has ended one."""
         self._look()
+        process = find()
         process.kill()
         process.join()
 
+    def _kill_serving(self) -> None:
+        self._kill(lambda: self._parties.serving)
+
     def _kill_server(self) -> None:
-        self._kill(self._parties.serving)
+        self._kill_serving()
         self._hear()
         self._found.killed_in[self._phase or "start"] += 1
         self._phase = ""
@@ -206,7 +211,7 @@ class Campaign:
 
     def _kill_client(self) -> None:
         client = self._rng.randrange(self._chaos.clients)
-        self._kill(self._parties.clients[client])
+        self._kill(lambda: self._parties.clients[client])
         self._parties.start_client(client)
 
     def _stop(self) -> None:
@@ -240,7 +245,7 @@ class Campaign:
 
     def _flip_state(self) -> None:
         """Of the server, while nobody can reach it: it promises nothing that is then put back."""
-        self._kill(self._parties.serving)
+        self._kill_serving()
         self._network.refuse(refusing=True)
         backup = self._folder / "backup"
         shutil.copytree(self._parties.state, backup)
@@ -267,7 +272,7 @@ class Campaign:
         self._parties.start_server()
 
     def _flip_ledger(self, client: int) -> None:
-        self._kill(self._parties.clients[client])
+        self._kill(lambda: self._parties.clients[client])
         ledger = self._parties.made.clients[client].with_name("ledger")
         intact, begun = ledger.read_bytes(), self._starts(client)
         try:
@@ -301,12 +306,12 @@ class Campaign:
     def _change(self) -> None:
         """A server with other parameters: only what it owes may finish, or what is allowed."""
         change, allowed = self._rng.choice(_changes(self._chaos))
-        self._kill(self._parties.serving)
+        self._kill_serving()
         with closing(Journal(self._parties.state, self._session)) as journal:
             first = journal.next_round()
         self._parties.start_server(*change)
         self._wait(lambda: self._answered_since(first))
-        self._kill(self._parties.serving)
+        self._kill_serving()
         self._collect()
         if not allowed and any(each.round >= first for each in self._sums):
             self._found.outcomes["accepted"] += 1
