@@ -1,7 +1,8 @@
 """Seconds of a round in a deployment: a SuperLink, SuperNodes, and a process per message.
 
-One deployment, on loopback, with TLS and node authentication; the contestants run in it one after
-the other, again and again. LightSecAgg's enrolment, which a run has once, is told apart.
+One deployment, with TLS and node authentication, on loopback or over shaped links; the contestants
+run in it one after the other, again and again. LightSecAgg's enrolment, which a run has once, is
+told apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lightsecagg.experiments.namespaces import visiting
+from lightsecagg.experiments.shaped_links import SERVER_ADDRESS, ShapedLinks
+
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "flower-digits"
 PROGRAMS = Path(sys.executable).parent
@@ -28,6 +34,9 @@ PROGRAMS = Path(sys.executable).parent
 PATIENCE = 240.0
 """Seconds for one run. On a busy machine Flower's apps miss the deadlines of their tokens, and the
 messages that they worked on are never answered: then there is nothing to measure."""
+LOOPBACK = "127.0.0.1"
+POLITE = 20.0
+"""Seconds that Flower's programs have to end by themselves."""
 
 CONTESTANTS = {
     "plain": ("message_server", "plain_client"),
@@ -68,18 +77,35 @@ def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Deployment:
-    """The processes, all ended with the block."""
+    """The processes, all ended with the block.
+
+    With `links`, the SuperLink and who runs apps are in the server's namespace, each SuperNode is
+    in one of the clients'. `task` is the source of the apps' module of that name; `environment` is
+    for all programs.
+    """
 
     def __init__(
-        self, folder: Path, nodes: int, tell: Callable[[str], None], patience: float = PATIENCE
+        self,
+        folder: Path,
+        nodes: int,
+        tell: Callable[[str], None],
+        patience: float = PATIENCE,
+        links: ShapedLinks | None = None,
+        task: str | None = None,
+        **environment: str,
     ) -> None:
         self._folder, self._nodes, self._tell, self._patience = folder, nodes, tell, patience
-        self._port = free_port(nodes)
+        self._links = links
+        self._host = LOOPBACK if links is None else SERVER_ADDRESS
+        self._task = task or (EXAMPLE / "digits" / "task.py").read_text("utf-8")
+        with self._at(None):
+            self._port = free_port(nodes)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "flwr"),
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+            **environment,
         }
 
     def __enter__(self) -> Deployment:
@@ -90,13 +116,21 @@ class Deployment:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Whoever is interrupted may be killed soon, and then could end nobody any more.
+        self._stop(POLITE if kind is None else 0.0)
+
+    def _at(self, node: int | None) -> contextlib.AbstractContextManager[None]:
+        """In a node's namespace, or in the server's, if there are any."""
+        if self._links is None:
+            return contextlib.nullcontext()
+        return visiting(self._links.server if node is None else self._links.clients[node])
 
     def run(self, name: str, rounds: int) -> dict[str, Any]:
-        """One run of an app of `rounds` rounds."""
+        """One run of an app of `rounds` rounds; `models` are those before and after each."""
         report = self._folder / "report.json"
-        report.unlink(missing_ok=True)
+        for left in (report, _models_of(report)):
+            left.unlink(missing_ok=True)
         config = f"nodes={self._nodes} rounds={rounds} report='{report}'"
         config += f" secure={str(name == 'lightsecagg').lower()}"
         app = self._app(name)
@@ -105,6 +139,12 @@ class Deployment:
             logs = "".join(log.read_text()[-2000:] for log in sorted(self._folder.glob("*.log")))
             raise RuntimeError(f"{name} has reported nothing:\n{done[-3000:]}\n{logs}")
         found: dict[str, Any] = json.loads(report.read_text())
+        with np.load(_models_of(report)) as stacked:
+            columns = {array: stacked[array] for array in stacked.files}
+        found["models"] = [
+            {array: column[number] for array, column in columns.items()}
+            for number in range(rounds + 1)
+        ]
         return found
 
     def _app(self, name: str) -> Path:
@@ -113,7 +153,7 @@ class Deployment:
         if not app.exists():
             server, client = CONTESTANTS[name]
             shutil.copytree(HERE / "app", app / "bench", ignore=shutil.ignore_patterns("__*"))
-            shutil.copy(EXAMPLE / "digits" / "task.py", app / "bench" / "task.py")
+            (app / "bench" / "task.py").write_text(self._task, "utf-8")
             (app / "bench" / "__init__.py").write_text("")
             (app / "pyproject.toml").write_text(
                 PYPROJECT.format(name=app.name, server=server, client=client)
@@ -122,10 +162,11 @@ class Deployment:
 
     def _start(self) -> None:
         (self._folder / "flwr").mkdir()
+        address, folder = f"{self._host}:{self._port}", self._folder
         self._call(
-            sys.executable, str(EXAMPLE / "make_keys.py"), str(self._folder), str(self._nodes)
+            sys.executable,
+            *(str(EXAMPLE / "make_keys.py"), str(folder), str(self._nodes), self._host),
         )
-        address, folder = f"127.0.0.1:{self._port}", self._folder
         (folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "{address}"\n'
             f'root-certificates = "{folder}/ca.crt"\n'
@@ -134,7 +175,7 @@ class Deployment:
             "superlink",
             *("flower-superlink", "--ssl-certfile", f"{folder}/server.pem"),
             *("--ssl-keyfile", f"{folder}/server.key", "--ssl-ca-certfile", f"{folder}/ca.crt"),
-            *("--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self._port)),
+            *("--enable-supernode-auth", "--host", self._host, "--port", str(self._port)),
             "--disable-runtime-dependency-installation",
         )
         self._wait_for_superlink()
@@ -152,10 +193,11 @@ class Deployment:
         self._spawn(
             f"node{node}",
             *("flower-supernode", "--root-certificates", f"{folder}/ca.crt"),
-            *("--superlink", f"127.0.0.1:{self._port}"),
+            *("--superlink", f"{self._host}:{self._port}"),
             *("--auth-supernode-private-key", f"{folder}/node{node}"),
-            *("--host", "127.0.0.1", "--port", str(self._port + 10 + node)),
+            *("--host", LOOPBACK, "--port", str(self._port + 10 + node)),
             *("--node-config", config),
+            node=node,
         )
 
     def kill_node(self, node: int) -> None:
@@ -169,41 +211,78 @@ class Deployment:
         return (self._folder / f"node{node}.log").read_text()
 
     def _wait_for_superlink(self) -> None:
-        while True:
-            if self._processes["superlink"].poll() is not None:
-                raise RuntimeError((self._folder / "superlink.log").read_text()[-3000:])
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline and self._processes["superlink"].poll() is None:
+            with (
+                contextlib.suppress(OSError),
+                self._at(None),
+                socket.create_connection((self._host, self._port)),
+            ):
                 return
             time.sleep(0.2)
+        said = (self._folder / "superlink.log").read_text()[-3000:]
+        raise RuntimeError(f"the SuperLink did not start:\n{said}")
 
-    def _spawn(self, name: str, *command: str) -> None:
-        with (self._folder / f"{name}.log").open("ab") as log:
+    def _spawn(self, name: str, *command: str, node: int | None = None) -> None:
+        with self._at(node), (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def _call(self, *command: str) -> str:
-        done = subprocess.run(
-            command,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=self._patience,
-        )
+        with self._at(None):
+            done = subprocess.run(
+                command,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=self._patience,
+            )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done.stdout
 
-    def _stop(self) -> None:
+    def _stop(self, polite: float = 0.0) -> None:
+        """Ask them to end, if there is time for it; then kill who is left of them."""
         for process in self._processes.values():
             process.terminate()
+        deadline = time.monotonic() + polite
         for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        while left := self._left():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for process in self._processes.values():
+            process.wait()
+
+    def _left(self) -> list[int]:
+        """Processes of this deployment that live.
+
+        Flower starts some in sessions of their own: what tells them all is the folder that they
+        have inherited, which is nobody else's.
+        """
+        mark = f"FLWR_HOME={self._environment['FLWR_HOME']}".encode()
+        return [
+            int(process.name)
+            for process in Path("/proc").glob("[0-9]*")
+            if mark in _environment_of(process)
+        ]
+
+
+def _environment_of(process: Path) -> list[bytes]:
+    """Empty for one that has ended, or is somebody else's."""
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _models_of(report: Path) -> Path:
+    return report.with_suffix(".npz")
 
 
 def free_port(nodes: int) -> int:
@@ -211,14 +290,14 @@ def free_port(nodes: int) -> int:
     for first in _ports():
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
             for number in (0, *range(10, 10 + nodes)):
-                probes.enter_context(socket.create_server(("127.0.0.1", first + number)))
+                probes.enter_context(socket.create_server((LOOPBACK, first + number)))
             return first
     raise AssertionError("ports do not end")
 
 
 def _ports() -> Iterator[int]:
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+        with socket.create_server((LOOPBACK, 0)) as probe:
             port = probe.getsockname()[1]
         yield int(port)
 

@@ -72,12 +72,8 @@ def _run(deployed: Deployment, nodes: int, stage: str) -> dict[str, Any]:
         raise RuntimeError(f"the run was over before anybody was killed in {stage}")
     time.sleep(max(0.0, killed[0] + NOTICED - time.monotonic()))
     deployed.start_node(victim)
-    models = [
-        {name: np.array(values, dtype=np.float32) for name, values in model.items()}
-        for model in run["models"]
-    ]
     sets = [list(range(nodes)), list(range(victim))]
-    averages = [_included(before, after, sets, nodes) for before, after in pairwise(models)]
+    averages = [_included(before, after, sets, nodes) for before, after in pairwise(run["models"])]
     return {"seconds": run["rounds"], "enrolment": round(run["enrolment"], 1), "rounds": averages}
 
 

@@ -1,4 +1,4 @@
-"""Certificates for one machine and keys for its nodes: python make_keys.py FOLDER NODES."""
+"""Certificates for a server and keys for its nodes: make_keys.py FOLDER NODES [ADDRESS]."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def certificate(
     issuer: str,
     issuer_key: ec.EllipticCurvePrivateKey,
     *,
+    address: str,
     is_authority: bool,
 ) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
-    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -53,11 +54,15 @@ def certificate(
     )
 
 
-def main(folder: Path, nodes: int) -> None:
+def main(folder: Path, nodes: int, address: str = "127.0.0.1") -> None:
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    signed = certificate("authority", authority, "authority", authority, is_authority=True)
+    signed = certificate(
+        "authority", authority, "authority", authority, address=address, is_authority=True
+    )
     write(folder / "ca.crt", signed.public_bytes(PEM))
-    signed = certificate("localhost", server, "authority", authority, is_authority=False)
+    signed = certificate(
+        "localhost", server, "authority", authority, address=address, is_authority=False
+    )
     write(folder / "server.pem", signed.public_bytes(PEM))
     write(folder / "server.key", private(server, serialization.PrivateFormat.PKCS8))
     for node in range(nodes):
@@ -70,4 +75,4 @@ def main(folder: Path, nodes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench import task
 from bench.clock import Clock
+from bench.limits import limits
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -30,20 +31,19 @@ class Timed(LightSecAgg):
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes = int(config["nodes"])
-    least = nodes - 1  # one of them may be killed
+    privacy, dropouts = limits(nodes)
+    least = nodes - dropouts
     strategy: Strategy = FedAvg(
         min_train_nodes=least, min_available_nodes=least, fraction_evaluate=0.0
     )
     if config["secure"]:
-        strategy = Timed(strategy, privacy=1, dropouts=1, bound=1.0, max_samples=2000)
+        strategy = Timed(strategy, privacy=privacy, dropouts=dropouts, bound=1.0, max_samples=2000)
     while len(list(grid.get_node_ids())) < nodes:
         time.sleep(0.2)
     initial = ArrayRecord({name: Array(array) for name, array in task.new_model().items()})
-    models: list[dict[str, Any]] = []
 
     def look(server_round: int, arrays: ArrayRecord) -> None:
-        clock.look()
-        models.append({name: array.numpy().tolist() for name, array in arrays.items()})
+        clock.look({name: array.numpy() for name, array in arrays.items()})
 
     strategy.start(grid, initial, num_rounds=int(config["rounds"]), evaluate_fn=look)
-    clock.report(str(config["report"]), models=models)
+    clock.report(str(config["report"]))
