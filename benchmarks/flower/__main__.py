@@ -49,6 +49,7 @@ def main() -> None:
             command.add_argument("--rounds", type=int, default=3, help="after the cold one")
             command.add_argument("--out", default="results", help="folder of the report and cells")
             command.add_argument("--only", nargs="*", help="of Flower's contestants")
+            command.add_argument("--fedml", help="a Python with fedml: measure its LightSecAgg too")
             command.add_argument("--busy-anyway", action="store_true")
         if name == "kills":
             command.add_argument("--stages", nargs="*", help="in which a SuperNode is killed")

@@ -70,7 +70,7 @@ def _wire(hub: Namespace, home: Namespace, number: int, bandwidth: float) -> Non
     bucket = f"root tbf rate {bandwidth}mbit burst {_BURST} limit {_LIMIT}"
     home.run(
         f"ip link add name wan type veth peer name client{number} netns {hub.path}",
-        *_address_commands("wan", _client_address(number)),
+        *_address_commands("wan", client_address(number)),
         f"tc qdisc add dev wan {bucket}",
     )
     hub.run(
@@ -79,7 +79,8 @@ def _wire(hub: Namespace, home: Namespace, number: int, bandwidth: float) -> Non
     )
 
 
-def _client_address(number: int) -> str:
+def client_address(number: int) -> str:
+    """Of the client with that number, from 0 on."""
     return f"192.0.2.{number + 2}"
 
 
