@@ -14,6 +14,7 @@ import logging
 import socket
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,7 +131,8 @@ def main() -> None:
         server.is_initialized = True
         wait_for_all(addresses)
         server.run()
-        np.savez(report, looks=trainer.looks, models=np.stack(trainer.models))
+        models = np.stack(trainer.models)
+        np.savez(report, looks=trainer.looks, models=models, fedml=version("fedml"))
     else:
         local = FedMLTrainer(rank, nothing, nothing, nothing, 0, "cpu", args, trainer)
         client = FedMLClientManager(args, local, None, rank, clients, "GRPC")

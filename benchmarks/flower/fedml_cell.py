@@ -79,10 +79,16 @@ class FedMLCell(Cell):
             with self._parties(links, folder) as parties:
                 self._wait(parties, folder)
             with np.load(folder / "report.npz") as report:
-                looks, models = report["looks"], report["models"]
+                looks, models, version = report["looks"], report["models"], str(report["fedml"])
         cold, *warm = (round(end - begin - self.pause, 3) for begin, end in pairwise(looks))
         cell = {key: value for key, value in asdict(self).items() if key != "python"}
-        return {"cell": cell, "cold": cold, "rounds": warm, "error": self._error(models)}
+        return {
+            "cell": cell,
+            "fedml": version,
+            "cold": cold,
+            "rounds": warm,
+            "error": self._error(models),
+        }
 
     @contextmanager
     def _parties(self, links: ShapedLinks, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:

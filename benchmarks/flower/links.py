@@ -267,7 +267,7 @@ def links_report(cells: Sequence[Cell], results: Results) -> Report:
         },
         "model_down": {f"{rate:g}mbit": seconds for rate, seconds in down.items()},
     }
-    report.paragraphs = [*_reading(rows, down), *_method(cells)]
+    report.paragraphs = [*_reading(rows, down), *_method(cells, results)]
     return report
 
 
@@ -365,9 +365,9 @@ def _brief(row: Row, rows: Sequence[Row]) -> str:
     return f"{row.name} {row.seconds.median:.2f} s{ratio}{once}"
 
 
-def _method(cells: Sequence[Cell]) -> list[str]:
+def _method(cells: Sequence[Cell], results: Results) -> list[str]:
     flower = next(cell for cell in cells if isinstance(cell, FlowerCell))
-    fedml = any(isinstance(cell, FedMLCell) for cell in cells)
+    versions = {results[cell.key]["fedml"] for cell in cells if isinstance(cell, FedMLCell)}
     return [
         f"Method. Every party is in a network namespace of its own, as in `lightsecagg experiments "
         f"links`: {LATENCY:g} ms one way, a token bucket for each direction of each client's link, "
@@ -379,17 +379,14 @@ def _method(cells: Sequence[Cell]) -> list[str]:
         "honest-but-curious; Flower's SecAgg+ over the complete graph, threshold N - D. An update "
         f"is ready {flower.pause:g} s after the model, in which nobody computes; that pause is in "
         "no figure. Of ours the phases are added up, though sharing could hide behind training. "
-        "Every average is compared with the plain mean: one that is wrong would be no measurement. "
-        "The enrolment of our mod, once per run, is in no round.",
+        "Every average, of ours the last one, is compared with the plain mean: a wrong one "
+        "would be no measurement. The enrolment of our mod, once per run, is in no round.",
         *(
-            [
-                "FedML 0.9.6: the classes of its cross-silo LightSecAgg over its gRPC, without its "
-                "cloud; T = N/2, U = N as it sets them, so nobody may drop; a field of 15 bits; "
-                "shares neither sealed nor over TLS. Its parties wait by asking without a pause, "
-                f"each on a core of its own if there is one: here {flower.clients + 1} share two. "
-                "These seconds are therefore not those of its parties on machines of their own."
-            ]
-            if fedml
-            else []
+            f"FedML {version}: the classes of its cross-silo LightSecAgg over its gRPC, without "
+            "its cloud; T = N/2 and U = N, as it sets them, so nobody may drop; a field of 15 "
+            "bits; shares neither sealed nor under TLS. Its parties wait by asking without a "
+            "pause, each on a core of its own if it has one; here all share the same. So these are "
+            "not the seconds of its parties on machines of their own."
+            for version in sorted(versions)
         ),
     ]

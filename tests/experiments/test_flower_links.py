@@ -23,6 +23,7 @@ from lightsecagg.protocol.schemes.traits import ProtocolName
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "flower"))
 
 import deployment
+import fedml_cell
 import links
 import vector_task
 
@@ -71,6 +72,23 @@ def test_a_contestant_that_does_not_exist_is_named(refused: Callable[..., str]) 
     )
 
 
+def test_a_python_without_fedml_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    for kind in (RawLinkCell, links.FlowerCell):
+        monkeypatch.setattr(kind, "check", lambda self: None)
+    monkeypatch.setattr(fedml_cell, "check_namespaces", lambda: None)
+    assert "pip install 'fedml[grpc]' there" in refused("--fedml", sys.executable)
+    assert "is no Python to be used" in refused("--fedml", str(tmp_path / "python"))
+
+
+def test_the_command_is_told_without_its_users_folders() -> None:
+    given = "links --nodes 4 8 --out /home/me/results --json --fedml /home/me/bin/python"
+    assert links._command(given.split()) == (
+        "python benchmarks/flower links --nodes 4 8 --fedml PYTHON"
+    )
+
+
 def test_the_apps_get_vectors_of_the_length_that_was_asked_for() -> None:
     module: dict[str, Any] = {"__file__": vector_task.__file__, "__name__": "task"}
     exec(vector_task.source(DIMENSION, 0.0), module)  # noqa: S102 - as Flower imports it
@@ -94,6 +112,15 @@ def test_an_average_without_one_of_the_nodes_is_no_measurement() -> None:
             cell.checked(float("nan"))
 
 
+def test_a_wrong_average_of_fedml_is_no_measurement() -> None:
+    cell = links.FedMLCell(sys.executable, 4, 98.0, DIMENSION, 1)
+    first = np.zeros(DIMENSION)
+    mean = np.linspace(-0.05, 0.05, DIMENSION) + 1.5 / 256
+    assert cell._error([first, first + mean]) < 1e-9
+    with pytest.raises(ConfigurationError, match="is no measurement"):
+        cell._error([first, first + mean, first + mean])
+
+
 FLOWER = {"plain": 10.0, "secagg+": 35.0, "lightsecagg": 15.0}
 
 
@@ -104,6 +131,8 @@ def made_up(cells: list[Cell]) -> Results:
         if isinstance(cell, links.FlowerCell):
             seconds = FLOWER[cell.contestant]
             results[cell.key] = {"cold": 2 * seconds, "rounds": [seconds] * 3, "enrolment": 0.0}
+        elif isinstance(cell, links.FedMLCell):
+            results[cell.key] = {"cold": 9.0, "rounds": [8.0, 7.0, 9.0], "fedml": "0.9"}
         elif isinstance(cell, LinkCell):
             upload = 0.5 if cell.protocol is ProtocolName.PLAIN else 0.75
             cold = {"upload": upload, "recover": 0.5, "server_cpu": 9.0, "client_cpu": 9.0}
@@ -135,6 +164,16 @@ def test_without_plain_rounds_there_is_no_ratio() -> None:
     report = links.links_report(cells, made_up(cells))
     assert report.figures["rounds"]["N4-98mbit"]["Flower: SecAgg+"]["times_plain"] is None
     assert "Without protection" not in report.paragraphs[0]
+
+
+def test_fedml_stands_beside_them_where_it_was_measured() -> None:
+    cells = links.links_cells([4], [98.0], 3, DIMENSION, fedml=sys.executable)
+    report = links.links_report(cells, made_up(cells))
+    found = report.document()["rounds"]["N4-98mbit"]["FedML: LightSecAgg"]
+    assert found["seconds"] == {"median": 8.0, "low": 7.5, "high": 8.5}
+    assert found["times_plain"] is None
+    assert "FedML: LightSecAgg 8.00 s" in report.paragraphs[0]
+    assert "FedML 0.9:" in report.paragraphs[-1]
 
 
 def test_every_cell_has_a_file_of_its_own() -> None:

@@ -124,8 +124,8 @@ def _competition(results: Results) -> list[str]:
     return [
         f"**{len(busy)} of {len(beside)} cells were measured while others used more than "
         f"{MOST_OTHERS} cores or {MOST_STOLEN} were stolen. What is counted is CPU seconds "
-        "(elapsed time in `transport` and `links`), but shared caches and memory make them longer "
-        f"too; ratios are more trustworthy than absolute values.** Those cells: "
+        "(elapsed time in `transport`, `links` and `peers-links`), but shared caches and memory "
+        "make them longer too; ratios are more trustworthy than absolute values.** Those cells: "
         f"{', '.join(f'`{key}`' for key in busy)}."
     ]
 
