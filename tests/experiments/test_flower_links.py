@@ -156,6 +156,7 @@ def test_each_system_is_compared_with_its_own_plain() -> None:
     assert found["lightsecagg: SecAgg"]["times_plain"]["median"] == 1.25
     assert "takes 10.0 times as long as ours" in report.paragraphs[0]
     assert "with the 1.00 s that TCP alone takes for it, 5.0 times" in report.paragraphs[0]
+    assert "Of Flower's 10.00 s, TCP alone takes 2.00 s" in report.paragraphs[0]
     assert [row[0] for row in report.tables[0].rows] == ["Flower"] * 3 + ["lightsecagg"] * 4
 
 
