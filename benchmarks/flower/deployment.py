@@ -250,12 +250,20 @@ class Deployment:
     def _stop(self, polite: float = 0.0) -> None:
         """Ask them to end, if there is time for it; then kill who is left of them."""
         ours = set(self._left())
+        try:
+            self._ask_to_end(polite)
+        finally:  # who is interrupted while they end by themselves must end them too
+            self._kill(ours)
+
+    def _ask_to_end(self, seconds: float) -> None:
         for process in self._processes.values():
             process.terminate()
-        deadline = time.monotonic() + polite
+        deadline = time.monotonic() + seconds
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _kill(self, ours: set[int]) -> None:
         while left := self._left():
             ours |= set(left)
             for pid in left:

@@ -207,3 +207,21 @@ def test_processes_in_sessions_of_their_own_end_with_the_deployment(tmp_path: Pa
         deployed._stop()
         bystander.kill()
         bystander.wait()
+
+
+def test_an_interrupt_while_they_end_by_themselves_leaves_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deployed = deployment.Deployment(tmp_path, 1, lambda line: None)
+    deployed._spawn("child", sys.executable, "-c", "import time; time.sleep(3600)")
+    wait = subprocess.Popen.wait
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        deployed._stop(30.0)
+    assert deployed._left() == []
