@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError, DecodeError, LightSecAggError
 
@@ -52,6 +55,14 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except Exception:
         raise _not(path, what) from None
+
+
+def member(archive: Mapping[str, Any], name: str) -> NDArray[Any]:
+    """An array of a loaded .npz, inside `reading`: NumPy returns the bytes of what is none."""
+    found = archive[name]
+    if not isinstance(found, np.ndarray):
+        raise TypeError(f"{name} is no array")
+    return found
 
 
 def _not(path: Path, what: str) -> ConfigurationError:

@@ -27,7 +27,7 @@ from lightsecagg.errors import (
     LightSecAggError,
     RemoteProtocolError,
 )
-from lightsecagg.foreign import reading, shown, where
+from lightsecagg.foreign import member, reading, shown, where
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.settings import hash_model
 from lightsecagg.session.instructions import Instructions, of_metrics
@@ -220,8 +220,8 @@ def _read_vector(path: Path) -> tuple[NDArray[Any], int]:
         if isinstance(loaded, np.ndarray):
             vector, samples = loaded, 1
         elif "vector" in loaded:
-            vector = loaded["vector"]
-            samples = int(loaded["samples"]) if "samples" in loaded else 1
+            vector = member(loaded, "vector")
+            samples = int(member(loaded, "samples")) if "samples" in loaded else 1
         else:
             raise ConfigurationError(f"{path} has no array named 'vector'")
     if vector.dtype not in (np.float32, np.float64) or vector.ndim != 1:

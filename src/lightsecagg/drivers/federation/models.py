@@ -13,7 +13,7 @@ from lightsecagg.drivers.federation.checkpoints import load_best
 from lightsecagg.drivers.federation.config import ServerConfig
 from lightsecagg.drivers.federation.jobs import task_of
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import member, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def read_model(state: Path, which: str = "last") -> tuple[int, NDArray[np.float3
         path.open("rb") as file,
         np.load(file, allow_pickle=False) as stored,
     ):
-        model: NDArray[np.float32] = stored["model"]
+        model: NDArray[np.float32] = member(stored, "model")
     if model.ndim != 1 or model.dtype.kind != "f":
         raise ConfigurationError(
             f"{path} is not a checkpoint: its model is an array of {model.dtype} of shape "

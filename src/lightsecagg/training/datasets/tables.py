@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import member, reading
 from lightsecagg.training.datasets.dataset import Dataset, Inputs, as_labels, data_folder, find_file
 
 _NPZ = "data.npz with x_train, y_train and, as needed, x_test, y_test, users"
@@ -80,7 +80,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     # NumPy leaves a file open that it opened itself and cannot read.
     with reading(path, "an npz file of plain arrays"), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
-        return {name: archive[name] for name in archive.files}
+        return {name: member(archive, name) for name in archive.files}
 
 
 def _dataset(
