@@ -161,7 +161,7 @@ def walk(lab: Laboratory, coins: Decisions) -> None:
 def tamper(lab: Laboratory, coins: Decisions) -> None:
     """A bit of a message is flipped, or its end is lost; of a vector, only the latter."""
     queue = coins.choice([lab.up, lab.down])
-    if not queue:
+    if not queue or not queue[0][1]:  # all of it may be lost already
         return
     peer, message = queue.popleft()
     at = coins.randrange(len(message))
