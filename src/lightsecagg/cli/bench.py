@@ -63,7 +63,8 @@ def bench_federation(
             f"{name}: {run['seconds']:.1f} s{ratio}, {run['cpu_seconds']:.1f} s of CPU, "
             f"{run['included']} of {clients} included, "
             f"server peak {run['server_peak_rss_bytes'] / 1e6:,.0f} MB, its loop held for at most "
-            f"{run['longest_hold_ms']:.0f} ms ({run['longest_hold_cpu_ms']:.0f} ms of CPU)"
+            f"{run['longest_hold_ms']:.0f} ms ({run['longest_hold_cpu_ms']:.0f} ms of CPU, "
+            f"{run['longest_callback_ms']:.0f} by one event)"
         )
         for phase, row in run["phases"].items():
             typer.echo(
