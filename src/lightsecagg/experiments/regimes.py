@@ -286,12 +286,13 @@ def _tile(axes: Any, x: int, y: int, outcome: Outcome) -> None:
             edgecolor="white",
         )
     )
-    plain = {"color": "white", "ha": "center", "va": "center"}
+    ink = "black" if outcome.alike else "white"  # on pale ground, on full colour
+    plain = {"color": ink, "ha": "center", "va": "center"}
     name = _SHORT_NAMES[best.name]
     axes.text(x, y + 0.16, f"{name} {_number(outcome.gain)}", fontsize=8.5, weight="bold", **plain)
     axes.text(x, y - 0.24, _number(outcome.overhead), fontsize=6.5, **plain)
     if outcome.short_keys.median >= _ALIKE:
-        axes.plot([x + 0.36], [y - 0.32], "o", mfc="none", color="white", markersize=4)
+        axes.plot([x + 0.36], [y - 0.32], "o", mfc="none", color=ink, markersize=4)
 
 
 def _number(ratio: Spread) -> str:
