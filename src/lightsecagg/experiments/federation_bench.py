@@ -275,7 +275,7 @@ class LoopWatch:
             real(handle)
             self.longest_callback = max(self.longest_callback, time.thread_time() - began)
 
-        asyncio.Handle._run = run  # type: ignore[method-assign]
+        asyncio.Handle._run = run  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
