@@ -85,7 +85,7 @@ def measure(command: str, options: dict[str, Any]) -> dict[str, Any]:
     if command == "deployment":
         import deployment as measured
     elif command == "links":
-        import links as measured
+        import flower_links as measured
     elif command == "kills":
         import kills as measured
     elif command == "grid":

@@ -20,14 +20,14 @@ from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.links import LinkCell, RawLinkCell
 from lightsecagg.protocol.schemes.traits import ProtocolName
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "flower"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "flower"))
 
 import deployment
 import fedml_cell
-import links
+import flower_links
 import vector_task
 
-BENCHMARK = Path(links.__file__).parent
+BENCHMARK = Path(flower_links.__file__).parent
 DIMENSION = 50
 
 
@@ -58,9 +58,9 @@ def test_without_iproute2_the_command_says_so(
 def test_without_flower_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    monkeypatch.setattr(links, "check_namespaces", lambda: None)
+    monkeypatch.setattr(flower_links, "check_namespaces", lambda: None)
     monkeypatch.setattr(RawLinkCell, "check", lambda self: None)
-    monkeypatch.setattr(links, "PROGRAMS", tmp_path)
+    monkeypatch.setattr(flower_links, "PROGRAMS", tmp_path)
     said = refused()
     assert "Flower is not installed" in said
     assert "pip install 'lightsecagg[flower]'" in said
@@ -75,7 +75,7 @@ def test_a_contestant_that_does_not_exist_is_named(refused: Callable[..., str]) 
 def test_a_python_without_fedml_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    for kind in (RawLinkCell, links.FlowerCell):
+    for kind in (RawLinkCell, flower_links.FlowerCell):
         monkeypatch.setattr(kind, "check", lambda self: None)
     monkeypatch.setattr(fedml_cell, "check_namespaces", lambda: None)
     assert "pip install 'fedml[grpc]' there" in refused("--fedml", sys.executable)
@@ -84,7 +84,7 @@ def test_a_python_without_fedml_is_refused(
 
 def test_the_command_is_told_without_its_users_folders() -> None:
     given = "links --nodes 4 8 --out /home/me/results --json --fedml /home/me/bin/python"
-    assert links._command(given.split()) == (
+    assert flower_links._command(given.split()) == (
         "python benchmarks/flower links --nodes 4 8 --fedml PYTHON"
     )
 
@@ -104,7 +104,7 @@ def test_an_average_without_one_of_the_nodes_is_no_measurement() -> None:
     wrong = np.mean([vector_task.change(node, DIMENSION) for node in range(3)], axis=0)
     right = [{"vector": first}, {"vector": first + mean}]
     for name in deployment.CONTESTANTS:
-        cell = links.FlowerCell(name, 4, 98.0, DIMENSION, 1)
+        cell = flower_links.FlowerCell(name, 4, 98.0, DIMENSION, 1)
         cell.checked(vector_task.error(right, 4))
         with pytest.raises(ConfigurationError, match="is no measurement"):
             cell.checked(vector_task.error([*right, {"vector": first + mean + wrong}], 4))
@@ -113,7 +113,7 @@ def test_an_average_without_one_of_the_nodes_is_no_measurement() -> None:
 
 
 def test_a_wrong_average_of_fedml_is_no_measurement() -> None:
-    cell = links.FedMLCell(sys.executable, 4, 98.0, DIMENSION, 1)
+    cell = flower_links.FedMLCell(sys.executable, 4, 98.0, DIMENSION, 1)
     first = np.zeros(DIMENSION)
     mean = np.linspace(-0.05, 0.05, DIMENSION) + 1.5 / 256
     assert cell._error([first, first + mean]) < 1e-9
@@ -128,10 +128,10 @@ def made_up(cells: list[Cell]) -> Results:
     """As if every round of a contestant took the same."""
     results: Results = {}
     for cell in cells:
-        if isinstance(cell, links.FlowerCell):
+        if isinstance(cell, flower_links.FlowerCell):
             seconds = FLOWER[cell.contestant]
             results[cell.key] = {"cold": 2 * seconds, "rounds": [seconds] * 3, "enrolment": 0.0}
-        elif isinstance(cell, links.FedMLCell):
+        elif isinstance(cell, flower_links.FedMLCell):
             results[cell.key] = {"cold": 9.0, "rounds": [8.0, 7.0, 9.0], "fedml": "0.9"}
         elif isinstance(cell, LinkCell):
             upload = 0.5 if cell.protocol is ProtocolName.PLAIN else 0.75
@@ -146,8 +146,8 @@ def made_up(cells: list[Cell]) -> Results:
 
 
 def test_each_system_is_compared_with_its_own_plain() -> None:
-    cells = links.links_cells([4], [98.0], 3, DIMENSION)
-    report = links.links_report(cells, made_up(cells))
+    cells = flower_links.links_cells([4], [98.0], 3, DIMENSION)
+    report = flower_links.links_report(cells, made_up(cells))
     found = report.document()["rounds"]["N4-98mbit"]
     assert found["Flower: SecAgg+"]["times_plain"]["median"] == 3.5
     assert found["Flower: LightSecAgg (our mod)"]["times_plain"]["median"] == 1.5
@@ -161,15 +161,15 @@ def test_each_system_is_compared_with_its_own_plain() -> None:
 
 
 def test_without_plain_rounds_there_is_no_ratio() -> None:
-    cells = links.links_cells([4], [98.0], 3, DIMENSION, ["secagg+"])
-    report = links.links_report(cells, made_up(cells))
+    cells = flower_links.links_cells([4], [98.0], 3, DIMENSION, ["secagg+"])
+    report = flower_links.links_report(cells, made_up(cells))
     assert report.figures["rounds"]["N4-98mbit"]["Flower: SecAgg+"]["times_plain"] is None
     assert "Without protection" not in report.paragraphs[0]
 
 
 def test_fedml_stands_beside_them_where_it_was_measured() -> None:
-    cells = links.links_cells([4], [98.0], 3, DIMENSION, fedml=sys.executable)
-    report = links.links_report(cells, made_up(cells))
+    cells = flower_links.links_cells([4], [98.0], 3, DIMENSION, fedml=sys.executable)
+    report = flower_links.links_report(cells, made_up(cells))
     found = report.document()["rounds"]["N4-98mbit"]["FedML: LightSecAgg"]
     assert found["seconds"] == {"median": 8.0, "low": 7.5, "high": 8.5}
     assert found["times_plain"] is None
@@ -178,7 +178,7 @@ def test_fedml_stands_beside_them_where_it_was_measured() -> None:
 
 
 def test_every_cell_has_a_file_of_its_own() -> None:
-    cells = links.links_cells([4, 8], [98.0, 802.0], 3, DIMENSION)
+    cells = flower_links.links_cells([4, 8], [98.0, 802.0], 3, DIMENSION)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (1 + 2 * (3 + 4))
     assert all(cell.expected_seconds > 0 for cell in cells)
 
