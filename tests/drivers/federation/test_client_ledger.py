@@ -67,6 +67,31 @@ def test_S06_one_process_at_a_time(tmp_path: Path) -> None:
     ClientLedger(tmp_path / "ledger", SESSION, 3)
 
 
+def test_S06_nothing_is_written_over_what_the_next_holder_wrote(tmp_path: Path) -> None:
+    """A write that was under way in a thread when its client was cancelled comes too late."""
+    first = ClientLedger(tmp_path / "ledger", SESSION, 3)
+    late = first.to_bytes()
+    first.close()
+    second = ClientLedger(tmp_path / "ledger", SESSION, 3)
+    second.spend(second.fingerprint(UPDATE))
+    second.store(second.to_bytes())
+    with pytest.raises(JournalError, match="is closed; nothing is written"):
+        first.store(late)
+    second.close()
+    third = ClientLedger(tmp_path / "ledger", SESSION, 3)
+    with pytest.raises(MaskAlreadyUsed, match="is spent"):
+        third.check_unspent(third.fingerprint(UPDATE))
+
+
+def test_S06_a_client_that_has_run_lets_another_have_its_ledger(tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "state", 5, privacy=1, dropouts=1)
+    federation.ledgers[3] = ClientLedger(tmp_path / "ledger", SESSION, 3)
+    (record,) = asyncio.run(federation.run())
+    assert 3 in record.included
+    with pytest.raises(RemoteProtocolError, match="already seen round 1"):
+        ClientLedger(tmp_path / "ledger", SESSION, 3).open_round(1, b"another", 2)
+
+
 @pytest.mark.parametrize(("session", "client"), [(b"\1" * 32, 3), (SESSION, 4)])
 def test_a_ledger_of_somebody_else_is_refused(tmp_path: Path, session: bytes, client: int) -> None:
     ClientLedger(tmp_path / "ledger", SESSION, 3).close()

@@ -21,7 +21,7 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.programs import build_client
 from lightsecagg.drivers.federation.provisioning import Provisioned, provision
 from lightsecagg.protocol.interface import Update
-from lightsecagg.session.envelope import UploadStored, unpack
+from lightsecagg.session.envelope import UploadStored, name_of, unpack
 from lightsecagg.session.interface import Event, Received
 
 CLIENTS, DIMENSION = 6, 23
@@ -67,15 +67,16 @@ class Setting:
         )
         self.state = self.made.server.parent / "state"
         self.jobs = {client: Contribution(client) for client in range(CLIENTS)}
-        self.clients = {client: self._client(client) for client in range(CLIENTS)}
+        self.clients: dict[int, WatchedClient] = {}
         self.servers: list[subprocess.Popen[bytes]] = []
 
-    def _client(self, client: int) -> WatchedClient:
+    def client(self, client: int, kind: type[WatchedClient] = WatchedClient) -> WatchedClient:
         overrides = ["client.overlap=thread", "client.reconnect=60.0"]
         config = load_config(ClientConfig, self.made.clients[client], overrides)
-        made = build_client(config, WatchedClient, job=self.jobs[client])
+        made = build_client(config, kind, job=self.jobs[client])
         assert isinstance(made, WatchedClient)
         made.acknowledged = set()
+        self.clients[client] = made
         return made
 
     def start_server(self, rounds: int, *death: str) -> subprocess.Popen[bytes]:
@@ -110,7 +111,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 async def crash_and_restart(setting: Setting, death: tuple[str, str, str]) -> dict[str, Any]:
     """One round during which the server dies once; returns what stood on disk at that moment."""
-    tasks = [asyncio.create_task(client.run()) for client in setting.clients.values()]
+    tasks = [asyncio.create_task(setting.client(client).run()) for client in range(CLIENTS)]
     try:
         first = setting.start_server(1, *death)
         assert await asyncio.wait_for(asyncio.to_thread(first.wait), 40) == -9
@@ -171,3 +172,60 @@ def test_R31_server_killed_at_every_durable_point(
         result = stored["result"]
     expected = np.sum([setting.jobs[client].given[number] for client in included], axis=0)
     np.testing.assert_allclose(result, expected, atol=len(included) * record["quantisation_step"])
+
+
+class SameVector(Contribution):
+    """As of a client whose file nobody replaces."""
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        return super().compute(model, 1, bound)
+
+
+class GoneBeforeConsent(WatchedClient):
+    """Its upload is stored; it never says with whom it may be summed."""
+
+    gone: asyncio.Event
+
+    async def _post(self, data: bytes) -> None:
+        if name_of(data) == "Consent":
+            self.gone.set()
+            await asyncio.Event().wait()
+        await super()._post(data)
+
+
+@pytest.mark.slow
+def test_S06_R31_a_restarted_server_tells_a_client_that_was_away_that_its_vector_is_spent(
+    setting: Setting,
+) -> None:
+    """Client and server die: only the journal knows that the others were summed with it."""
+    victim = 5
+
+    async def scenario() -> None:
+        setting.jobs[victim] = SameVector(victim)
+        doomed = setting.client(victim, GoneBeforeConsent)
+        assert isinstance(doomed, GoneBeforeConsent)
+        doomed.gone = asyncio.Event()
+        others = [asyncio.create_task(setting.client(i).run()) for i in range(victim)]
+        dying = asyncio.create_task(doomed.run())
+        again = None
+        try:
+            first = setting.start_server(2, "complete", "after", "1")
+            await asyncio.wait_for(doomed.gone.wait(), 60)
+            dying.cancel()
+            await asyncio.gather(dying, return_exceptions=True)
+            assert await asyncio.wait_for(asyncio.to_thread(first.wait), 60) == -9
+            again = asyncio.create_task(setting.client(victim).run())
+            second = setting.start_server(2)
+            assert await asyncio.wait_for(asyncio.to_thread(second.wait), 90) == 0
+            await asyncio.wait_for(asyncio.gather(*others, again), 30)
+        finally:
+            tasks = [*others, dying, *([again] if again else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    first, second = json.loads((setting.state / "rounds.json").read_text())
+    assert (first["included"], first["recalled"]) == (list(range(CLIENTS)), True)
+    assert second["included"] == list(range(victim))
+    assert second["withdrawn"] == {"it has no update to upload": [victim]}

@@ -263,8 +263,6 @@ def run_once(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for client in clients:
-                client._ledger.close()  # type: ignore[attr-defined]
 
     asyncio.run(scenario())
     return results
@@ -347,8 +345,6 @@ def test_S06_a_client_without_its_newest_ledger_notices_and_sits_out(
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                for client in clients:
-                    client._ledger.close()  # type: ignore[attr-defined]
 
         return asyncio.run(scenario())
 

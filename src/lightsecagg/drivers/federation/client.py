@@ -220,6 +220,8 @@ class FederationClient:
                 await self._tell(Disconnected(SERVER))
         finally:
             self._forget()
+            if isinstance(self._ledger, ClientLedger):
+                self._ledger.close()  # before anything is awaited that a cancellation would skip
             if self._own_executor and self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             await self._communicator.close()

@@ -6,6 +6,7 @@ same vector in two sums, or the same round run again without one client, reveals
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ class ClientLedger(Ledger):
         """Go on from the file, or begin it if there is none."""
         super().__init__()
         self._path, self._session, self._client = path, session, client
+        self._writing, self._closed = threading.Lock(), False
         self.membership: tuple[int, bytes] = (0, b"")
         """Number and digest of the newest allow-list that was used; no older one is any more."""
         try:
@@ -71,8 +73,14 @@ class ClientLedger(Ledger):
             self.store(self.to_bytes())
 
     def close(self) -> None:
-        """Let another process have it."""
-        self._lock.release()
+        """Let another process have it.
+
+        What is being written in a thread is waited for, and nothing is written afterwards: it would
+        take the place of what the next holder has written.
+        """
+        with self._writing:
+            self._closed = True
+            self._lock.release()
 
     def _load(self) -> Ledger:
         try:
@@ -95,4 +103,7 @@ class ClientLedger(Ledger):
 
     def _write(self, entries: bytes) -> None:
         stored = _Stored(self._session, self._client, entries, self.membership)
-        write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(stored)))
+        with self._writing:
+            if self._closed:
+                raise JournalError(f"the ledger {self._path} is closed; nothing is written to it")
+            write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(stored)))
