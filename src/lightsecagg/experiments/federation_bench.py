@@ -86,8 +86,9 @@ class RandomVectors:
 def _vector(
     client: int, round_number: int, dimension: int
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    rng = np.random.default_rng([client, round_number])
-    return rng.uniform(-1, 1, dimension).astype(np.float32)
+    vector = np.random.default_rng([client, round_number]).random(dimension, dtype=np.float32)
+    np.multiply(vector, 2, out=vector)
+    return np.subtract(vector, 1, out=vector)
 
 
 def measure(
