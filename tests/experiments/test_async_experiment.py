@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ pytest.importorskip("sklearn")
 
 from lightsecagg.cli.main import app
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.experiments.async_report import plot, summarise, to_markdown
+from lightsecagg.experiments.async_report import plot, rise_at_the_end, summarise, to_markdown
 from lightsecagg.experiments.asynchronous import (
     FEDBUFF,
     LIGHTSECAGG,
@@ -25,6 +25,7 @@ from lightsecagg.experiments.asynchronous import (
     Cell,
     UncheckedFieldServer,
     convergence_cells,
+    read_cell,
     run_cells,
     sweep_cells,
 )
@@ -169,6 +170,31 @@ def test_the_summary_compares_seed_by_seed() -> None:
     assert row["seeds"] == [0]
     assert row["difference_points"] == pytest.approx(-1.0)
     assert summarise(documents)["sweep"] == []
+
+
+def test_the_summary_tells_what_is_still_rising() -> None:
+    climbing = {str(done): done / 1000 for done in range(5, 301, 5)}
+    flat = {done: min(done, 200) / 1000 for done in range(5, 301, 5)}
+    assert rise_at_the_end(climbing) == pytest.approx(10)
+    assert rise_at_the_end(flat) == pytest.approx(0)
+    assert rise_at_the_end({300: 0.5}) == 0
+    documents = [
+        made_up(Cell(FEDBUFF, "poly", 0), 0.3) | {"accuracy": climbing},
+        made_up(Cell(LIGHTSECAGG, "poly", 0), 0.2) | {"accuracy": flat},
+    ]
+    (row,) = summarise(documents)["convergence"]
+    assert row["rise_points"] == pytest.approx(5)
+
+
+def test_cells_from_before_a_setting_existed_have_its_default(tmp_path: Path) -> None:
+    cell = Cell(FEDBUFF, "poly", 0)
+    setup = asdict(SMALL)
+    del setup["momentum"]
+    path = tmp_path / "cell.json"
+    path.write_text(json.dumps({"setup": setup, "cell": asdict(cell)}))
+    assert read_cell(path, SMALL, cell) is not None
+    with pytest.raises(ConfigurationError, match="another setup"):
+        read_cell(path, replace(SMALL, momentum=0.9), cell)
 
 
 def test_a_point_of_the_sweep_is_the_mean_of_its_seeds_between_the_extremes() -> None:

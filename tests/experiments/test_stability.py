@@ -34,6 +34,7 @@ def test_two_recordings_are_compared(tmp_path: Path) -> None:
     text = (tmp_path / "stability.md").read_text("utf-8")
     assert "| relay/round | 4 (3.9-4.1) | 5 (4.9-5.1) | 1.250 | not stable |" in text
     assert "1 are not stable" in text
+    assert "No two medians differ by more than 25.0 %." in text
 
 
 def test_recordings_without_repetitions_are_not_compared(tmp_path: Path) -> None:

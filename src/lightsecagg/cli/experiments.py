@@ -37,7 +37,18 @@ def asynchronous(
         typer.Option(metavar="BITS", help="log2 of each c_l of the sweep, e.g. 0,8,16; none: ''."),
     ] = "0,4,8,12,16,20,24,28,30,31",
     sweep_seeds: Annotated[int, typer.Option(min=1, help="Runs per point of the sweep.")] = 1,
-    rounds: Annotated[int | None, typer.Option(help="Buffers per run. [default: 100]")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Buffers per run. [default: the task's]")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of the clients' steps. [default: the task's]")
+    ] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Of the clients' steps. [default: the task's]")
+    ] = None,
+    server_rate: Annotated[
+        float | None, typer.Option(help="eta_g, the server's step. [default: the task's]")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
@@ -62,11 +73,14 @@ def asynchronous(
         bits = [int(part) for part in sweep.split(",") if part]
     except ValueError as error:
         raise ParameterError(f"--sweep {sweep!r} is not a list of whole numbers") from error
-    setup = experiment.QUICK if quick else replace(experiment.PAPER_MNIST, task=task)
-    if not quick and task == "digits":
-        setup = replace(setup, model=None)
-    if rounds is not None:
-        setup = replace(setup, rounds=rounds)
+    setup = experiment.QUICK if quick else experiment.setup_of(task)
+    chosen = {
+        "rounds": rounds,
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+        "server_rate": server_rate,
+    }
+    setup = replace(setup, **{name: value for name, value in chosen.items() if value is not None})
     cells = experiment.convergence_cells(1 if quick else seeds)
     cells += experiment.sweep_cells(bits, seeds=sweep_seeds)
     if finished:

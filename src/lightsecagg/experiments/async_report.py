@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any
 
 from lightsecagg.errors import MissingExtra
@@ -15,11 +15,13 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Final accuracies by scheme and staleness, their differences, the sweep, and the costs."""
     done = list(documents)
     final: dict[tuple[str, str], dict[int, float]] = {}
+    rises: dict[str, list[float]] = {}
     for document in done:
         cell = document["cell"]
         if cell["scheme"] != UNMASKED:
             by_seed = final.setdefault((cell["scheme"], cell["staleness"]), {})
             by_seed[cell["seed"]] = document["final_accuracy"]
+            rises.setdefault(cell["staleness"], []).append(rise_at_the_end(document["accuracy"]))
     convergence = []
     for (scheme, function), protected in sorted(final.items()):
         plain = final.get((FEDBUFF, function), {})
@@ -36,6 +38,7 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     "difference_points": 100 * (ours - theirs),
                     "difference_points_by_seed": by_seed_points,
                     "spread_points": 100 * (max(plain.values()) - min(plain.values())),
+                    "rise_points": fmean(rises[function]),
                 }
             )
     return {
@@ -44,6 +47,17 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "exact": all(d["exact"] for d in done if d["cell"]["scheme"] == LIGHTSECAGG),
         "cost": _cost([d for d in done if d["cell"]["scheme"] == LIGHTSECAGG]),
     }
+
+
+def rise_at_the_end(accuracy: Mapping[Any, float]) -> float:
+    """Points per 100 rounds by which the accuracy still rises over the last third: 0 is flat."""
+    last = max(map(int, accuracy))
+    points = [
+        (int(done), 100 * value) for done, value in accuracy.items() if int(done) > last / 1.5
+    ]
+    if len(points) < 2:
+        return 0.0
+    return 100 * linear_regression(*zip(*points, strict=True)).slope
 
 
 def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -96,21 +110,23 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         f"N = {setup.clients}, K = {setup.buffer}, T = {setup.privacy}, U = {setup.survivors}, "
         f"tau_max = {setup.max_staleness}, c_g = {setup.staleness_scale}, q = {setup.modulus}, "
         f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
-        f"lr {setup.learning_rate}, eta_g = {setup.server_rate}; staleness uniform on "
-        f"[0, {setup.max_staleness}]; accuracy is the mean of the last {LAST_ROUNDS} rounds.",
+        f"lr {setup.learning_rate}, momentum {setup.momentum:g}, eta_g = {setup.server_rate}; "
+        f"staleness uniform on [0, {setup.max_staleness}]; accuracy is the mean of the last {LAST_ROUNDS} rounds, its "
+        "rise a straight line's through the last third of them.",
         "",
     ]
     if summary["convergence"]:
         lines += [
             "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference | by seed | "
-            "FedBuff's spread over seeds |",
-            "|---|---|---|---|---|---|---|",
+            "FedBuff's spread over seeds | still rising, points per 100 rounds |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         lines += [
             f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
             f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+z.2f} points | "
             f"{', '.join(f'{points:+z.2f}' for points in row['difference_points_by_seed'])} | "
-            + (f"{row['spread_points']:.2f} points |" if len(row["seeds"]) > 1 else "- |")
+            + (f"{row['spread_points']:.2f} points | " if len(row["seeds"]) > 1 else "- | ")
+            + f"{row['rise_points']:+z.2f} |"
             for row in summary["convergence"]
         ]
         exact = "every" if summary["exact"] else "NOT every"

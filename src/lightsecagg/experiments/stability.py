@@ -22,7 +22,7 @@ _NAME = "stability"
 def stability_report(first: Path, second: Path) -> Report:
     """All figures that both folders have."""
     report = Report(_NAME, "Two recordings compared", timed=False)
-    stable, unstable = 0, 0
+    stable, unstable, farthest = 0, 0, 0.0
     for name, (ours, theirs) in _shared(first, second).items():
         found: dict[str, Any] = {}
         rows = []
@@ -31,6 +31,7 @@ def stability_report(first: Path, second: Path) -> Report:
             found[figure] = {"first": a, "second": b, "stable": a.agrees_with(b)}
             verdict = "stable" if a.agrees_with(b) else "not stable"
             ratio = f"{b.median / a.median:.3f}" if a.median else "-"
+            farthest = max(farthest, abs(b.median / a.median - 1) if a.median else 0)
             rows.append([figure, f"{a:.4g}", f"{b:.4g}", ratio, verdict])
         agreed = sum(each["stable"] for each in found.values())
         stable, unstable = stable + agreed, unstable + len(found) - agreed
@@ -42,11 +43,12 @@ def stability_report(first: Path, second: Path) -> Report:
                 rows,
             )
         )
-    report.figures |= {"stable": stable, "not_stable": unstable}
+    report.figures |= {"stable": stable, "not_stable": unstable, "farthest": farthest}
     report.paragraphs.append(
         f"{stable} of {stable + unstable} figures are stable: the median of each recording lies in "
         f"the interquartile range of the other. {unstable} are not stable. With seven rounds each, "
-        "about half of the figures of one and the same distribution would not be."
+        "about half of the figures of one and the same distribution would not be. No two medians "
+        f"differ by more than {100 * farthest:.1f} %."
     )
     return report
 
