@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ def asynchronous(
     except ValueError as error:
         raise ParameterError(f"--sweep {sweep!r} is not a list of whole numbers") from error
     setup = experiment.QUICK if quick else experiment.setup_of(task)
-    chosen = {
+    chosen: dict[str, Any] = {
         "rounds": rounds,
         "learning_rate": learning_rate,
         "momentum": momentum,

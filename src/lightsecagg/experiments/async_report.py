@@ -111,8 +111,8 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         f"tau_max = {setup.max_staleness}, c_g = {setup.staleness_scale}, q = {setup.modulus}, "
         f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
         f"lr {setup.learning_rate}, momentum {setup.momentum:g}, eta_g = {setup.server_rate}; "
-        f"staleness uniform on [0, {setup.max_staleness}]; accuracy is the mean of the last {LAST_ROUNDS} rounds, its "
-        "rise a straight line's through the last third of them.",
+        f"staleness uniform on [0, {setup.max_staleness}]; accuracy is the mean of the last "
+        f"{LAST_ROUNDS} rounds, its rise a straight line's through the last third of them.",
         "",
     ]
     if summary["convergence"]:
