@@ -6,7 +6,7 @@ the explicit shares that it holds for its peers until it has answered. Per clien
 masks, added up, and a few copies of the vector. At the server: the bundles of shares that are not
 yet complete, at worst all of them; then one upload after the other, whatever their number, and what
 its connections hold; then the sum with the answers; then the average, in 64 bits, which takes the
-place of the sum.
+place of the sum. And once uploads have come, what the allocator keeps of their buffers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from lightsecagg.planning.transport_costs import window
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import Settings
 
-PROGRAM = 80 * 10**6
+PROGRAM = 95 * 10**6
 """Interpreter and libraries."""
+KEPT = 110 * 10**6
+"""What the server's allocator keeps of buffers that were freed: measured."""
 CHUNK = 2**18
 """A client at the server, beside what it may be ahead of the server's reading."""
 WAITING = 2**25
@@ -60,6 +62,7 @@ def forecast_memory(
     phases[Phase.SHARE].server += traffic[Phase.SHARE].server_shares_received
     # Input, its copy, coins, quantised vector, message.
     phases[Phase.UPLOAD].client += 5 * vector + held
-    phases[Phase.UPLOAD].server += min(WAITING, alive * vector) + vector + connections
-    phases[Phase.RECOVER].server += max(vector + answers, 2 * vector)
+    kept = min(KEPT, alive * vector)
+    phases[Phase.UPLOAD].server += min(WAITING, alive * vector) + vector + connections + kept
+    phases[Phase.RECOVER].server += max(vector + answers, 2 * vector) + kept
     return phases
