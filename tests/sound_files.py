@@ -9,6 +9,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from lightsecagg.drivers.federation.register import load_register
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.flower.node import load_keys
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.experiments.asynchronous import read_cell
+from lightsecagg.experiments.asynchronous import PAPER_MNIST, Cell, read_cell
 from lightsecagg.experiments.cells import measure_cells
 from lightsecagg.experiments.stability import _spreads
 from lightsecagg.session.record import RoundRecord
@@ -138,7 +139,8 @@ def data_files(folder: Path) -> dict[str, Reader]:
     cell: Any = SimpleNamespace(key="cell")
     finished = put("cells/cell.json", json.dumps({"seconds": [1.0, 2.0]}))
     report = put("report.json", json.dumps({"figures": {"median": 2.0, "low": 1.5, "high": 2.5}}))
-    run = put("run.json", json.dumps({"setup": {}, "cell": {}}))
+    trained = Cell("fedbuff", "poly", 0)
+    run = put("run.json", json.dumps({"setup": asdict(PAPER_MNIST), "cell": asdict(trained)}))
     return {
         "vector.npy": (vector, lambda: VectorClient(VectorsTable(input=vector))),
         "vectors.npz": (vectors, lambda: VectorClient(VectorsTable(input=vectors))),
@@ -152,12 +154,5 @@ def data_files(folder: Path) -> dict[str, Reader]:
         "image": (image, lambda: open_image(image)),
         "cell": (finished, lambda: measure_cells([cell], finished.parent, lambda *_: None)),
         "report": (report, lambda: _spreads(report)),
-        "run": (run, lambda: read_cell(run, *empty_run())),
+        "run": (run, lambda: read_cell(run, PAPER_MNIST, trained)),
     }
-
-
-def empty_run() -> tuple[Any, Any]:
-    from dataclasses import make_dataclass
-
-    nothing = make_dataclass("nothing", [])
-    return nothing(), nothing()

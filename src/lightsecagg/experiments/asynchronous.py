@@ -342,8 +342,7 @@ def read_cell(path: Path, setup: Setup, cell: Cell) -> dict[str, Any] | None:
     if not path.exists():
         return None
     document = _read(path)
-    # A cell from before a setting existed was made with what is now its default.
-    if asdict(PAPER_MNIST) | document["setup"] != asdict(setup) or document["cell"] != asdict(cell):
+    if document["setup"] != asdict(setup) or document["cell"] != asdict(cell):
         raise ConfigurationError(
             f"{path} was made with another setup; remove it or choose another folder with --out"
         )
@@ -353,6 +352,8 @@ def read_cell(path: Path, setup: Setup, cell: Cell) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any]:
     with reading(path, "a finished cell"):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not {"setup", "cell"} <= document.keys():
-            raise ValueError("every cell has both")
+        # A cell from before a setting existed was made with what is now its default.
+        document["setup"] = asdict(PAPER_MNIST) | document["setup"]
+        if not isinstance(document["cell"], dict):
+            raise TypeError("a cell is named by its parts")
         return document
