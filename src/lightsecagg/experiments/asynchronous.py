@@ -87,9 +87,7 @@ QUICK = Setup(
     batch_size=16,
     learning_rate=0.3,
 )
-TUNED_CIFAR10 = replace(
-    PAPER_MNIST, task="cifar10", rounds=300, momentum=0.9, server_rate=0.5, evaluate_every=10
-)
+TUNED_CIFAR10 = replace(PAPER_MNIST, task="cifar10", rounds=300, momentum=0.9, server_rate=0.5)
 """At MNIST's rates a LeNet-5 learns CIFAR-10 too slowly to say where it ends: 39 % after 100
 buffers, where these rates give 50 %."""
 
