@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.experiments.campaign import Campaign
 from lightsecagg.experiments.chaos_plan import KINDS, Findings, RoundChaos, Schedule
 from lightsecagg.experiments.round_audit import (
@@ -29,7 +30,10 @@ from lightsecagg.experiments.round_audit import (
     check_sum,
     edition,
 )
-from lightsecagg.experiments.state_damage import Memory
+from lightsecagg.experiments.state_damage import Memory, memory_of, settle
+from lightsecagg.params import Parameters
+from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.settings import ProtocolName, Settings
 
 N = 3
 
@@ -160,6 +164,33 @@ def test_R36_a_state_folder_that_has_forgotten_anything_is_told_from_one_that_ha
     assert KNOWN.survived_in(replace(KNOWN, ended={**KNOWN.ended, 3: DROPPED}))
     chosen = {**KNOWN.announced, 3: (0, 1)}
     assert KNOWN.survived_in(replace(KNOWN, announced=chosen)), "a resumed round goes on"
+
+
+def test_a_change_that_was_not_marked_yet_is_known_to_be_nobodys(tmp_path: Path) -> None:
+    """Damage may take it, and no server would notice; so it is marked before there is any."""
+    state, session, copy = tmp_path / "state", "00", tmp_path / "copy"
+    state.mkdir()
+    mark = state / "journal.mark"
+    parameters = Parameters(clients=5, privacy=1, dropouts=1)
+    settings = Settings(
+        protocol=ProtocolName.LIGHTSECAGG,
+        parameters=parameters,
+        quantizer=make_quantizer(parameters, 10, 1.0),
+        dimension=10,
+        session=bytes(32),
+        round=1,
+        allow_list=bytes(32),
+    )
+    journal = Journal(state, session)
+    journal.open_round(settings)
+    marked = mark.read_bytes()
+    journal.abandon(1, "too few")
+    journal.close()
+    assert not memory_of(state, session, copy).unheard
+    mark.write_bytes(marked)  # as if killed between the change and its mark
+    assert memory_of(state, session, copy).unheard
+    settle(state, session)
+    assert not memory_of(state, session, copy).unheard
 
 
 def test_the_server_that_is_killed_is_the_one_that_runs_after_the_last_look() -> None:

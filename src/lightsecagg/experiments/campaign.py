@@ -29,6 +29,7 @@ from lightsecagg.experiments.state_damage import (
     memory_of,
     records_of,
     sealed_files,
+    settle,
 )
 
 _AFTERWARDS = 2
@@ -251,6 +252,8 @@ class Campaign:
         shutil.copytree(self._parties.state, backup)
         try:
             before = memory_of(backup, self._session, self._folder / "copy")
+            if before.unheard:
+                settle(self._parties.state, self._session)
             flip_a_byte(self._rng.choice(sealed_files(self._parties.state)), self._rng)
             self._parties.start_server()
             server = self._parties.serving

@@ -26,6 +26,8 @@ class Memory:
     """Round -> U1."""
     uploads: dict[tuple[int, int], bytes]
     """Round that is under way, client -> the hash of what is stored."""
+    unheard: bool = False
+    """Whether the last change was not marked yet: what nobody has heard of may be forgotten."""
 
     def survived_in(self, later: Memory) -> bool:
         """Whether all of it is known later.
@@ -62,9 +64,15 @@ def memory_of(state: Path, session: str, copy: Path) -> Memory:
                     if round_ is not None
                     for client, upload, _ in round_.uploads
                 },
+                unheard=journal.unheard_change,
             )
     finally:
         shutil.rmtree(copy)
+
+
+def settle(state: Path, session: str) -> None:
+    """Open the journal, as a restart does: its last change is marked then."""
+    Journal(state, session).close()
 
 
 def history_of(state: Path) -> list[dict[str, Any]]:

@@ -187,6 +187,11 @@ class Journal:
                 raise AssertionError("rounds have no epochs; see `EpochJournal`")
         return None
 
+    @property
+    def unheard_change(self) -> bool:
+        """Whether its last change was found stored, but not marked: nobody has heard of it."""
+        return self._db.unheard_change
+
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
         content = seal(f"{settings.round}/settings", settings.to_bytes())

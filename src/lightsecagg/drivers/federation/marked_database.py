@@ -44,6 +44,8 @@ class MarkedDatabase:
         self._fingerprint = 0
         self._mark = _Mark()
         self._marked = True
+        self.unheard_change = False
+        """Whether it was opened after a crash between a change and its mark; it is marked now."""
         path = folder / "journal.sqlite"
         with self.reporting("open"):
             # SQLite gives the files beside the database the permissions of the database.
@@ -153,6 +155,7 @@ class MarkedDatabase:
                 f"{self._path.name} speaks of {beside.changes} changes, the database of "
                 f"{self._mark.changes}"
             )
+        self.unheard_change = True
         self._write_mark()
 
     def _unsealed(self, sealed: bytes) -> _Mark:
