@@ -89,7 +89,7 @@ QUICK = Setup(
 )
 TUNED_CIFAR10 = replace(PAPER_MNIST, task="cifar10", rounds=300, momentum=0.9, server_rate=0.5)
 """At MNIST's rates a LeNet-5 learns CIFAR-10 too slowly to say where it ends: 39 % after 100
-buffers, where these rates give 50 %."""
+buffers, where this momentum gave 48 % with eta_g = 0.3 and 50 % with 0.6, one run each."""
 
 
 def setup_of(task: str) -> Setup:

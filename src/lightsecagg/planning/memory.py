@@ -22,7 +22,7 @@ from lightsecagg.protocol.settings import Settings
 PROGRAM = 95 * 10**6
 """Interpreter and libraries."""
 KEPT = 110 * 10**6
-"""What the server's allocator keeps of buffers that were freed: measured."""
+"""What was measured beyond what is counted here, likely freed buffers that the allocator keeps."""
 CHUNK = 2**18
 """A client at the server, beside what it may be ahead of the server's reading."""
 WAITING = 2**25

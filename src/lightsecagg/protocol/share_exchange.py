@@ -1,6 +1,6 @@
 """Sealing and opening the shares that travel through the server.
 
-One function each way, for the synchronous and the asynchronous mode and for every protocol: a
+One way there and one back, for the synchronous and the asynchronous mode and for every protocol: a
 share is sealed under the pair's key of this roster, mask and direction (see `crypto.sealing`).
 """
 

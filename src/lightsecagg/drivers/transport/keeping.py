@@ -58,7 +58,7 @@ class InMemory:
         self._parts.append(part)
 
     def whole(self) -> Data:
-        """The parts, joined; one alone as it came, for a copy of a bundle costs more than it."""
+        """The parts, joined; one alone as it came, not copied."""
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     def discard(self) -> None:
