@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightsecagg.drivers.federation.demo_audit import Comparison, audit
-from lightsecagg.drivers.federation.epoch_demo import SERVER
-from lightsecagg.experiments.chaos import Chaos, plan
+from lightsecagg.drivers.federation.epoch_demo import (
+    SERVER,
+    EpochDemoConfig,
+    EpochDemoResult,
+    with_history,
+)
+from lightsecagg.experiments.chaos import Chaos, plan, unleash
 
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()", "bench", "chaos"]
 
 
 @pytest.mark.slow
-def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed() -> None:
+def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed(
+    tmp_path: Path,
+) -> None:
     small = ["--clients", "5", "--privacy", "1", "--dropouts", "1", "--buffer", "3", "--dim", "20"]
     kills = ["--server-kills", "3", "--client-kills", "2", "--pause", "1", "--timeout", "200"]
-    command = [*COMMAND, "--mode", "async", *small, *kills, "--json"]
+    command = [*COMMAND, "--mode", "async", *small, *kills, "--keep", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
@@ -106,6 +114,13 @@ def test_R31_updates_that_could_have_been_summed_are_lost() -> None:
     assert fates.clean
 
 
+def test_a_sum_that_a_killed_server_knew_counts_though_its_successor_lost_the_buffer() -> None:
+    known, other = record(1, 0, 1, 2), record(2, 0, 1, 3, version=1)
+    lost = {"round": 1, "epoch": 1, "included": [], "versions": [], "aborted": "too few"}
+    told = [lost, other | {"aborted": None, "samples": 3}]
+    assert with_history([known, other], told) == [known, told[1]]
+
+
 def test_what_is_done_twice_is_seen() -> None:
     two = audit([record(1, 0, 1), record(2, 0, 2)], [EXACT] * 2, [], least=3)
     assert two.summed_twice == 1
@@ -117,3 +132,19 @@ def test_what_is_done_twice_is_seen() -> None:
     wrong = audit([record(1, 0)], [Comparison(2.0, 1.0, exact=False)], [], least=3)
     assert wrong.wrong == 1
     assert not any(found.clean for found in (two, masks, wrong))
+
+
+@pytest.mark.parametrize("hung", [True, False])
+def test_a_federation_that_went_wrong_is_kept_and_no_other(
+    hung: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(config: EpochDemoConfig, folder: Path, *_: object) -> EpochDemoResult:
+        (folder / "server.log").write_text("why")
+        found = audit([], [], [], least=3)
+        empty: tuple[list[Any], ...] = ([], [], [], [], [], [])
+        return EpochDemoResult(*empty, found, None, folder, 1.0, hung=hung, interrupted=None)
+
+    monkeypatch.setattr("lightsecagg.experiments.chaos.run_epochs", ran)
+    assert unleash(Chaos(), keep=tmp_path)["clean"] is not hung
+    kept = tmp_path / "federation" / "server.log"
+    assert kept.exists() == hung

@@ -53,6 +53,14 @@ def send(lab: EpochLaboratory, client: int) -> None:
     assert "BufferedUpload" in [name_of(data) for owner, data in lab.up if owner == client]
 
 
+def nobody_else_has_an_update(lab: EpochLaboratory) -> None:
+    """All who train fail to."""
+    while lab.trainings:
+        client, train = lab.trainings.pop()
+        lab.do(client, lab.clients[client].handle(TrainingFailed(train.round, ""), lab.now))
+        lab.settle()
+
+
 @pytest.mark.parametrize("waiting", range(1, LEAST))
 def test_R31_an_epoch_goes_on_until_all_that_waits_makes_a_buffer(waiting: int) -> None:
     lab = with_somebody_outside(waiting)
@@ -137,10 +145,7 @@ def test_R31_if_everybody_has_trained_from_the_model_the_next_version_brings_wha
         lab.trainings.remove((client, train))
         lab.do(client, lab.clients[client].handle(event, lab.now))
     lab.settle()
-    while lab.trainings:  # who had trained from version 0 has got version 1
-        client, train = lab.trainings.pop()
-        lab.do(client, lab.clients[client].handle(TrainingFailed(train.round, ""), lab.now))
-        lab.settle()
+    nobody_else_has_an_update(lab)  # who had trained from version 0 has got version 1
     assert lab.epoch.number == 1
     lab.wait(lab.plan.grace + 1)
     assert lab.renewals == [2]
@@ -221,6 +226,30 @@ def test_R31_uploads_that_wait_for_reports_are_no_more_than_the_last_buffer_take
     lab.wait(lab.flushing.reports + 2)
     assert lab.epoch.number == 2
     assert lab.left_behind == []
+
+
+def test_R31_two_updates_of_one_owner_keep_nobody_out_whom_the_last_buffer_needs() -> None:
+    """Versions without a buffer let two owners of K = 4 upload twice: four wait, and no buffer."""
+    lab = opened(clients=9, flushing=Flushing(renew=0))
+    for _ in range(2):
+        finish_training(lab, 0, 1)
+        nobody_else_has_an_update(lab)
+        lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [1, 2]
+    lab.trainings = [each for each in lab.trainings if each[0] != 8]
+    lab.restart(8)
+    nobody_else_has_an_update(lab)
+    lab.wait(lab.plan.grace + 1)
+    assert (lab.party.waiting, lab.party.unsummed) == (2, 4)
+    assert lab.epoch._ending.begun
+    finish_training(lab, 2, 3)
+    lab.wait(2)
+    assert lab.sums[-1][1] == (0, 1, 2, 3)
+    finish_training(lab, 2)
+    lab.wait(2)
+    assert lab.sums[-1][1] == (0, 1, 2)
+    assert lab.epoch.number == 2
+    assert (lab.left_behind, lab.dropped) == ([], [])
 
 
 # -- attacks ---------------------------------------------------------------------------------------

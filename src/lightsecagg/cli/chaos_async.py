@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,9 @@ def bench_chaos(
     ] = 120.0,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 3600.0,
     seed: Annotated[int, typer.Option(help="Steers who is killed when; never a mask.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for the files of a federation that went wrong.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Kill the server and clients of a real federation at random, and account for every update.
@@ -57,4 +61,5 @@ def bench_chaos(
         seed=seed,
     )
     with deferred_signals() as ask:
-        report(unleash(chaos, lambda line: typer.echo(line, err=True), ask), as_json=as_json)
+        found = unleash(chaos, lambda line: typer.echo(line, err=True), ask, keep)
+        report(found, as_json=as_json)

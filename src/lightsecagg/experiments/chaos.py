@@ -9,6 +9,7 @@ other, however far whoever was killed before has got. It ends when all of them t
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -67,8 +68,12 @@ def unleash(
     chaos: Chaos,
     tell: Callable[[str], None] = lambda line: None,
     ask: Callable[[], None] = lambda: None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Kill, and count; `ask` may raise `SystemExit` to end it early, with a report."""
+    """Kill, and count; `ask` may raise `SystemExit` to end it early, with a report.
+
+    `keep` is where a federation that is not clean leaves its logs, state and notes.
+    """
     kills = plan(chaos)
     config = EpochDemoConfig(
         clients=chaos.clients,
@@ -95,8 +100,10 @@ def unleash(
             tell(f"{done} of {len(kills)} kills")
 
     with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
-        result = run_epochs(config, Path(folder), watch, ask)
-        return _findings(chaos, result)
+        found = _findings(chaos, run_epochs(config, Path(folder), watch, ask))
+        if keep is not None and not found["clean"]:
+            shutil.copytree(folder, keep / "federation")
+        return found
 
 
 def _findings(chaos: Chaos, result: EpochDemoResult) -> dict[str, Any]:

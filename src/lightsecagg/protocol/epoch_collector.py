@@ -76,7 +76,8 @@ class EpochCollector(ServerMachine):
         self.paused = False
         """Whether no more buffers are formed, because the server is to stop."""
         self.most_waiting: int | None = None
-        """How many uploads may wait; others are refused, and lost to their owners. None: all."""
+        """Of how many owners one upload each may wait; others are refused, and lost to their
+        owners. None: all."""
         self._buffering: Buffering = settings.buffering
         self._spare = spare_answers
         self._keep = keep
@@ -215,7 +216,7 @@ class EpochCollector(ServerMachine):
             return self._on_late(sender, message)
         hidden = self.settings.traits.protected
         unknown = hidden and tag.serial not in self._stock.shared.get(sender, {})
-        if unknown or self._is_full:
+        if unknown or self._has_no_room(sender):
             # Its shares were lost with a connection, or the epoch is about to end. The owner goes
             # on with another mask and another update: it cannot know that this one is in no sum.
             return [Send(sender, UploadDropped(tag.serial))]
@@ -232,9 +233,11 @@ class EpochCollector(ServerMachine):
         self._forget([MaskRef(sender, tag.serial)])
         return self._tell_dropped(tag)
 
-    @property
-    def _is_full(self) -> bool:
-        return self.most_waiting is not None and len(self._queue.waiting) >= self.most_waiting
+    def _has_no_room(self, owner: int) -> bool:
+        """Owners count, not uploads: two of one owner share no buffer, and keep out no other's."""
+        if self.most_waiting is None:
+            return False
+        return self.has_waiting(owner) or self.waiting >= self.most_waiting
 
     def _await_no_reports(self) -> None:
         self._stock.unawaited.update(waiting.mask for waiting in self._queue.waiting)

@@ -4,8 +4,8 @@ An upload is in a sum of its epoch or in none: its owner cannot know that it is 
 gives that update again (S42). So an epoch that is to end goes on until nothing waits:
 
     begun     buffers are formed as ever, and of T + 2 or more as soon as one takes all that waits.
-              Whose update waits gets no newer model before it is summed. What waits once fits
-              into one buffer, so no more is taken than that
+              Whose update waits gets no newer model before it is summed. Whose updates wait
+              once fit into one buffer; no more are taken than that
     closed    nothing waits, but what is in flight: clients are told, and an upload that was on its
               way is refused instead of acknowledged. Who has trained keeps its update for the next
               epoch; the epoch is over when the buffer in flight has landed

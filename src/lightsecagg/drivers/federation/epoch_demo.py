@@ -195,8 +195,7 @@ def run_epochs(
         interrupted = int(stop.code or 0)
     trace, state = processes.trace, processes.state
     history = History(state / "rounds.json").records()  # written after the first sum is known
-    told = {record["round"]: record for record in history}
-    records = [each | told.get(each["round"], {}) for each in read_sums(trace)]
+    records = with_history(read_sums(trace), history)
     compared, notes = [compare(record, trace) for record in records], read_notes(trace)
     return EpochDemoResult(
         records=records,
@@ -212,6 +211,17 @@ def run_epochs(
         hung=hung,
         interrupted=interrupted,
     )
+
+
+def with_history(sums: list[dict[str, Any]], history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of every sum, with what the server has told of the buffer that led to it.
+
+    A server that was killed after it had learned a sum, and before it had stored it, may find too
+    few clients for the same buffer when it is back: that it then tells of a lost one makes the sum
+    no less known.
+    """
+    told = {record["round"]: record for record in history if record["aborted"] is None}
+    return [each | told.get(each["round"], {}) for each in sums]
 
 
 class _EpochProcesses(Processes):
