@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from lightsecagg.drivers.federation.provisioning import free_port
-from lightsecagg.drivers.transport import torch_rpc
+from lightsecagg.drivers.transport import torch_agent, torch_rpc
 from lightsecagg.drivers.transport.communicator import (
     Connected,
     Disconnected,
@@ -368,11 +368,11 @@ def test_S21_a_stranger_at_the_port_executes_code_which_is_why(tmp_path: Path) -
     stranger = """
 import sys
 from pathlib import Path
-from lightsecagg.drivers.transport import torch_rpc
+from lightsecagg.drivers.transport import torch_agent, torch_rpc
 host, port = sys.argv[1].split(":")
-agent = torch_rpc._join(host, int(port), 20)
-torch_rpc.rpc.rpc_sync("server", Path.touch, args=(Path(sys.argv[2]),), timeout=20)
-torch_rpc._leave(agent)
+agent = torch_agent.join(host, int(port), 20)
+torch_agent.rpc.rpc_sync("server", Path.touch, args=(Path(sys.argv[2]),), timeout=20)
+torch_agent.leave(agent)
 """
 
     async def scenario() -> None:
@@ -457,7 +457,7 @@ def test_S21_of_ours_only_bytes_cross(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 def load_again() -> None:
-    spec = importlib.util.spec_from_file_location("torch_rpc_again", torch_rpc.__file__)
+    spec = importlib.util.spec_from_file_location("torch_agent_again", torch_agent.__file__)
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -12,21 +12,18 @@ and go as they like (members of a PyTorch RPC group may not), and who has stoppe
     request   operation u8 | stream 16 bytes | payload
     answer    verdict u8 | payload
 
-PyTorch allows a process one agent, which all clients in it share.
+PyTorch allows a process one agent, which all clients in it share (`torch_agent`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import struct
-import threading
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 from lightsecagg.crypto.entropy import draw, system_entropy
@@ -35,34 +32,25 @@ from lightsecagg.drivers.transport.link import LOST, Read, Write
 from lightsecagg.drivers.transport.pipes import Pipe, PipeServer
 from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
 from lightsecagg.drivers.transport.tls import is_loopback, join_address, split_address
+from lightsecagg.drivers.transport.torch_agent import (
+    SERVER,
+    Agent,
+    futures,
+    join_in_thread,
+    leave,
+    rpc,
+    to_bytes,
+    to_tensor,
+)
 from lightsecagg.errors import (
     ConfigurationError,
     DecodeError,
     LightSecAggError,
-    MissingExtra,
     PeerGone,
     Refused,
     TransportError,
 )
 from lightsecagg.foreign import explain, shown, where
-
-# Its own complaints, on stderr, would stand above ours, which say the same for people.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-
-try:
-    import torch
-    import torch.distributed.autograd
-    import torch.distributed.rpc
-except ImportError as missing:
-    raise MissingExtra("PyTorch RPC needs torch", "torch") from missing
-
-distributed: Any = torch.distributed  # parts of it are not in its stubs
-rpc: Any = distributed.rpc
-if not rpc.is_available():
-    raise ConfigurationError(
-        f"this build of torch ({torch.__version__}) has no RPC; take another build, or "
-        'server.transport = "grpc"'
-    )
 
 FLAG: Final = "--i-understand-torch-rpc-executes-code"
 """With this the command line lets PyTorch RPC leave the machine."""
@@ -75,131 +63,19 @@ _REQUEST: Final = struct.Struct("!B16s")
 _OPENING: Final = struct.Struct("!BI")
 _HOLD: Final = 1.0
 """Seconds after which a pull is answered, whether or not there is a chunk."""
-_SERVER: Final = "server"
-_SERVING: Final = "serving"
-"""What the store holds once the server's agent is in PyTorch's list of agents."""
-_AGENTS: Final = 0x7FFF
-"""Numbers that PyTorch has for the agents of a group; the server's is 0."""
-_THREADS: Final = 4
 
-
-# -- the one agent of this process -----------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Agent:
-    """This process's membership, shared by the parties in it."""
-
-    host: str
-    port: int
-    store: Any
-    """Where the server's agent can be found; PyTorch's, and served by the server."""
-    users: int = 0
-    broken: bool = False
-    """The connection to the server was lost: everybody has to leave before somebody may join."""
-
-
-_lock = threading.Lock()
-_agent: _Agent | None = None
 _serving: TorchRpcServer | None = None
-
-
-def _join(host: str, port: int, seconds: float, listener: socket.socket | None = None) -> _Agent:
-    """Join the group of the server at this address, as its server if there is a listener. Blocks.
-
-    An agent is made without PyTorch's own ceremony, `init_rpc`, in which a newcomer calls on every
-    member: one that has crashed would keep all others out for ever.
-    """
-    global _agent
-    with _lock:
-        if _agent is not None:
-            if listener is not None or _agent.broken or (_agent.host, _agent.port) != (host, port):
-                where_to = join_address(_agent.host, _agent.port)
-                raise TransportError(
-                    f"this process still speaks PyTorch RPC with {where_to}, and one agent is all "
-                    "that PyTorch allows it; try again once that has ended, or use a process each"
-                )
-        else:
-            _agent = _new_agent(host, port, seconds, listener)
-        _agent.users += 1
-        return _agent
-
-
-def _new_agent(host: str, port: int, seconds: float, listener: socket.socket | None) -> _Agent:
-    if is_loopback(host):
-        # Otherwise the agent, which listens on a port of its own, would be found by the network.
-        os.environ["TP_SOCKET_IFNAME"] = _loopback_interface()
-    store = given = _store(host, port, seconds, listener)
-    if listener is not None:
-        # PyTorch keeps what it gave a process's first agent for ever, and that must not listen.
-        given = _store(host, port, seconds)
-    number = 0 if listener is not None else store.add("agents", 1)
-    if listener is None:
-        # Agents write themselves into one list, which they read, extend and store: two at once, and
-        # one of them is not in it. Of clients that does no harm; a server would never be found.
-        store.wait([_SERVING])
-    if number > _AGENTS:
-        raise TransportError(f"PyTorch RPC has numbers for {_AGENTS} agents; restart the server")
-    options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=_THREADS, rpc_timeout=seconds, _transports=["uv"], _channels=["basic"]
-    )
-    name = _SERVER if listener is not None else f"peer{number}"
-    group = distributed.PrefixStore("lightsecagg", given)
-    distributed.autograd._init(
-        0
-    )  # every call asks for it; always the same number, or it is refused
-    rpc.api._init_rpc_states(rpc.TensorPipeAgent(group, name, number, None, options, {}, []))
-    if listener is not None:
-        store.set(_SERVING, "yes")
-    return _Agent(host, port, store)
-
-
-def _store(host: str, port: int, seconds: float, listener: socket.socket | None = None) -> Any:
-    return distributed.TCPStore(
-        host,
-        port,
-        is_master=listener is not None,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=seconds),
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-
-
-def _leave(agent: _Agent) -> None:
-    """The last one out ends the agent. Blocks."""
-    global _agent
-    with _lock:
-        agent.users -= 1
-        if agent.users == 0:
-            _agent = None
-            rpc.shutdown(graceful=False)
-            agent.store = None  # its port is free now, and not when somebody forgets the agent
-
-
-def _loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), names[0])
-
-
-def _tensor(data: bytes) -> Any:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _bytes(tensor: Any) -> bytes:
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.uint8:
-        raise DecodeError("only bytes cross this transport")
-    return bytes(tensor.numpy().tobytes())
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator, unused-ignore]
 def exchange(request: Any) -> Any:
     """What a client calls at its server: bytes in, bytes out, later."""
-    answer: Any = torch.futures.Future()
+    answer: Any = futures.Future()
     server = _serving
     if server is None:
-        answer.set_result(_tensor(_reply(_FAILED, "the server is closing")))
+        answer.set_result(to_tensor(_reply(_FAILED, "the server is closing")))
     else:
-        server.ask(_bytes(request), answer)
+        server.ask(to_bytes(request), answer)
     return answer
 
 
@@ -239,7 +115,7 @@ class TorchRpcServer(PipeServer):
         super().__init__(clients, limits)
         self._host, self._port = split_address(address)
         check_address(self._host, understood)
-        self._agent: _Agent | None = None
+        self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[bytes, _Stream] = {}
         self._emptied = asyncio.Event()
@@ -262,8 +138,8 @@ class TorchRpcServer(PipeServer):
             ) from error
         with listener:
             self._port = listener.getsockname()[1]
-            self._agent = await _in_thread(
-                _join, self._host, self._port, self._limits.connect_timeout, listener
+            self._agent = await join_in_thread(
+                self._host, self._port, self._limits.connect_timeout, listener
             )
         self._loop = asyncio.get_running_loop()
         _serving = self
@@ -290,7 +166,7 @@ class TorchRpcServer(PipeServer):
         await asyncio.gather(*self._calls)
         if self._agent is not None:
             agent, self._agent = self._agent, None
-            await asyncio.to_thread(_leave, agent)
+            await asyncio.to_thread(leave, agent)
 
     def ask(self, request: bytes, answer: Any) -> None:
         """Answer a call, later; PyTorch calls this from a thread of its own."""
@@ -303,7 +179,7 @@ class TorchRpcServer(PipeServer):
         task.add_done_callback(self._calls.discard)
 
     async def _answer(self, request: bytes, answer: Any) -> None:
-        answer.set_result(_tensor(await self._serve_safely(request)))
+        answer.set_result(to_tensor(await self._serve_safely(request)))
 
     async def _serve_safely(self, request: bytes) -> bytes:
         try:
@@ -404,7 +280,7 @@ class TorchRpcClient(StreamClient):
         self._host, self._port = split_address(address)
         check_address(self._host, understood)
         self._client = client
-        self._agent: _Agent | None = None
+        self._agent: Agent | None = None
         self._token = bytes(16)
         self._admitted = False
         """Whether the server has ever let us in."""
@@ -437,7 +313,7 @@ class TorchRpcClient(StreamClient):
 
     async def _establish(self) -> None:
         await self._knock()
-        self._agent = await _in_thread(_join, self._host, self._port, self._limits.connect_timeout)
+        self._agent = await join_in_thread(self._host, self._port, self._limits.connect_timeout)
         opening = _OPENING.pack(_VERSION, self._client)
         verdict, payload = await self._call(_OPEN, opening, self._limits.connect_timeout)
         if verdict == _REFUSED:
@@ -470,7 +346,7 @@ class TorchRpcClient(StreamClient):
                 with suppress(PeerGone):
                     await self._call(_CLOSE, b"", self._limits.close_timeout, agent)
         finally:
-            await asyncio.to_thread(_leave, agent)
+            await asyncio.to_thread(leave, agent)
 
     async def _read(self) -> bytes:
         while True:
@@ -488,13 +364,13 @@ class TorchRpcClient(StreamClient):
             raise PeerGone(shown(payload.decode("utf-8", "replace")))
 
     async def _call(
-        self, operation: int, payload: bytes, seconds: float, agent: _Agent | None = None
+        self, operation: int, payload: bytes, seconds: float, agent: Agent | None = None
     ) -> tuple[int, bytes]:
         """One remote call, with its deadline; `PeerGone` if it fails."""
         agent = agent or self._agent
         if agent is None:
             raise PeerGone(LOST)
-        request = _tensor(_REQUEST.pack(operation, self._token) + payload)
+        request = to_tensor(_REQUEST.pack(operation, self._token) + payload)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[bytes] = loop.create_future()
 
@@ -502,7 +378,7 @@ class TorchRpcClient(StreamClient):
             if done.done():  # nobody waits any more
                 return
             try:
-                done.set_result(_bytes(future.value()))
+                done.set_result(to_bytes(future.value()))
             except Exception:  # PyTorch's own, and in many words
                 done.set_exception(PeerGone(LOST))
 
@@ -511,7 +387,7 @@ class TorchRpcClient(StreamClient):
                 loop.call_soon_threadsafe(settle, future)
 
         try:
-            rpc.rpc_async(_SERVER, exchange, (request,), timeout=seconds).add_done_callback(wake)
+            rpc.rpc_async(SERVER, exchange, (request,), timeout=seconds).add_done_callback(wake)
             answer = await done
         except (RuntimeError, PeerGone):
             agent.broken = True
@@ -527,18 +403,3 @@ def check_address(host: str, understood: bool) -> None:
             'code in the process behind; use server.transport = "grpc", a loopback address in a '
             f"laboratory, or say {FLAG}"
         )
-
-
-async def _in_thread(join: Any, *arguments: Any) -> _Agent:
-    """Join in a thread; if nobody waits for it any more, leave again."""
-    joining = asyncio.ensure_future(asyncio.to_thread(join, *arguments))
-
-    def leave(task: asyncio.Future[_Agent]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            threading.Thread(target=_leave, args=(task.result(),)).start()
-
-    try:
-        return await asyncio.shield(joining)
-    except asyncio.CancelledError:
-        joining.add_done_callback(leave)
-        raise
