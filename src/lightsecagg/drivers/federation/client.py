@@ -9,21 +9,17 @@ for too long.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import random
 import time
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
-from io import BytesIO
 from typing import Any
-
-import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
+from lightsecagg.drivers.federation.client_trace import ClientTrace
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.membership import KnownMembers
 from lightsecagg.drivers.federation.observer import log
@@ -79,18 +75,6 @@ _NEWS_BURST, _NEWS_INTERVAL = 200, 1.0
 """Lines about what the server does that are written at once, and seconds per line after that."""
 _STEADY = 10.0
 """Seconds after which a stream counts as a success although the server said nothing."""
-_PHASES = {
-    "Opening": "advertise",
-    "Roster": "share",
-    "ShareBundle": "share",
-    "MaskedUpload": "upload",
-    "BufferedUpload": "upload",
-    "MaskReport": "share",
-    "Consent": "agree",
-    "AggregatedShare": "recover",
-    "UnmaskingShares": "recover",
-}
-"""To which phase a trace counts what a message costs."""
 
 _BRIEF, _BRIEF_BYTES = ("ShareBundle", "MaskComplete"), 1 << 14
 """Messages whose handling takes no longer than a thread takes to be asked, if they are small. In
@@ -183,7 +167,7 @@ class FederationClient:
         self._failing_since: float | None = None
         self._pause = _FIRST_PAUSE
         self._complaint = ""
-        self._spans: list[dict[str, Any]] = []
+        self._trace = ClientTrace(table.trace, table.id)
         self._callbacks = Callbacks(callbacks)
         self._log = PeerLog(log)
         # Its own lines, which the server's messages cause, must not crowd out the warnings.
@@ -331,8 +315,7 @@ class FederationClient:
         else:
             effects = await asyncio.to_thread(self._session.handle, event, time.monotonic())
         await self._carry_out(effects)
-        if self._table.trace is not None:
-            self._note_span(event, effects, start)
+        self._trace.note_step(event, effects, start)
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         """In order; nothing that follows a record leaves before the record is stored."""
@@ -353,9 +336,9 @@ class FederationClient:
                 case TakeMembers(signed):
                     await self._take_members(signed)
                 case Prepared(number, update):
-                    self._trace_update(number, update)
+                    self._trace.write_update(number, update)
                 case RoundBegan(number):
-                    self._spans = []
+                    self._trace.begin()
                     self._callbacks.tell("round_begins", number)
                 case RoundLeft():
                     self._on_round_left(effect)
@@ -407,7 +390,7 @@ class FederationClient:
         self._log.write(logging.WARNING, "the server", text, self._table.id, *arguments)
 
     def _on_round_left(self, effect: RoundLeft) -> None:
-        self._trace_spans(effect.round)
+        self._trace.write_spans(effect.round)
         self._callbacks.tell("round_ended", effect.round, effect.included, effect.reason)
 
     # -- training ----------------------------------------------------------------------------
@@ -454,7 +437,7 @@ class FederationClient:
         seconds = time.monotonic() - began
         self._say("%s %d: its update is ready after %.1f s", self._unit, number, seconds)
         self._callbacks.tell("trained", number, seconds)
-        self._spans.append({"phase": "training", "start": start, "end": time.time()})
+        self._trace.note("training", start)
         return Trained(number, update)
 
     def _say(self, message: str, *arguments: object) -> None:
@@ -468,36 +451,6 @@ class FederationClient:
         if self._executor is None:
             self._executor, self._own_executor = _training_pool(), True
         return self._executor
-
-    # -- traces, for demonstrations only -----------------------------------------------------
-
-    def _note_span(self, event: Event, effects: list[Effect], start: float) -> None:
-        messages = [each.data for each in (*effects, event) if isinstance(each, Post | Received)]
-        phases = [_PHASES[kind] for kind in map(name_of, messages) if kind in _PHASES]
-        if phases:
-            self._spans.append({"phase": phases[0], "start": start, "end": time.time()})
-
-    def _trace_spans(self, number: int) -> None:
-        if self._table.trace is not None:
-            self._trace(f"spans-{number}-{self._table.id}.json", json.dumps(self._spans))
-
-    def _trace_update(self, number: int, update: Update) -> None:
-        """The plain update, in the clear: only where the configuration asks for it."""
-        if self._table.trace is not None:
-            file = BytesIO()
-            np.savez(file, vector=update.vector, samples=update.samples)
-            self._trace(f"update-{number}-{self._table.id}.npz", file.getvalue())
-
-    def _trace(self, name: str, content: str | bytes) -> None:
-        assert self._table.trace is not None  # noqa: S101 - asked for
-        data = content.encode() if isinstance(content, str) else content
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._table.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._table.trace / name
-        beside = path.with_name(f"{name}.new")  # a client that is killed leaves no half of a file
-        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
-            file.write(data)
-        beside.replace(path)
 
 
 def _training_pool() -> ProcessPoolExecutor:
