@@ -6,7 +6,7 @@ share is sealed under the pair's key of this roster, mask and direction (see `cr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from lightsecagg.crypto.agreement import AgreementKey
@@ -45,23 +45,6 @@ class OutgoingShare(NamedTuple):
         return f"OutgoingShare(recipient={self.recipient}, kind={self.kind.name})"
 
 
-def seal_all(
-    round_: Round,
-    key: AgreementKey,
-    owner: int,
-    shares: Sequence[OutgoingShare],
-    serial: int = 0,
-    entropy: Entropy = system_entropy,
-) -> list[SealedShare]:
-    """Seal each share for its recipient; call once per share and keep the result for resends."""
-    # In one draw: each would let other threads of this process in, and wait for them.
-    salts = draw(entropy, SALT_LENGTH * len(shares))
-    return [
-        _seal(round_, key, owner, share, serial, salts[at * SALT_LENGTH : (at + 1) * SALT_LENGTH])
-        for at, share in enumerate(shares)
-    ]
-
-
 def seal_share(
     round_: Round,
     key: AgreementKey,
@@ -70,13 +53,7 @@ def seal_share(
     serial: int = 0,
     entropy: Entropy = system_entropy,
 ) -> SealedShare:
-    """`seal_all` of one."""
-    return seal_all(round_, key, owner, [share], serial, entropy)[0]
-
-
-def _seal(
-    round_: Round, key: AgreementKey, owner: int, share: OutgoingShare, serial: int, salt: bytes
-) -> SealedShare:
+    """Seal a share for its recipient; call once per share and keep the result for resends."""
     header = ShareHeader(
         context=round_.context,
         kind=share.kind,
@@ -84,7 +61,7 @@ def _seal(
         recipient=share.recipient,
         mask_id=serial,
         length=len(share.plaintext),
-        salt=salt,
+        salt=draw(entropy, SALT_LENGTH),
     )
     secret = key.agree(_sealing_key(round_, share.recipient), share.recipient)
     sealed = seal(SealingKey(secret, header), header, share.plaintext)

@@ -13,14 +13,17 @@ from lightsecagg.protocol.messages import SealedShare
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.protocol.share_exchange import bundles, seal_all
+from lightsecagg.protocol.share_exchange import bundles, seal_share
 
 
 def seal_shares(
     scheme: ClientScheme, key: AgreementKey, mask: PreparedMask, serial: int, entropy: Entropy
 ) -> list[SealedShare]:
     """Seal a mask's shares for the peers, once."""
-    return seal_all(scheme.round, key, scheme.client, mask.outgoing, serial, entropy)
+    return [
+        seal_share(scheme.round, key, scheme.client, share, serial, entropy)
+        for share in mask.outgoing
+    ]
 
 
 def send_shares(shares: Iterable[SealedShare]) -> list[Send]:
