@@ -14,7 +14,6 @@ import pytest
 
 from lightsecagg.drivers.transport.communicator import Disconnected, Event, Limits, Received
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, chunks
-from lightsecagg.drivers.transport.keeping import InMemory, OnDisk, in_file
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.drivers.transport.room import Room
 from lightsecagg.errors import ConfigurationError, PeerGone
@@ -49,20 +48,6 @@ async def settled() -> None:
     """Nothing in memory can move any more: every task has had its turn, often."""
     for _ in range(1000):
         await asyncio.sleep(0)
-
-
-def test_a_message_of_one_part_is_not_copied_and_is_in_no_file(tmp_path: Path) -> None:
-    part, short, long = b"a bundle", InMemory(8), OnDisk(tmp_path, 16)
-    short.add(memoryview(part))
-    alone = short.whole()
-    assert isinstance(alone, memoryview)
-    assert alone.obj is part
-    for kept in (short, long):
-        kept.add(memoryview(part))
-    long.add(memoryview(part))
-    two, filed = short.whole(), long.whole()
-    assert two == filed == part + part
-    assert [in_file(data) for data in (part, alone, two, filed)] == [False, False, False, True]
 
 
 # -- short messages: room for all together ---------------------------------------------------------

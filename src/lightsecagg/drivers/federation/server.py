@@ -32,7 +32,6 @@ from lightsecagg.drivers.federation.tables import RoundsTable
 from lightsecagg.drivers.federation.upload_store import UploadStore
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
-from lightsecagg.drivers.transport.keeping import in_file
 from lightsecagg.errors import ConfigurationError, JournalError, ParameterError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
@@ -189,7 +188,7 @@ class FederationServer:
 
     async def _tell(self, event: session.Event) -> None:
         # A message so long that it is in a file has to be read from there, and checked.
-        long = isinstance(event, session.Received) and in_file(event.data)
+        long = isinstance(event, session.Received) and not isinstance(event.data, bytes)
         await self._call(partial(self._session.handle, event), long)
 
     async def _call(

@@ -20,11 +20,6 @@ Data = bytes | memoryview
 """A whole message."""
 
 
-def in_file(data: Data) -> bool:
-    """Whether a message is read from the disk as one looks at it, and takes no memory before."""
-    return isinstance(data, memoryview) and isinstance(data.obj, mmap.mmap)
-
-
 class Keeper(Protocol):
     """Takes the parts of one message, in order."""
 
@@ -58,8 +53,8 @@ class InMemory:
         self._parts.append(part)
 
     def whole(self) -> Data:
-        """The parts, joined; one alone as it came, not copied."""
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        """The parts, joined."""
+        return b"".join(self._parts)
 
     def discard(self) -> None:
         """Keep nothing."""

@@ -24,7 +24,7 @@ from lightsecagg.drivers.transport.communicator import (
     Traffic,
 )
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, MAX_MESSAGE, PAYLOAD
-from lightsecagg.drivers.transport.keeping import Data, in_file, keeping
+from lightsecagg.drivers.transport.keeping import Data, keeping
 from lightsecagg.drivers.transport.link import CLOSED_HERE, LOST, Link
 from lightsecagg.drivers.transport.mailbox import Mailbox
 from lightsecagg.drivers.transport.room import Room
@@ -216,7 +216,7 @@ class StreamServer(ABC):
 
     def _weight(self, message: Data) -> int:
         """What a message that waits takes of the memory for all."""
-        return 0 if in_file(message) else len(message)
+        return len(message) if isinstance(message, bytes) else 0
 
     def _link(self, client: int, peer: _Peer) -> Link:
         def accept(length: int) -> None:
