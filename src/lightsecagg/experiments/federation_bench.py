@@ -329,7 +329,6 @@ def _host_main(
             kind = LostClient if client in lost else FederationClient
             job = RandomVectors(client, bench.dimension)
             clients.append(build_client(config, kind, job=job))
-        prepare_to_serve()  # a client by itself has no others' objects to look for garbage among
         await asyncio.gather(*(client.run() for client in clients))
 
     asyncio.run(main())

@@ -213,7 +213,7 @@ def run_server(
 
 
 def prepare_to_serve() -> None:
-    """What a process owes to many clients, whether it serves them or is them.
+    """What a process owes to many clients.
 
     A connection each, and a file while a long message of one waits; no pauses in which garbage is
     looked for among what was imported, nor, in every round, among all shares that are under way
@@ -251,8 +251,6 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
         assert this is not None  # noqa: S101 - a coroutine runs in a task
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         clients = [build_client(config, understood=understood) for config in configs]
-        if len(clients) > 1:
-            prepare_to_serve()
         ends = await asyncio.gather(*(run(client) for client in clients))
         for failure in filter(None, ends):
             raise failure
