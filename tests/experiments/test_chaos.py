@@ -148,3 +148,12 @@ def test_a_federation_that_went_wrong_is_kept_and_no_other(
     assert unleash(Chaos(), keep=tmp_path)["clean"] is not hung
     kept = tmp_path / "federation" / "server.log"
     assert kept.exists() == hung
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_folder_in_use_is_refused_before_anything_is_killed(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "of another run").touch()
+    command = [*COMMAND, "--mode", mode, "--keep", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "must be a new or an empty folder" in done.stderr

@@ -242,6 +242,7 @@ def test_R31_two_updates_of_one_owner_keep_nobody_out_whom_the_last_buffer_needs
     lab.wait(lab.plan.grace + 1)
     assert (lab.party.waiting, lab.party.unsummed) == (2, 4)
     assert lab.epoch._ending.begun
+    assert lab.party._has_no_room(0), "a third of its updates would want a third buffer"
     finish_training(lab, 2, 3)
     lab.wait(2)
     assert lab.sums[-1][1] == (0, 1, 2, 3)

@@ -14,7 +14,7 @@ from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import AsJson, print_json
-from lightsecagg.errors import Aborted
+from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ShareMode
 
 
@@ -65,6 +65,7 @@ def bench_chaos(
     ends it, and it reports what there is (exit code 130).
     """
     require("bench chaos", "grpc")
+    check_keep(keep)
     from lightsecagg.experiments.chaos_plan import RoundChaos
     from lightsecagg.experiments.round_chaos import unleash_rounds
 
@@ -89,6 +90,12 @@ def bench_chaos(
     with deferred_signals() as ask:
         found = unleash_rounds(chaos, lambda line: typer.echo(line, err=True), ask, keep)
         report(found, as_json=as_json)
+
+
+def check_keep(keep: Path | None) -> None:
+    """Refuse a folder that is in use now, and not when there is something to keep in it."""
+    if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
+        raise ConfigurationError(f"--keep {keep} must be a new or an empty folder")
 
 
 def report(found: Mapping[str, Any], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lightsecagg.cli import options
-from lightsecagg.cli.chaos import report
+from lightsecagg.cli.chaos import check_keep, report
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import AsJson
@@ -44,6 +44,7 @@ def bench_chaos(
     on. Ctrl-C ends it, and it reports what there is (exit code 130).
     """
     require("bench chaos", "grpc")
+    check_keep(keep)
     from lightsecagg.experiments.chaos import Chaos, unleash
 
     chaos = Chaos(
