@@ -172,6 +172,22 @@ def test_the_summary_compares_seed_by_seed() -> None:
     assert summarise(documents)["sweep"] == []
 
 
+def test_the_summary_says_how_certain_a_difference_is() -> None:
+    plain, protected = (0.5, 0.6, 0.7), (0.51, 0.59, 0.73)  # +1, -1 and +3 points: 1 +- 2 / sqrt(3)
+    documents = [
+        made_up(Cell(scheme, "poly", seed), accuracy)
+        for scheme, accuracies in ((FEDBUFF, plain), (LIGHTSECAGG, protected))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    summary = summarise(documents)
+    (row,) = summary["convergence"]
+    assert row["standard_error_points"] == pytest.approx(2 / 3**0.5)
+    assert "| +1.00 ± 1.15 points | +1.00, -1.00, +3.00 |" in to_markdown(SMALL, summary)
+    alone = summarise([document for document in documents if document["cell"]["seed"] == 0])
+    assert alone["convergence"][0]["standard_error_points"] is None
+    assert "| +1.00 points |" in to_markdown(SMALL, alone)
+
+
 def test_the_summary_tells_what_is_still_rising() -> None:
     climbing = {str(done): done / 1000 for done in range(5, 301, 5)}
     flat = {done: min(done, 200) / 1000 for done in range(5, 301, 5)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean, linear_regression
+from statistics import fmean, linear_regression, stdev
 from typing import Any
 
 from lightsecagg.errors import MissingExtra
@@ -37,6 +37,7 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     LIGHTSECAGG: ours,
                     "difference_points": 100 * (ours - theirs),
                     "difference_points_by_seed": by_seed_points,
+                    "standard_error_points": _standard_error(by_seed_points),
                     "spread_points": 100 * (max(plain.values()) - min(plain.values())),
                     "rise_points": fmean(rises[function]),
                 }
@@ -47,6 +48,11 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "exact": all(d["exact"] for d in done if d["cell"]["scheme"] == LIGHTSECAGG),
         "cost": _cost([d for d in done if d["cell"]["scheme"] == LIGHTSECAGG]),
     }
+
+
+def _standard_error(values: list[float]) -> float | None:
+    """Of the mean of these values; one alone tells nothing of its error."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def rise_at_the_end(accuracy: Mapping[Any, float]) -> float:
@@ -112,7 +118,8 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
         f"lr {setup.learning_rate}, momentum {setup.momentum:g}, eta_g = {setup.server_rate}; "
         f"staleness uniform on [0, {setup.max_staleness}]; accuracy is the mean of the last "
-        f"{LAST_ROUNDS} rounds, its rise a straight line's through the last third of them.",
+        f"{LAST_ROUNDS} rounds, its rise a straight line's through the last third of them; "
+        "± is the standard error of a mean over the seeds.",
         "",
     ]
     if summary["convergence"]:
@@ -123,7 +130,7 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         ]
         lines += [
             f"| {row['staleness']} | {len(row['seeds'])} | {row[FEDBUFF]:.2%} | "
-            f"{row[LIGHTSECAGG]:.2%} | {row['difference_points']:+z.2f} points | "
+            f"{row[LIGHTSECAGG]:.2%} | {_difference(row)} points | "
             f"{', '.join(f'{points:+z.2f}' for points in row['difference_points_by_seed'])} | "
             + (f"{row['spread_points']:.2f} points | " if len(row["seeds"]) > 1 else "- | ")
             + f"{row['rise_points']:+z.2f} |"
@@ -159,6 +166,11 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         ]
         lines.append("")
     return "\n".join(lines)
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    error = row["standard_error_points"]
+    return f"{row['difference_points']:+z.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def _seeds(count: int) -> str:
