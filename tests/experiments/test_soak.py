@@ -17,6 +17,8 @@ pytest.importorskip("grpc")
 if not Path("/proc/self/statm").exists():
     pytest.skip("the system does not tell a process's memory", allow_module_level=True)
 
+from lightsecagg.experiments.soak import Plan, Progress
+
 PROGRAM = "from lightsecagg.cli.main import main; main()"
 
 
@@ -71,6 +73,24 @@ def test_R38_a_short_soak_measures_memory_and_checks_the_last_sum() -> None:
     assert set(findings["server_bytes"]) == {"connected", "10 %", "end"}
     assert all(10**7 < size < 10**9 for size in findings["server_bytes"].values())
     assert findings["interrupted"] is False
+
+
+def test_progress_is_told_while_clients_connect_and_with_the_rounds() -> None:
+    lines: list[str] = []
+    progress = Progress(Plan(clients=1000, rounds=2), lines.append)
+    memory: dict[str, int] = {}
+    for connected in (0, 99, 100, 150, 1000):
+        progress(connected, 0, memory)
+    memory["connected"] = 300_000_000
+    progress(1000, 0, memory)
+    memory["end"] = 492_000_000
+    progress(1000, 1, memory)
+    assert lines == [
+        "0 connected, 0 of 2 rounds",
+        "100 connected, 0 of 2 rounds",
+        "1000 connected, 0 of 2 rounds",
+        "1000 connected, 1 of 2 rounds, server 492.0 MB",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -110,8 +110,8 @@ def _watch(
     tell: Tell,
 ) -> None:
     """Until the server ends; reads everybody's memory as the rounds go by."""
-    deadline, began, shown, early = time.monotonic() + plan.timeout, 0.0, -1, 0
-    tenth = max(1, plan.rounds // 10)
+    deadline, began, early = time.monotonic() + plan.timeout, 0.0, 0
+    tenth, progress = max(1, plan.rounds // 10), Progress(plan, tell)
     while server.exitcode is None:
         if time.monotonic() > deadline:
             tell(f"not finished within {plan.timeout:g} s; see --timeout")
@@ -135,14 +135,29 @@ def _watch(
             elif early and done > early:
                 grown = findings.server_bytes["end"] - findings.server_bytes["10 %"]
                 findings.growth_per_round = grown / (done - early)
-        if health and done // tenth != shown:
-            shown = done // tenth
-            memory = findings.server_bytes.get("end", 0) / 1e6
-            connected = health.get("connected", 0)
-            tell(f"{connected} connected, {done} of {plan.rounds} rounds, server {memory:.1f} MB")
+        if health:
+            progress(int(health.get("connected", 0)), done, findings.server_bytes)
         server.join(0.2 if plan.rounds > 20 else 1.0)
     if server.exitcode != 0:
         raise Aborted(f"the server ended with {server.exitcode}: {_tail(folder / 'server.log')}")
+
+
+class Progress:
+    """Tells of every tenth of the clients that has connected, and of the rounds."""
+
+    def __init__(self, plan: Plan, tell: Tell) -> None:
+        self._plan, self._tell = plan, tell
+        self._told = (-1, -1)
+
+    def __call__(self, connected: int, done: int, memory: Mapping[str, int]) -> None:
+        """So many are connected, and so many rounds done; `memory` by the moment it was read."""
+        tenths = 10 * connected // self._plan.clients, 10 * done // self._plan.rounds
+        if tenths == self._told:
+            return
+        self._told = tenths
+        latest = memory.get("end", memory.get("connected"))
+        used = "" if latest is None else f", server {latest / 1e6:.1f} MB"
+        self._tell(f"{connected} connected, {done} of {self._plan.rounds} rounds{used}")
 
 
 def _read_memory(
