@@ -29,6 +29,7 @@ from lightsecagg.experiments.asynchronous import (
     run_cells,
     sweep_cells,
 )
+from lightsecagg.experiments.statistics import Spread
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import PAPER_MODULUS
 from lightsecagg.protocol.plain_epoch import BufferMean, FedBuffServer, PlainUpload
@@ -111,8 +112,10 @@ def test_protected_runs_follow_fedbuff_and_cells_are_kept(tmp_path: Path) -> Non
     assert rounded["noise"] > 0.1 > wrapped["noise"]
     assert rounded["wrapped"] == 0 < wrapped["wrapped"]
     assert summary["exact"] is True
-    assert summary["cost"]["client_protocol_seconds"] > 0
-    assert "| 2^31 |" in to_markdown(SMALL, summary)
+    assert summary["cost"]["client_protocol_seconds"].median > 0
+    said = to_markdown(SMALL, summary)
+    assert "| 2^31 |" in said
+    assert "6 of 6 runs say where they were made: " in said
     with pytest.raises(ConfigurationError, match="another setup"):
         run_cells(replace(SMALL, rounds=5), cells[:1], tmp_path)
     path = tmp_path / "cells" / f"{cells[0].name}.json"
@@ -186,6 +189,33 @@ def test_the_summary_says_how_certain_a_difference_is() -> None:
     alone = summarise([document for document in documents if document["cell"]["seed"] == 0])
     assert alone["convergence"][0]["standard_error_points"] is None
     assert "| +1.00 points |" in to_markdown(SMALL, alone)
+
+
+def test_the_summary_names_machines_and_other_work() -> None:
+    def on(date: str, others: float) -> dict[str, Any]:
+        machine = {"processor": "a chip", "cores": 2, "python": "3.11", "kernels": "native"}
+        competition = {"others": others, "stolen": 0.0}
+        machine |= {"lightsecagg": "1.0", "date": date, "competition": competition}
+        return {"machine": machine}
+
+    cell = Cell(FEDBUFF, "poly", 0)
+    silent, early, late = (made_up(cell, 0.5) | more for more in ({}, on("1", 1.0), on("2", 0.1)))
+    assert "say where they were made" not in to_markdown(SMALL, summarise([silent]))
+    said = to_markdown(SMALL, summarise([silent, late, early]))
+    assert "2 of 3 runs say where they were made: a chip, 2 cores, Python 3.11" in said
+    assert "from 1 to 2, 1 of them beside other work" in said
+
+
+def test_costs_are_medians_of_the_runs() -> None:
+    def costing(seconds: float, seed: int) -> dict[str, Any]:
+        names = ("client_seconds", "server_seconds", "upload_bytes", "download_bytes")
+        phases = {"share": dict.fromkeys(names, seconds), "recover": dict.fromkeys(names, seconds)}
+        return made_up(Cell(LIGHTSECAGG, "poly", seed), 0.5) | {"phases": phases}
+
+    runs = [costing(seconds, seed) for seed, seconds in enumerate((1.0, 2.0, 99.0))]
+    cost = summarise(runs)["cost"]
+    assert cost["client_protocol_seconds"] == Spread(4.0, 3.0, 101.0)
+    assert cost["megabytes"].median == pytest.approx(8e-6)
 
 
 def test_the_summary_tells_what_is_still_rising() -> None:

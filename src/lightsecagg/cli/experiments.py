@@ -67,6 +67,7 @@ def asynchronous(
     require("experiments async", "torch", "report")
     from lightsecagg.experiments import async_report as report
     from lightsecagg.experiments import asynchronous as experiment
+    from lightsecagg.experiments.statistics import as_document
     from lightsecagg.training import use_one_thread
 
     try:
@@ -92,11 +93,12 @@ def asynchronous(
 
     documents = experiment.run_cells(setup, cells, out, data_dir, progress, jobs)
     summary = report.summarise(documents)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    document = as_document(summary)
+    (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(report.to_markdown(setup, summary), encoding="utf-8")
     figures = report.plot(setup, documents, out)
     if as_json:
-        print_json(summary)
+        print_json(document)
         return
     typer.echo(report.to_markdown(setup, summary))
     for path in figures:

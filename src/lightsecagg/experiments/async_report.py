@@ -9,6 +9,8 @@ from typing import Any
 
 from lightsecagg.errors import MissingExtra
 from lightsecagg.experiments.asynchronous import FEDBUFF, LAST_ROUNDS, LIGHTSECAGG, UNMASKED, Setup
+from lightsecagg.experiments.competition import Competition
+from lightsecagg.experiments.statistics import Spread
 
 
 def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def summarise(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "sweep": _sweep(done),
         "exact": all(d["exact"] for d in done if d["cell"]["scheme"] == LIGHTSECAGG),
         "cost": _cost([d for d in done if d["cell"]["scheme"] == LIGHTSECAGG]),
+        "measured": _machines(done),
     }
 
 
@@ -86,25 +89,45 @@ def _sweep(documents: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _cost(protected: list[Mapping[str, Any]]) -> dict[str, float]:
-    """What protection costs per run, on average: the price list of the real thing."""
+def _cost(protected: list[Mapping[str, Any]]) -> dict[str, Spread]:
+    """What protection costs in a run: the price list of the real thing."""
     if not protected:
         return {}
-    phases = [phase for document in protected for phase in document["phases"].values()]
-    runs = len(protected)
 
-    def total(*names: str) -> float:
-        return float(sum(phase[name] for phase in phases for name in names)) / runs
+    def over_runs(*names: str) -> Spread:
+        return Spread.of(
+            sum(phase[name] for phase in document["phases"].values() for name in names)
+            for document in protected
+        )
 
     return {
-        "training_seconds": fmean(document["training_seconds"] for document in protected),
-        "client_protocol_seconds": total("client_seconds"),
-        "server_protocol_seconds": total("server_seconds"),
-        "megabytes": total("upload_bytes", "download_bytes") / 1e6,
-        "unprotected_megabytes": fmean(
-            4 * document["parameters"] * document["uploads"] for document in protected
-        )
-        / 1e6,
+        "training_seconds": Spread.of(document["training_seconds"] for document in protected),
+        "client_protocol_seconds": over_runs("client_seconds"),
+        "server_protocol_seconds": over_runs("server_seconds"),
+        "megabytes": over_runs("upload_bytes", "download_bytes").scaled(1e-6),
+        "unprotected_megabytes": Spread.of(
+            4e-6 * document["parameters"] * document["uploads"] for document in protected
+        ),
+    }
+
+
+def _machines(documents: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where and when the runs were made, of those that say so, and how many beside other work."""
+    known = [document["machine"] for document in documents if "machine" in document]
+    beside = [Competition(**found) for machine in known if (found := machine["competition"])]
+    dates = sorted(machine["date"] for machine in known)
+    return {
+        "runs": len(documents),
+        "known": len(known),
+        "machines": sorted(
+            {
+                f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
+                f"{machine['kernels']} kernels, lightsecagg {machine['lightsecagg']}"
+                for machine in known
+            }
+        ),
+        "dates": [dates[0], dates[-1]] if dates else [],
+        "beside_others": sum(each.too_much for each in beside),
     }
 
 
@@ -141,7 +164,7 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     if summary["cost"]:
         cost = summary["cost"]
         lines += [
-            "Cost of one protected run, all parties together: "
+            "Cost of a protected run, all parties together, as median and quartiles of the runs: "
             f"{cost['client_protocol_seconds']:.0f} s CPU of clients and "
             f"{cost['server_protocol_seconds']:.1f} s of the server, against "
             f"{cost['training_seconds']:.0f} s of training; {cost['megabytes']:.0f} MB on the "
@@ -165,7 +188,20 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
             for point in summary["sweep"]
         ]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_provenance(summary["measured"])])
+
+
+def _provenance(measured: Mapping[str, Any]) -> list[str]:
+    """Accuracies do not depend on the load; seconds do."""
+    if not measured["known"]:
+        return []
+    return [
+        f"{measured['known']} of {measured['runs']} runs say where they were made: "
+        f"{'; '.join(measured['machines'])}; from {measured['dates'][0]} to "
+        f"{measured['dates'][-1]}, {measured['beside_others']} of them beside other work "
+        "(another run of the same command too), which makes CPU seconds longer.",
+        "",
+    ]
 
 
 def _difference(row: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +33,7 @@ from lightsecagg.drivers.simulation.async_training import TrainingWorkload
 from lightsecagg.drivers.simulation.asynchronous import simulate_async
 from lightsecagg.drivers.simulation.schedule import UniformStaleness
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.competition import watched
 from lightsecagg.field.quantization import quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.foreign import reading
@@ -332,7 +334,7 @@ def keep_cell(setup: Setup, cell: Cell, out: Path, data_dir: Path | None = None)
     """Run a cell and write its file, all of it or nothing."""
     path = cell.path(out)
     written = path.with_suffix(".part")
-    document = run_cell(setup, cell, data_dir)
+    document = watched(partial(run_cell, setup, cell, data_dir))
     written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     written.replace(path)
 

@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +27,7 @@ from lightsecagg.drivers.simulation.faults import Drop
 from lightsecagg.drivers.simulation.scenario import Scenario, run
 from lightsecagg.drivers.simulation.synchronous import RoundReport
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.experiments.competition import compare, observe
-from lightsecagg.experiments.machine import describe_machine, load_average
+from lightsecagg.experiments.competition import watched
 from lightsecagg.experiments.processes import alone
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
@@ -305,7 +304,8 @@ def measure_cells(
         if needed:
             if cell.timed and quiet is not None:
                 quiet()
-            _write(path, _measured(cell))
+            measure = partial(alone, cell.measure) if cell.timed else cell.measure
+            _write(path, watched(measure))
         if cell.key not in results:
             with reading(path, "a finished cell"):
                 results[cell.key] = json.loads(path.read_text("utf-8"))
@@ -318,25 +318,15 @@ def missing_cells(cells: Iterable[Cell], folder: Path) -> list[Cell]:
     return [cell for cell in wanted.values() if not _path(cell, folder).exists()]
 
 
-def _measured(cell: Cell) -> Document:
-    before, load = observe(), load_average()
-    document = alone(cell.measure) if cell.timed else cell.measure()
-    competition = compare(before, observe())
-    return document | {
-        "machine": describe_machine()
-        | {"load_average_before": load, "competition": competition and asdict(competition)}
-    }
-
-
 def _path(cell: Cell, folder: Path) -> Path:
     return folder / f"{cell.key}.json"
 
 
 def _write(path: Path, document: Document) -> None:
     """Whole or not at all, so that an interrupted run leaves no half cell."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(to_json(document), encoding="utf-8")
-    partial.replace(path)
+    written = path.with_suffix(".partial")
+    written.write_text(to_json(document), encoding="utf-8")
+    written.replace(path)
 
 
 def to_json(document: Document) -> str:

@@ -10,10 +10,12 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from lightsecagg.errors import ConfigurationError
+from lightsecagg.experiments.machine import describe_machine, load_average
 
 MOST_OTHERS = 0.25
 """Cores that others may use."""
@@ -88,6 +90,17 @@ def compare(before: Moment | None, after: Moment | None) -> Competition | None:
     return Competition(
         round(max(0.0, others) / elapsed, 3), round((after.stolen - before.stolen) / elapsed, 3)
     )
+
+
+def watched(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The document that `work` makes, with the machine that it ran on and who else used that."""
+    before, load = observe(), load_average()
+    document = work()
+    competition = compare(before, observe())
+    return document | {
+        "machine": describe_machine()
+        | {"load_average_before": load, "competition": competition and asdict(competition)}
+    }
 
 
 def wait_until_quiet(
