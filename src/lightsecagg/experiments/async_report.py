@@ -167,8 +167,9 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
             "Cost of a protected run, all parties together, as median and quartiles of the runs: "
             f"{cost['client_protocol_seconds']:.0f} s CPU of clients and "
             f"{cost['server_protocol_seconds']:.1f} s of the server, against "
-            f"{cost['training_seconds']:.0f} s of training; {cost['megabytes']:.0f} MB on the "
-            f"wire, against {cost['unprotected_megabytes']:.0f} MB of unprotected uploads.",
+            f"{cost['training_seconds']:.0f} s of training; {cost['megabytes'].median:.0f} MB on "
+            f"the wire, against {cost['unprotected_megabytes'].median:.0f} MB of unprotected "
+            "uploads.",
             "",
         ]
     if summary["sweep"]:
