@@ -60,6 +60,21 @@ def test_a_sentence_that_is_gone_is_noticed(claims: ModuleType) -> None:
         claim.found("nothing of the kind")
 
 
+def test_a_misspelt_claim_is_noticed(
+    claims: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "claims.toml").write_text('[[claim]]\n[[claims]]\npage = "README.md"\n', "utf-8")
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="has claims, which nobody compares"):
+        claims.claims()
+
+
+def test_a_figure_has_its_sign(claims: ModuleType) -> None:
+    assert re.findall(claims.NUMBER, "+0.14 ± 0.20, -0.62 of 1,024") == [
+        *("+0.14", "0.20", "-0.62", "1,024")
+    ]
+
+
 def test_a_figure_of_repeated_rounds_is_their_median(
     claims: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
