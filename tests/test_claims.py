@@ -70,9 +70,8 @@ def test_a_misspelt_claim_is_noticed(
 
 
 def test_a_figure_has_its_sign(claims: ModuleType) -> None:
-    assert re.findall(claims.NUMBER, "+0.14 ± 0.20, -0.62 of 1,024") == [
-        *("+0.14", "0.20", "-0.62", "1,024")
-    ]
+    found = re.findall(claims.NUMBER, "+0.14 ± 0.20, -0.62 of 1,024")
+    assert found == ["+0.14", "0.20", "-0.62", "1,024"]
 
 
 def test_a_figure_of_repeated_rounds_is_their_median(
