@@ -107,7 +107,12 @@ class Dataset:
         per_channel = (-1, *([1] * (inputs.ndim - 2)))
         mean = np.array(self.mean, dtype=np.float32).reshape(per_channel)
         std = np.array(self.std, dtype=np.float32).reshape(per_channel)
-        return (inputs.astype(np.float32) / np.float32(255) - mean) / std
+        # In place: temporaries of a client's size cost more in fresh pages than the arithmetic.
+        scaled = inputs.astype(np.float32)
+        scaled /= np.float32(255)
+        scaled -= mean
+        scaled /= std
+        return scaled
 
 
 def as_labels(values: object, name: str) -> Labels:
