@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from lightsecagg.cli.main import app
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.experiments.async_report import plot, rise_at_the_end, summarise, to_markdown
 from lightsecagg.experiments.asynchronous import (
     FEDBUFF,
@@ -134,6 +134,23 @@ def test_cells_in_processes_of_their_own_are_the_same_cells(tmp_path: Path) -> N
     for one, other in zip(together, run_cells(SMALL, cells, tmp_path / "b"), strict=True):
         assert one["cell"] == other["cell"]
         assert one["accuracy"] == other["accuracy"]
+
+
+def test_annealing_takes_eta_g_down_along_a_cosine(tmp_path: Path) -> None:
+    annealed = replace(SMALL, annealing="cosine")
+    assert [SMALL.rate_at(version) for version in range(4)] == [1, 1, 1, 1]
+    assert [annealed.rate_at(version) for version in range(5)] == pytest.approx(
+        [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0]
+    )
+    cell = Cell(FEDBUFF, "poly", 0)
+    (annealed_run,) = run_cells(annealed, [cell], tmp_path / "annealed")
+    (steady_run,) = run_cells(SMALL, [cell], tmp_path / "steady")
+    first, *later = (annealed_run["accuracy"][done] for done in "1234")
+    assert first == steady_run["accuracy"]["1"]  # the first step is a whole one
+    assert later != [steady_run["accuracy"][done] for done in "234"]
+    assert "eta_g = 0.3, cosine annealing;" in to_markdown(annealed, summarise([annealed_run]))
+    with pytest.raises(ParameterError, match="annealing is 'warm'; choose one of constant, cosine"):
+        replace(SMALL, annealing="warm")
 
 
 def test_a_cell_that_fails_in_a_process_of_its_own_fails_here(tmp_path: Path) -> None:

@@ -45,6 +45,17 @@ def test_fedavg_adds_the_average() -> None:
     assert np.array_equal(model, vector(1.0, 2.0))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi"])
+def test_a_schedule_scales_the_step_of_parameters_alone(name: str) -> None:
+    config = ServerConfig(name, learning_rate=0.5)  # type: ignore[arg-type]
+    model, seen = vector(1.0, 2.0, 3.0, 4.0), average(0.5, -1.0, 0.25, -0.25)
+    whole, half = (
+        ServerOptimizer(config, WITH_STATISTICS).step(model, seen, rate=rate) for rate in (1.0, 0.5)
+    )
+    assert half[:2] - model[:2] == pytest.approx((whole[:2] - model[:2]) / 2)
+    assert np.array_equal(half[2:], whole[2:])
+
+
 def test_fedavgm_accumulates_momentum() -> None:
     config = ServerConfig("fedavgm", learning_rate=0.5, momentum=0.9)
     optimizer = ServerOptimizer(config, Plane())

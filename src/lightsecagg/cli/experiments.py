@@ -49,6 +49,10 @@ def asynchronous(
     server_rate: Annotated[
         float | None, typer.Option(help="eta_g, the server's step. [default: the task's]")
     ] = None,
+    annealing: Annotated[
+        str | None,
+        typer.Option(help="Of eta_g: constant, or cosine, down to 0. [default: the task's]"),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
@@ -80,6 +84,7 @@ def asynchronous(
         "learning_rate": learning_rate,
         "momentum": momentum,
         "server_rate": server_rate,
+        "annealing": annealing,
     }
     setup = replace(setup, **{name: value for name, value in chosen.items() if value is not None})
     cells = experiment.convergence_cells(1 if quick else seeds)

@@ -14,6 +14,7 @@ and without the range check, because a real client refuses a scale that could wr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +33,7 @@ from lightsecagg.drivers.simulation.async_lightsecagg import AsyncConfig, Protec
 from lightsecagg.drivers.simulation.async_training import TrainingWorkload
 from lightsecagg.drivers.simulation.asynchronous import simulate_async
 from lightsecagg.drivers.simulation.schedule import UniformStaleness
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.experiments.competition import watched
 from lightsecagg.field.quantization import quantizer_of_scale
 from lightsecagg.field.staleness import Staleness, StalenessTable
@@ -46,6 +47,12 @@ FEDBUFF, LIGHTSECAGG, UNMASKED = "fedbuff", "lightsecagg", "unmasked"
 
 LAST_ROUNDS = 10
 """Accuracies are compared by their mean over so many last rounds."""
+
+ANNEALING: dict[str, Callable[[float], float]] = {
+    "constant": lambda part: 1.0,
+    "cosine": lambda part: (1 + math.cos(math.pi * part)) / 2,
+}
+"""What multiplies eta_g when so great a part of the rounds is over."""
 
 # Random streams that must not meet; the task and its batches have their own.
 _SCHEDULE, _ROUNDING = 1, 2
@@ -73,8 +80,20 @@ class Setup:
     """Of a client's steps; it starts afresh with every update."""
     server_rate: float = 0.3
     """eta_g"""
+    annealing: str = "constant"
+    """How eta_g goes on over the rounds: `constant`, or `cosine`, down to 0."""
     evaluate_every: int = 5
     """The last ten rounds are always evaluated."""
+
+    def __post_init__(self) -> None:
+        if self.annealing not in ANNEALING:
+            raise ParameterError(
+                f"annealing is {self.annealing!r}; choose one of {', '.join(ANNEALING)}"
+            )
+
+    def rate_at(self, version: int) -> float:
+        """By what eta_g is multiplied in the step from this version of the model."""
+        return ANNEALING[self.annealing](version / self.rounds)
 
 
 PAPER_MNIST = Setup()
@@ -184,6 +203,7 @@ def run_cell(setup: Setup, cell: Cell, data_dir: Path | None = None) -> dict[str
         ServerConfig(learning_rate=setup.server_rate),
         max_staleness=setup.max_staleness,
         seed=cell.seed,
+        annealing=setup.rate_at,
     )
     federation = _federation(setup, cell, workload.dimension)
     schedule = UniformStaleness(

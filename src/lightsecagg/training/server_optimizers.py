@@ -88,12 +88,16 @@ class ServerOptimizer:
         self._m: NDArray[np.float64] = np.zeros(coordinates.parameters)
         self._v: NDArray[np.float64] = np.full(coordinates.parameters, config.adaptivity**2)
 
-    def step(self, model: Vector, average: AverageUpdate) -> Vector:
-        """The next global model; `model` is left as it is."""
+    def step(self, model: Vector, average: AverageUpdate, *, rate: float = 1.0) -> Vector:
+        """The next global model; `model` is left as it is.
+
+        * `rate`: multiplies the learning rate of this step, for schedules.
+        """
         self._check(model, average)
         p = self._coordinates.parameters
         after = model.astype(np.float64)
-        after[:p] += self._parameter_step(average.delta[:p].astype(np.float64), average.extras)
+        delta = average.delta[:p].astype(np.float64)
+        after[:p] += rate * self._parameter_step(delta, average.extras)
         after[p:] += average.delta[p:]
         for start, stop in self._coordinates.nonnegative:
             np.maximum(after[start:stop], 0.0, out=after[start:stop])

@@ -7,6 +7,7 @@ and without protection train on the same batches for as long as their models agr
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ class TrainingWorkload:
     """x(t+1) = x(t) + eta_g * mean, Eq. (35)-(37), for any task of the training engine.
 
     Updates count alike, whatever the sizes of the clients' data sets, as in FedBuff.
+
+    * `annealing`: multiplies eta_g, by version t; constant if there is none.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class TrainingWorkload:
         *,
         max_staleness: int,
         seed: int = 0,
+        annealing: Callable[[int], float] | None = None,
     ) -> None:
         if local.extras:
             raise ParameterError(
@@ -57,6 +61,7 @@ class TrainingWorkload:
         self._optimizer = ServerOptimizer(server, layout, local)
         self._max_staleness = max_staleness
         self._seed = seed
+        self._annealing = annealing or (lambda version: 1.0)
         self._version = 0
         self._models = {0: initial_model(task, seed=seed)}
 
@@ -91,7 +96,8 @@ class TrainingWorkload:
         """The next model; the same again if the buffer was lost."""
         model = self.model
         if mean is not None:
-            model = self._optimizer.step(model, AverageUpdate(mean.astype(np.float32)))
+            average = AverageUpdate(mean.astype(np.float32))
+            model = self._optimizer.step(model, average, rate=self._annealing(self._version))
         self._version += 1
         self._models[self._version] = model
         self._models.pop(self._version - self._max_staleness - 1, None)
