@@ -263,7 +263,9 @@ def test_cells_from_before_a_setting_existed_have_its_default(tmp_path: Path) ->
 def test_a_point_of_the_sweep_is_the_mean_of_its_seeds_between_the_extremes() -> None:
     cells = sweep_cells([4, 8], seeds=3)
     assert [(cell.seed, cell.scale_bits) for cell in cells][:3] == [(0, 4), (0, 8), (1, 4)]
-    found = summarise(made_up(cell, 0.5 + cell.seed / 10) for cell in cells)["sweep"]
+    summary = summarise(made_up(cell, 0.5 + cell.seed / 10) for cell in cells)
+    assert "| 2^4 | 3 | 60.00% | 50.00% | 70.00% |" in to_markdown(SMALL, summary)
+    found = summary["sweep"]
     assert [(point["scale_bits"], point["seeds"]) for point in found] == [(4, 3), (8, 3)]
     for point in found:
         middle = [point[name] for name in ("least", "accuracy", "most")]
@@ -276,6 +278,9 @@ def test_figures_show_what_there_is(tmp_path: Path) -> None:
     assert [path.name for path in plot(SMALL, curves, tmp_path)] == ["accuracy.png"]
     swept = [made_up(Cell(UNMASKED, "poly", 0, 4), 0.5)]
     assert [path.name for path in plot(SMALL, swept, tmp_path)] == ["sweep.png"]
+    protected = [made_up(Cell(LIGHTSECAGG, "poly", seed), 0.5 + seed / 10) for seed in range(2)]
+    both = plot(SMALL, curves + protected + swept, tmp_path)
+    assert [path.name for path in both] == ["accuracy.png", "sweep.png"]
 
 
 def test_the_quick_command_writes_everything(tmp_path: Path) -> None:

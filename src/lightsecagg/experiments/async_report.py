@@ -8,7 +8,14 @@ from statistics import fmean, linear_regression, stdev
 from typing import Any
 
 from lightsecagg.errors import MissingExtra
-from lightsecagg.experiments.asynchronous import FEDBUFF, LAST_ROUNDS, LIGHTSECAGG, UNMASKED, Setup
+from lightsecagg.experiments.asynchronous import (
+    FEDBUFF,
+    LAST_ROUNDS,
+    LIGHTSECAGG,
+    SCALE_BITS,
+    UNMASKED,
+    Setup,
+)
 from lightsecagg.experiments.competition import Competition
 from lightsecagg.experiments.statistics import Spread
 
@@ -148,8 +155,8 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     ]
     if summary["convergence"]:
         lines += [
-            "| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^16) | difference | by seed | "
-            "FedBuff's spread over seeds | still rising, points per 100 rounds |",
+            f"| staleness | seeds | FedBuff | LightSecAgg (c_l = 2^{SCALE_BITS}) | difference | "
+            "by seed | FedBuff's spread over seeds | still rising, points per 100 rounds |",
             "|---|---|---|---|---|---|---|---|",
         ]
         lines += [
@@ -175,17 +182,17 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
         ]
     if summary["sweep"]:
         lines += [
-            f"Sweep over c_l (poly, {_seeds(summary['sweep'][0]['seeds'])}): quantised arithmetic "
-            "over F_q without masks and without the range check, which a real client never "
-            "switches off. Rounding error: of "
+            "Sweep over c_l (poly): quantised arithmetic over F_q without masks and without the "
+            "range check, which a real client never switches off. Rounding error: of "
             "a buffer's mean, relative to it (r.m.s., mean over buffers). Wrapped: entries of the "
             "sum that left [-q/2, q/2).",
             "",
-            "| c_l | accuracy | rounding error | wrapped |",
-            "|---|---|---|---|",
+            "| c_l | seeds | accuracy | from | to | rounding error | wrapped |",
+            "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| 2^{point['scale_bits']} | {point['accuracy']:.2%} | {point['noise']:.2g} | "
+            f"| 2^{point['scale_bits']} | {point['seeds']} | {point['accuracy']:.2%} | "
+            f"{point['least']:.2%} | {point['most']:.2%} | {point['noise']:.2g} | "
             f"{point['wrapped']:.2%} |"
             for point in summary["sweep"]
         ]
@@ -272,24 +279,36 @@ def _draw_sweep(setup: Setup, documents: list[Mapping[str, Any]], axes: Any) -> 
     percent = {
         name: [100 * point[name] for point in sweep] for name in ("accuracy", "least", "most")
     }
-    quantised = f"quantised, poly ({_seeds(sweep[0]['seeds'])})" if sweep else ""
-    axes.plot(bits, percent["accuracy"], "o-", label=quantised)
+    axes.plot(bits, percent["accuracy"], "o-", label=f"quantised, poly ({_seeds_of(sweep)})")
     axes.fill_between(bits, percent["least"], percent["most"], alpha=0.2, linewidth=0)
-    plain = [
-        100 * document["final_accuracy"]
-        for document in documents
-        if (document["cell"]["scheme"], document["cell"]["staleness"]) == (FEDBUFF, "poly")
-    ]
-    if plain:
-        axes.axhline(
-            fmean(plain),
-            color="black",
-            linestyle="--",
-            label=f"FedBuff, poly ({_seeds(len(plain))})",
-        )
+    finals = _poly_finals(documents)
+    if plain := finals[FEDBUFF]:
+        label = f"FedBuff, poly ({_seeds(len(plain))})"
+        axes.axhline(fmean(plain), color="black", linestyle="--", label=label)
         axes.axhspan(min(plain), max(plain), color="black", alpha=0.1, linewidth=0)
+    if protected := finals[LIGHTSECAGG]:
+        middle = fmean(protected)
+        error = [[middle - min(protected)], [max(protected) - middle]]
+        label = f"LightSecAgg, poly ({_seeds(len(protected))})"
+        axes.errorbar([SCALE_BITS], [middle], error, fmt="D", color="C3", capsize=4, label=label)
     axes.set(xlabel="log2 of c_l", ylabel=f"accuracy, last {LAST_ROUNDS} rounds (%)")
     axes.set_title(f"{setup.task}: rounding (left), wrap-around (right)", fontsize=10)
     axes.grid(visible=True, alpha=0.25)
     axes.legend(fontsize=8)
     return bool(sweep)
+
+
+def _seeds_of(sweep: list[dict[str, Any]]) -> str:
+    """Of all points: `5 seeds`, or `2 to 5 seeds` while some have fewer."""
+    counts = sorted({point["seeds"] for point in sweep}) or [0]
+    return (f"{counts[0]} to " if len(counts) > 1 else "") + _seeds(counts[-1])
+
+
+def _poly_finals(documents: list[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The accuracies in percent with which runs of poly end, of FedBuff and of LightSecAgg."""
+    finals: dict[str, list[float]] = {FEDBUFF: [], LIGHTSECAGG: []}
+    for document in documents:
+        cell = document["cell"]
+        if cell["scheme"] in finals and cell["staleness"] == "poly":
+            finals[cell["scheme"]].append(100 * document["final_accuracy"])
+    return finals
