@@ -285,12 +285,16 @@ def test_figures_show_what_there_is(tmp_path: Path) -> None:
 
 def test_the_quick_command_writes_everything(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    arguments = f"experiments async --quick --rounds 2 --sweep 16 --out {tmp_path} --json"
+    arguments = f"experiments async --quick --rounds 4 --sweep 16 --out {tmp_path} --json"
+    arguments += " --annealing cosine --evaluate-every 2"
     result = CliRunner().invoke(app, arguments.split(), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["exact"] is True
     assert len(summary["convergence"]) == 2
+    kept = json.loads((tmp_path / "cells" / "fedbuff-poly-seed0.json").read_text())["setup"]
+    chosen = (kept["rounds"], kept["annealing"], kept["evaluate_every"])
+    assert chosen == (4, "cosine", 2)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"cells", "summary.json", "README.md", "accuracy.png", "sweep.png"}
     assert len(list((tmp_path / "cells").iterdir())) == 5

@@ -53,6 +53,10 @@ def asynchronous(
         str | None,
         typer.Option(help="Of eta_g: constant, or cosine, down to 0. [default: the task's]"),
     ] = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Buffers from one evaluation to the next. [default: the task's]"),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
@@ -85,6 +89,7 @@ def asynchronous(
         "momentum": momentum,
         "server_rate": server_rate,
         "annealing": annealing,
+        "evaluate_every": evaluate_every,
     }
     setup = replace(setup, **{name: value for name, value in chosen.items() if value is not None})
     cells = experiment.convergence_cells(1 if quick else seeds)

@@ -140,14 +140,15 @@ def _machines(documents: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
     """The summary as tables."""
+    annealed = "" if setup.annealing == "constant" else f", {setup.annealing} annealing"
     lines = [
-        f"# Asynchronous convergence on {setup.task}",
+        f"# Asynchronous convergence on {setup.task}{annealed}",
         "",
         f"N = {setup.clients}, K = {setup.buffer}, T = {setup.privacy}, U = {setup.survivors}, "
         f"tau_max = {setup.max_staleness}, c_g = {setup.staleness_scale}, q = {setup.modulus}, "
         f"{setup.rounds} rounds, E = {setup.epochs}, batch {setup.batch_size}, "
         f"lr {setup.learning_rate}, momentum {setup.momentum:g}, eta_g = {setup.server_rate}"
-        f"{'' if setup.annealing == 'constant' else f', {setup.annealing} annealing'}; "
+        f"{annealed}; "
         f"staleness uniform on [0, {setup.max_staleness}]; accuracy is the mean of the last "
         f"{LAST_ROUNDS} rounds, its rise a straight line's through the last third of them; "
         "± is the standard error of a mean over the seeds.",
