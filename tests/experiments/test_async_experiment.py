@@ -297,6 +297,8 @@ def test_the_quick_command_writes_everything(tmp_path: Path) -> None:
     assert chosen == (4, "cosine", 2)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"cells", "summary.json", "README.md", "accuracy.png", "sweep.png"}
+    page = (tmp_path / "README.md").read_text()
+    assert all(f"]({picture}.png)" in page for picture in ("accuracy", "sweep"))
     assert len(list((tmp_path / "cells").iterdir())) == 5
     (tmp_path / "cells" / "lightsecagg-constant-c16-seed0.json").unlink()
     result = CliRunner().invoke(app, [*arguments.split(), "--finished"], catch_exceptions=False)

@@ -105,8 +105,9 @@ def asynchronous(
     summary = report.summarise(documents)
     document = as_document(summary)
     (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(report.to_markdown(setup, summary), encoding="utf-8")
     figures = report.plot(setup, documents, out)
+    page = report.to_markdown(setup, summary, figures)
+    (out / "README.md").write_text(page, encoding="utf-8")
     if as_json:
         print_json(document)
         return

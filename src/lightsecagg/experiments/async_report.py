@@ -138,8 +138,8 @@ def _machines(documents: list[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
-    """The summary as tables."""
+def to_markdown(setup: Setup, summary: Mapping[str, Any], figures: Iterable[Path] = ()) -> str:
+    """The summary as tables, with the figures that lie beside them."""
     annealed = "" if setup.annealing == "constant" else f", {setup.annealing} annealing"
     lines = [
         f"# Asynchronous convergence on {setup.task}{annealed}",
@@ -198,7 +198,10 @@ def to_markdown(setup: Setup, summary: Mapping[str, Any]) -> str:
             for point in summary["sweep"]
         ]
         lines.append("")
-    return "\n".join([*lines, *_provenance(summary["measured"])])
+    lines += _provenance(summary["measured"])
+    for figure in figures:
+        lines += [f"![{_CAPTIONS[figure.stem]}]({figure.name})", ""]
+    return "\n".join(lines)
 
 
 def _provenance(measured: Mapping[str, Any]) -> list[str]:
@@ -221,6 +224,12 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 def _seeds(count: int) -> str:
     return f"{count} seed" + "s" * (count > 1)
+
+
+_CAPTIONS = {
+    "accuracy": "Accuracy against rounds, as in figures 7 and 11",
+    "sweep": "Accuracy at the end against c_l, as in figure 12",
+}
 
 
 def plot(setup: Setup, documents: Iterable[Mapping[str, Any]], out: Path) -> list[Path]:
