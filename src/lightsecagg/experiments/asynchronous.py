@@ -124,7 +124,7 @@ TUNED_CIFAR10 = replace(
 buffers, where this momentum gave 48 %. Where stale updates are not discounted the steps cannot be
 longer: a constant eta_g of 0.5 swings between 31 and 47 %, twice the learning rate or half the
 batch is slower than this. A constant 0.3 ends at 53 % (constant) and 57 % (poly) but still rises by
-three points per 100 buffers; annealed, runs end flat, a point or two lower."""
+three points per 100 buffers; annealed, runs end flat, one and two points lower."""
 
 
 def setup_of(task: str) -> Setup:
