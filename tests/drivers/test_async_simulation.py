@@ -361,7 +361,6 @@ def test_simulate_mode_async_reports_exact_sums_and_costs(staleness: str) -> Non
         ("", "honest-but-curious", False),
         ("--strict", "honest-but-curious", True),
         ("--threat-model malicious-server", "malicious-server", True),
-        ("--threat-model malicious-server --no-strict", "malicious-server", False),
     ],
 )
 def test_S43_simulate_mode_async_says_what_it_defends_against_and_how(

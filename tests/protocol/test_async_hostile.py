@@ -17,7 +17,8 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RecoveryError, RemoteProtocolError
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
-from lightsecagg.params import ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, ThreatModel
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import buffer_statement, sign_tag
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Send
@@ -44,7 +45,7 @@ VICTIM = 5
 class Hostile:
     """A registered federation whose server is the test: it holds everybody's signed tags."""
 
-    def __init__(self, versions: tuple[int, ...] = (5, 5, 4, 4, 3, 3), **options: Any) -> None:
+    def __init__(self, versions: tuple[int, ...] = (4, 4, 4, 4, 3, 3), **options: Any) -> None:
         self.fed = AsyncFederation(**{"clients": 6, "buffer_size": 5} | options).open()
         self.uploads = [
             self.fed.make_upload(client, version) for client, version in enumerate(versions)
@@ -85,10 +86,10 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
     "an owner twice": (lambda c: c.honest(0, 1, 1, 2), "once each, in increasing order"),
     "owners in another order": (lambda c: c.honest(1, 0, 2, 3), "in increasing order"),
     "an update of the future": (
-        lambda c: c.honest(time=4),
+        lambda c: c.honest(time=3),
         "client 0 is -1 buffers stale; allowed are 0 to tau_max = 5",
     ),
-    "an update too stale": (lambda c: c.honest(time=10), "client 2 is 6 buffers stale"),
+    "an update too stale": (lambda c: c.honest(time=10), "client 0 is 6 buffers stale"),
     "a stranger": (
         lambda c: with_tag(c, changed(c.tags[3], owner=77)),
         "client 77, is not on the roster",
@@ -152,7 +153,7 @@ def test_S09_a_hostile_buffer_is_refused_with_its_reason(
 
 
 def test_S09_weights_too_far_apart_are_refused() -> None:
-    case = Hostile(max_ratio=1.5)  # 64 and 32
+    case = Hostile(versions=(5, 5, 4, 4, 3, 3), max_ratio=1.5)  # 64 and 32
     with pytest.raises(RemoteProtocolError, match="weights from 32 to 64 exceed"):
         case.fed.tell(VICTIM, case.honest())
 
@@ -200,7 +201,7 @@ def test_S08_owners_that_were_given_different_models_are_not_summed() -> None:
     # also when all of them agree on a model other than the client's own of that version
     lied_to = case.fed.make_upload(VICTIM, 4, model_of(98))
     assert lied_to.tag.version == 4
-    with pytest.raises(RemoteProtocolError, match="client 2 trained from another model"):
+    with pytest.raises(RemoteProtocolError, match="client 0 trained from another model"):
         fed.tell(VICTIM, case.honest())
 
 
@@ -237,8 +238,8 @@ def test_S09_masks_are_burnt_at_signing(threat_model: ThreatModel) -> None:
     """A later buffer with any of them is refused, although no certificate was ever shown."""
     case = Hostile(threat_model=threat_model)
     case.fed.tell(VICTIM, case.honest(0, 1, 2))
-    replies = case.fed.tell(VICTIM, case.honest(2, 3, 4, time=NOW + 1))
-    assert replies == [Refusal(NOW + 1, (2,))]
+    replies = case.fed.tell(VICTIM, case.honest(1, 2, 3, time=NOW + 1))
+    assert replies == [Refusal(NOW + 1, (1, 2))]
 
 
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
@@ -397,7 +398,7 @@ def test_S09_weights_are_the_client_s_own() -> None:
     """A buffer has no place for weights; the answer is the sum by the client's own table."""
     assert SumRequest.__struct_fields__ == ("time", "terms")
     assert "weight" not in Tag.__struct_fields__
-    case = Hostile()
+    case = Hostile(versions=(5, 5, 4, 4, 3, 3))
     shares = {owner: case.fed.clients[VICTIM].state.kept[owner][0].share for owner in range(4)}
     (answer,) = case.fed.tell(VICTIM, case.honest())
     assert isinstance(answer, AggregatedShare)
@@ -482,7 +483,7 @@ def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str
 
 
 def test_S09_a_certificate_that_comes_after_the_next_signature_is_too_late() -> None:
-    case = Hostile(threat_model=MALICIOUS)
+    case = Hostile((4, 4, 4, 3, 3, 3), threat_model=MALICIOUS)
     first, second = case.honest(0, 1, 2), case.honest(3, 4, 5, time=NOW + 1)
     case.fed.tell(VICTIM, first)
     case.fed.tell(VICTIM, second)
@@ -708,41 +709,38 @@ def read_the_victim(**options: Any) -> tuple[Any, AsyncFederation]:
     return np.corrcoef(guess, vectors[-1])[0, 1], fed
 
 
-def test_S43_without_the_rules_a_server_reads_one_update_from_the_agreed_sum() -> None:
-    correlation, fed = read_the_victim(strict=False, policy={"scale": 0.0})
+def test_S43_without_the_rules_a_server_reads_one_update_from_the_agreed_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Buffering, "per_model", lambda *_: 1)
+    correlation, fed = read_the_victim(policy={"scale": 0.0})
     assert correlation > 0.99
     assert fed.refusals == []
 
 
 def test_S43_S01_a_coarse_scale_is_refused_where_an_update_may_have_its_own_weight() -> None:
-    fed = AsyncFederation(6, 1, 1, threat_model=MALICIOUS, scale=800.0, policy={})
-    with pytest.raises(RemoteProtocolError, match=r"c_l = 800, this client demands 65536"):
-        fed.tell(0, Opening(fed.settings.to_bytes()))
-    # In honest-but-curious mode buffers are not strict either.
-    fed = AsyncFederation(6, 1, 1, threat_model=HONEST, scale=800.0, policy={}, strict=None)
+    fed = AsyncFederation(6, 1, 1, threat_model=HONEST, scale=800.0, policy={})
     with pytest.raises(RemoteProtocolError, match=r"c_l = 800, this client demands 65536"):
         fed.tell(0, Opening(fed.settings.to_bytes()))
 
 
 @pytest.mark.parametrize("demand", [{}, {"scale": 0.0}, {"scale": 800.0}])
-def test_S43_S09_buffers_are_strict_by_default_against_a_malicious_server(
+def test_S43_S56_T_plus_2_owners_share_a_weight_against_a_malicious_server(
     demand: dict[str, float],
 ) -> None:
-    correlation, fed = read_the_victim(strict=None, policy=demand)
+    correlation, fed = read_the_victim(policy=demand)
     assert correlation is None, "the honest server does not even form the buffer"
     tags = [waiting.tag for waiting in fed.server._queue.waiting]
     buffer = SumRequest(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
     for client in (0, 1, 4):
-        with pytest.raises(RemoteProtocolError, match=r"strict mode: fewer than T \+ 2"):
+        with pytest.raises(RemoteProtocolError, match="1 of the owners trained from the model"):
             fed.tell(client, buffer)
 
 
-@pytest.mark.parametrize("strict", [None, True, False])
-def test_S43_equal_weights_need_neither_rule(strict: bool | None) -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_S43_equal_weights_need_neither_rule(strict: bool) -> None:
     table = StalenessTable.from_function(constant(), 64, 5)
-    fed = AsyncFederation(
-        6, 1, 1, threat_model=MALICIOUS, scale=1.0, policy={}, strict=strict, table=table
-    ).open()
+    fed = AsyncFederation(6, 1, 1, scale=1.0, policy={}, strict=strict, table=table).open()
     fed.skip_to(2)
     for client, version in enumerate((0, 1, 2, 2)):
         fed.upload(client, version)
@@ -750,3 +748,68 @@ def test_S43_equal_weights_need_neither_rule(strict: bool | None) -> None:
     (result,) = fed.results
     assert result.weights == (1, 1, 1, 1)
     fed.assert_exact()
+
+
+# -- S56: models of different versions -------------------------------------------------------------
+
+
+def dead_model(fed: AsyncFederation) -> tuple[Any, Any]:
+    """Four owners on a model that cannot learn, the victim on a real one; all weights equal.
+
+    Returns the sum, if there is one, and the victim's update.
+    """
+    update = fed.unique_vector()
+    vectors = iter([*(np.zeros_like(update) for _ in range(4)), update])
+    fed.unique_vector = lambda: next(vectors)  # type: ignore[method-assign]
+    fed.skip_to(2)
+    for client in (1, 2, 3, 4):
+        fed.upload(client, version=1)
+    fed.upload(0, version=2)
+    fed.settle()
+    return (fed.results[0].total if fed.results else None), update
+
+
+EQUAL = StalenessTable.from_function(constant(), 64, 5)
+
+
+def test_S56_a_server_cannot_give_one_owner_a_model_of_its_own_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights are equal, every signature is genuine, and the agreed sum is one update."""
+    options: dict[str, Any] = {"buffer_size": 5, "threat_model": MALICIOUS, "table": EQUAL}
+    with monkeypatch.context() as naive:
+        naive.setattr(Buffering, "per_model", lambda *_: 1)
+        total, update = dead_model(AsyncFederation(**options).open())
+        assert total.tolist() == (update.astype(np.int64) % DEFAULT_MODULUS).tolist()
+    fed = AsyncFederation(**options).open()
+    total, update = dead_model(fed)
+    assert total is None, "the honest server does not form the buffer"
+    tags = sorted((waiting.tag for waiting in fed.server._queue.waiting), key=lambda t: t.owner)
+    for client in fed.clients:
+        with pytest.raises(RemoteProtocolError, match=r"1 of the owners .* version 2, 3 are"):
+            fed.tell(client, SumRequest(2, tuple(tags)))
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (2, 3), (4, 1), (3, 3), (5,), (4, 3), (1, 4, 3)])
+def test_S56_every_model_of_a_buffer_has_T_plus_2_owners(counts: tuple[int, ...]) -> None:
+    clients = sum(counts)
+    fed = AsyncFederation(
+        max(clients, 6), 1, 1, buffer_size=max(clients, 4), threat_model=MALICIOUS, table=EQUAL
+    ).open()
+    versions = [version for version, count in enumerate(counts) for _ in range(count)]
+    tags = tuple(fed.make_upload(owner, version).tag for owner, version in enumerate(versions))
+    if min(counts) >= 3:
+        assert isinstance(fed.tell(0, SumRequest(5, tags))[-1], Consent)
+    else:
+        with pytest.raises(RemoteProtocolError, match="3 are needed"):
+            fed.tell(0, SumRequest(5, tags))
+
+
+def test_S56_a_client_that_wants_a_larger_crowd_wants_it_of_every_model() -> None:
+    fed = AsyncFederation(
+        8, 1, 1, buffer_size=8, threat_model=MALICIOUS, table=EQUAL, policy={"minimum": 4}
+    ).open()
+    tags = tuple(fed.make_upload(owner, int(owner < 3)).tag for owner in range(7))
+    with pytest.raises(RemoteProtocolError, match=r"3 of the owners .* version 1, 4 are needed"):
+        fed.tell(7, SumRequest(5, tags))
+    fed.tell(7, SumRequest(5, tags[3:]))

@@ -629,6 +629,7 @@ class Upload:
         self.owner, self.version = owner, version
 
 
+@pytest.mark.parametrize("rules", [Rules(per_weight=3), Rules(per_model=3)])
 @pytest.mark.parametrize(
     ("sizes", "size", "expected"),
     [
@@ -641,10 +642,16 @@ class Upload:
         ((4, 3), 5, [4]),
     ],
 )
-def test_strict_buffers_are_as_full_as_whole_weight_classes_allow(
-    sizes: tuple[int, ...], size: int, expected: list[int]
+def test_strict_buffers_are_as_full_as_whole_classes_allow(
+    sizes: tuple[int, ...], size: int, expected: list[int], rules: Rules
 ) -> None:
     waiting = [Upload(10 * v + k, v) for v, count in enumerate(sizes) for k in range(count)]
-    chosen = choose_updates(waiting, size, lambda version: 1 + version, Rules(per_weight=3))
+    chosen = choose_updates(waiting, size, lambda version: 1 + version, rules)
     versions = [upload.version for upload in chosen]
     assert [versions.count(v) for v in dict.fromkeys(versions)] == expected
+
+
+def test_S56_updates_of_one_weight_and_different_models_are_no_company() -> None:
+    waiting = [Upload(owner, owner % 2) for owner in range(5)]
+    chosen = choose_updates(waiting, 5, lambda version: 1, Rules(per_model=3))
+    assert [(upload.owner, upload.version) for upload in chosen] == [(0, 0), (2, 0), (4, 0)]

@@ -52,12 +52,25 @@ def test_buffers_of_stale_updates_are_exact(
         if not fed.clients[client].stock:
             fed.send(client, fed.clients[client].restock())
             fed.settle()
-        fed.upload(client, version=fed.server.time - (turn in (8, 9)))
+        stale = turn in (8, 9) and threat_model is HONEST
+        fed.upload(client, version=fed.server.time - stale)
         fed.settle()
     assert [result.time for result in fed.results] == [0, 1, 2]
-    assert len(set(fed.results[-1].weights)) > 1
+    assert (len(set(fed.results[-1].weights)) > 1) == (threat_model is HONEST)
     fed.assert_exact()
     assert not fed.refusals
+
+
+def test_S56_buffers_of_two_models_are_exact_where_each_has_company() -> None:
+    fed = AsyncFederation(clients=8, buffer_size=6, threat_model=MALICIOUS).open()
+    fed.skip_to(2)
+    for owner, version in enumerate([2, 2, 1, 2, 0, 1, 1]):
+        fed.upload(owner, version)
+        fed.settle()
+    assert [result.owners for result in fed.results] == [(0, 1, 2, 3, 5, 6)]
+    assert fed.server.waiting == 1  # the only one of its model
+    assert not fed.refusals
+    fed.assert_exact()
 
 
 def fill(fed: AsyncFederation, owners: tuple[int, ...], version: int | None = None) -> None:

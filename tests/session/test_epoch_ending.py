@@ -9,6 +9,7 @@ import pytest
 from epoch_lab import BUFFERING, EpochLaboratory, finish_training, opened
 
 from lightsecagg.field.staleness import StalenessTable
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Phase
 from lightsecagg.protocol.messages import UploadDropped
 from lightsecagg.protocol.wire import Codec
@@ -21,8 +22,12 @@ K, LEAST = 4, 3
 
 
 def with_somebody_outside(waiting: int, clients: int = 9, **options: Any) -> EpochLaboratory:
-    """A buffer is in flight, and so many updates wait behind it; the last client was restarted."""
-    lab = opened(clients=clients, flushing=Flushing(renew=1), **options)
+    """A buffer is in flight, and so many updates wait behind it; the last client was restarted.
+
+    Honest-but-curious, so that updates of any versions share a buffer.
+    """
+    kind = {"threat_model": ThreatModel.HONEST_BUT_CURIOUS} | options
+    lab = opened(clients=clients, flushing=Flushing(renew=1), **kind)
     lab.hold_jobs = True
     finish_training(lab, *range(K))
     assert lab.party._flight is not None
@@ -230,7 +235,8 @@ def test_R31_uploads_that_wait_for_reports_are_no_more_than_the_last_buffer_take
 
 def test_R31_two_updates_of_one_owner_keep_nobody_out_whom_the_last_buffer_needs() -> None:
     """Versions without a buffer let two owners of K = 4 upload twice: four wait, and no buffer."""
-    lab = opened(clients=9, flushing=Flushing(renew=0))
+    kind = ThreatModel.HONEST_BUT_CURIOUS
+    lab = opened(clients=9, flushing=Flushing(renew=0), threat_model=kind)
     for _ in range(2):
         finish_training(lab, 0, 1)
         nobody_else_has_an_update(lab)
@@ -251,6 +257,42 @@ def test_R31_two_updates_of_one_owner_keep_nobody_out_whom_the_last_buffer_needs
     assert lab.sums[-1][1] == (0, 1, 2)
     assert lab.epoch.number == 2
     assert (lab.left_behind, lab.dropped) == ([], [])
+
+
+# -- malicious-server: T + 2 share a model ---------------------------------------------------------
+
+MALICIOUS = ThreatModel.MALICIOUS_SERVER
+
+
+def test_S56_an_epoch_that_ends_does_not_wait_for_company_of_an_older_model() -> None:
+    """Nobody trains from it any more: two updates, of which three are needed, are given up."""
+    lab = with_somebody_outside(2, threat_model=MALICIOUS)
+    land(lab)
+    assert lab.party.waiting == 2
+    nobody_else_has_an_update(lab)
+    lab.wait(lab.plan.grace + 2)
+    assert lab.epoch.number == 2, "long before the deadline of uploads"
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
+    assert sorted(lab.dropped) == [(4, 0), (5, 0)]
+
+
+def test_S56_the_last_buffer_sweeps_up_who_has_no_company() -> None:
+    lab = with_somebody_outside(2, threat_model=MALICIOUS)
+    land(lab)
+    finish_training(lab, 0, 1, 2)
+    lab.wait(lab.flushing.flush_after + 2)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3), (0, 1, 2)]
+    assert lab.epoch.number == 2
+
+
+def test_S56_company_of_the_same_model_is_summed_whenever_it_comes() -> None:
+    lab = with_somebody_outside(2, threat_model=MALICIOUS)
+    land(lab)
+    finish_training(lab, 6)  # which trains from version 0 still
+    lab.wait(2)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3), (4, 5, 6)]
+    assert lab.epoch.number == 2
+    assert lab.left_behind == []
 
 
 # -- attacks ---------------------------------------------------------------------------------------

@@ -82,13 +82,13 @@ def simulate(
     ] = 1.0,
     staleness_scale: Annotated[int, typer.Option(help="c_g.")] = 64,
     strict: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--strict/--no-strict",
-            help="Demand T + 2 owners per weight; see the docs.",
-            show_default="strict against a malicious server",
+            "--strict",
+            help="Demand T + 2 owners per weight. Against a malicious server T + 2 share each "
+            "model, and with it a weight, anyway.",
         ),
-    ] = None,
+    ] = False,
     stock: Annotated[int, typer.Option(help="Masks that a client shares ahead of time.")] = 2,
     arrivals: Annotated[
         Arrivals, typer.Option(help="uniform: the paper's staleness; queue: a virtual clock.")

@@ -23,10 +23,10 @@ class Buffering:
     """K_max: the most updates in one buffer."""
     max_ratio: float = 64.0
     """R: the largest max w / min w within one buffer."""
-    strict: bool | None = None
+    strict: bool = False
     """Demand T + 2 owners per weight value: different integer weights reveal low bits, and the
-    server hands out versions, hence weights. None demands it in malicious-server mode. Where all
-    weights are equal it changes nothing."""
+    server hands out versions, hence weights. In malicious-server mode clients demand it of every
+    model, hence of every weight, whatever is set here. Equal weights need no such rule."""
     stock: int = 4
     """How many unused masks of one owner a peer keeps; the oldest goes first."""
     share_lifetime: int = 64
@@ -46,14 +46,26 @@ class Buffering:
 
     def per_weight(self, parameters: Parameters) -> int:
         """The fewest owners that share a weight in a buffer: T + 2 if strict, otherwise 1."""
-        strict = self.strict
-        if strict is None:
-            strict = parameters.threat_model is ThreatModel.MALICIOUS_SERVER
-        return parameters.privacy + 2 if strict else 1
+        return parameters.privacy + 2 if self.strict else 1
+
+    def per_model(self, parameters: Parameters, minimum: int = 0) -> int:
+        """The fewest owners that share a model in a buffer (S56).
+
+        The server hands out versions. If it were to give one owner a model of its own, and the
+        others one that cannot learn, the sum would be that owner's update. All owners of an epoch
+        have the same instructions, so that updates of one model were asked for alike.
+        """
+        if parameters.threat_model is not ThreatModel.MALICIOUS_SERVER:
+            return 1
+        return max(parameters.privacy + 2, minimum)
 
     def singles_out(self, parameters: Parameters) -> bool:
         """Whether one update may have a weight of its own in a buffer."""
-        return self.table.ratio > 1 and self.per_weight(parameters) == 1
+        return self.table.ratio > 1 and self.together(parameters) == 1
+
+    def together(self, parameters: Parameters) -> int:
+        """The fewest owners that share a weight, by whichever rule."""
+        return max(self.per_weight(parameters), self.per_model(parameters))
 
     def weights(self, now: int, versions: Iterable[int]) -> tuple[int, ...]:
         """w(t - t_i) for each update; `ParameterError` for a staleness outside [0, tau_max]."""

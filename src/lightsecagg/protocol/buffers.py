@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from lightsecagg.crypto import identity
@@ -35,9 +36,23 @@ class Rules:
     """R: the largest max w / min w."""
     per_weight: int = 1
     """The fewest updates of one weight: T + 2 in strict mode."""
+    per_model: int = 1
+    """The fewest updates of one model: T + 2 in malicious-server mode."""
+
+    def class_of(self, version: int, weight: int) -> tuple[int, ...]:
+        """Which updates count together: those of one model also have one weight."""
+        if self.per_model > 1:
+            return (weight, version)
+        return (weight,)
+
+    @property
+    def together(self) -> int:
+        """The fewest updates of one class."""
+        return max(self.per_model, self.per_weight)
 
 
 _TAG = "buffered upload"
+_Class = tuple[int, ...]
 
 
 def hash_upload(group: Group, vector: Elements) -> bytes:
@@ -84,11 +99,13 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
         raise RemoteProtocolError(f"tag of client {tag.owner} refused: {error}") from error
 
 
-def check_models(buffer: SumRequest, models: Mapping[int, bytes]) -> None:
+def check_models(buffer: SumRequest, models: Mapping[int, bytes], crowd: int) -> None:
     """Raise `RemoteProtocolError` unless every version names one model, and ours where known.
 
-    A server that trains clients from different models of one version could tell their updates
-    apart in the sum (S08).
+    A server that trains clients from different models could tell their updates apart in the sum,
+    whether it calls them one version (S08) or several (S56).
+
+    * `crowd`: the fewest owners of one model (`Buffering.per_model`).
     """
     seen = dict(models)
     for tag in buffer.tags:
@@ -97,6 +114,12 @@ def check_models(buffer: SumRequest, models: Mapping[int, bytes]) -> None:
                 f"client {tag.owner} trained from another model of version {tag.version} than "
                 "its peers: the server, or this owner, says different things to different clients"
             )
+    version, owners = min(Counter(tag.version for tag in buffer.tags).items(), key=itemgetter(1))
+    if owners < crowd:
+        raise RemoteProtocolError(
+            f"{owners} of the owners trained from the model of version {version}, {crowd} are "
+            "needed: the server chooses the models, and could tell these updates apart in the sum"
+        )
 
 
 def buffer_statement(context: bytes, buffer: SumRequest) -> Statement:
@@ -189,40 +212,40 @@ def choose_updates(
 ) -> list[AnyWaiting]:
     """The next buffer: at most `size` uploads that clients will accept together, oldest first.
 
-    One per owner; a second one waits for the next buffer. In strict mode any of an owner's, or a
-    stale one that finds no company would keep back the fresh ones behind it for ever.
+    One per owner; a second one waits for the next buffer. Where updates need company any of an
+    owner's, or a stale one that finds none would keep back the fresh ones behind it for ever.
 
     * `waiting`: in the order of arrival.
     * `weight`: version -> weight at the buffer's time.
     """
-    firsts: dict[int, dict[int, AnyWaiting]] = {}  # owner -> weight -> its oldest upload
+    firsts: dict[int, dict[_Class, AnyWaiting]] = {}  # owner -> class -> its oldest upload
     for upload in waiting:
         mine = firsts.setdefault(upload.owner, {})
-        if rules.per_weight > 1 or not mine:
-            mine.setdefault(weight(upload.version), upload)
-    by_weight: dict[int, list[AnyWaiting]] = {}
+        if rules.together > 1 or not mine:
+            mine.setdefault(rules.class_of(upload.version, weight(upload.version)), upload)
+    classes: dict[_Class, list[AnyWaiting]] = {}
     for mine in firsts.values():
-        for w, upload in mine.items():
-            by_weight.setdefault(w, []).append(upload)
-    by_weight = {w: group for w, group in by_weight.items() if len(group) >= rules.per_weight}
+        for name, upload in mine.items():
+            classes.setdefault(name, []).append(upload)
+    classes = {name: group for name, group in classes.items() if len(group) >= rules.together}
     ranges = [
-        {w: group for w, group in by_weight.items() if least <= w <= rules.max_ratio * least}
-        for least in by_weight
+        {name: group for name, group in classes.items() if low <= name[0] <= rules.max_ratio * low}
+        for low, *_ in classes
     ]
     best = max(ranges, key=_count_owners, default={})
-    if rules.per_weight > 1:
-        return _whole_groups(best, size, rules.per_weight)
-    return [upload for mine in firsts.values() for w, upload in mine.items() if w in best][:size]
+    if rules.together > 1:
+        return _whole_groups(best, size, rules.together)
+    return [each for mine in firsts.values() for name, each in mine.items() if name in best][:size]
 
 
-def _count_owners(groups: Mapping[int, list[AnyWaiting]]) -> int:
+def _count_owners(groups: Mapping[_Class, list[AnyWaiting]]) -> int:
     return len({upload.owner for group in groups.values() for upload in group})
 
 
 def _whole_groups(
-    groups: Mapping[int, list[AnyWaiting]], size: int, least: int
+    groups: Mapping[_Class, list[AnyWaiting]], size: int, least: int
 ) -> list[AnyWaiting]:
-    """At most `size` uploads, of each weight none or at least `least`; large groups first."""
+    """At most `size` uploads, of each class none or at least `least`; large groups first."""
     taken: list[list[AnyWaiting]] = []
     owners: set[int] = set()
     for group in sorted(groups.values(), key=len, reverse=True):

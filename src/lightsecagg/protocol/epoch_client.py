@@ -277,7 +277,8 @@ class EpochClient(EpochHolder):
         weights = buffer_weights(scheme.round, self._buffering, message, self._policy.minimum)
         for tag in message.tags:
             check_tag(scheme.round, self._policy.allow_list, tag)
-        check_models(message, state.models)
+        crowd = self._buffering.per_model(scheme.settings.parameters, self._policy.minimum)
+        check_models(message, state.models, crowd)
         terms = buffer_terms(message, weights)
         held = {ref: self._whole(kept) for ref, kept in kept_for(state, terms).items()}
         if missing := scheme.missing(held, terms):

@@ -78,6 +78,8 @@ class EpochCollector(ServerMachine):
         self.most_waiting: int | None = None
         """Of how many owners one upload each may wait; others are refused, and lost to their
         owners. None: all."""
+        self.closing = False
+        """Whether the epoch is to end: an older model's updates that are too few are dropped."""
         self._buffering: Buffering = settings.buffering
         self._spare = spare_answers
         self._keep = keep
@@ -244,7 +246,7 @@ class EpochCollector(ServerMachine):
 
     def _drop_useless(self) -> list[Output]:
         self._models.expire(self.time)
-        return self._drop(self._queue.useless(self.time, self._offline))
+        return self._drop(self._queue.useless(self.time, self._offline, closing=self.closing))
 
     def _drop(self, tags: Iterable[Tag]) -> list[Output]:
         """These uploads wait no longer; their owners are told."""

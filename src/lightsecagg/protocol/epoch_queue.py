@@ -7,6 +7,7 @@ mask. An owner's second update from one model is never summed (S42), so it does 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
@@ -150,9 +151,19 @@ class UploadQueue:
         self.waiting = [waiting for waiting in self.waiting if waiting.mask not in masks]
         return masks
 
-    def useless(self, time: int, offline: Container[int]) -> list[Tag]:
-        """Which of them no buffer will ever take."""
-        return [w.tag for w in self.waiting if not self._is_usable(w, time, offline)]
+    def useless(self, time: int, offline: Container[int], *, closing: bool) -> list[Tag]:
+        """Which of them no buffer will ever take.
+
+        * `closing`: the epoch is to end, and does not wait for company of an older model.
+        """
+        crowd = self._buffering.per_model(self._settings.parameters)
+        of_model = Counter(waiting.version for waiting in self.waiting)
+        return [
+            w.tag
+            for w in self.waiting
+            if not self._is_usable(w, time, offline)
+            or (closing and w.version < time and of_model[w.version] < crowd)
+        ]
 
     def _is_usable(self, waiting: WaitingUpload, time: int, offline: Container[int]) -> bool:
         return (
@@ -184,8 +195,11 @@ class UploadQueue:
             and waiting.mask not in self.unstored
         ]
         good = {waiting.mask: self._stock.holders(waiting.mask) for waiting in usable}
+        parameters = self._settings.parameters
         rules = Rules(
-            self._buffering.max_ratio, self._buffering.per_weight(self._settings.parameters)
+            self._buffering.max_ratio,
+            self._buffering.per_weight(parameters),
+            self._buffering.per_model(parameters),
         )
         while True:
             chosen = choose_updates(

@@ -4,7 +4,8 @@ Two sums that contain the same update reveal differences between the other updat
 that is run again without one client reveals that client's update. Hence, for one global model and
 for ever, a client has
 
-* one update: a second upload repeats the first, in the same reading (c_l, bound, s_max, layout);
+* one update: a second upload repeats the first, by the same instructions (S55) and in the same
+  reading (c_l, bound, s_max, layout);
 * two uploads at most;
 * one set: having signed or answered for a survivor set, it consents to no other.
 
@@ -218,9 +219,9 @@ class Ledger:
             self.check_unspent(fingerprint)
         if entry.commitment and entry.commitment != commitment:
             raise MaskAlreadyUsed(
-                f"this client has uploaded another update, or in another reading (c_l, bound, "
-                f"s_max, layout), for global model {model.hex()[:16]}...: two of them, in sums "
-                f"over the same clients, would reveal their difference; {_WAY_OUT}"
+                f"this client has uploaded another update, or by other instructions or in another "
+                f"reading (c_l, bound, s_max, layout), for global model {model.hex()[:16]}...: two "
+                f"of them, in sums over the same clients, would reveal their difference; {_WAY_OUT}"
             )
 
     def count_upload(self, model: bytes, commitment: bytes = b"", fingerprint: bytes = b"") -> None:

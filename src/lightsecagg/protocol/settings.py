@@ -224,13 +224,14 @@ class Settings:
 
     @cached_property
     def reading(self) -> bytes:
-        """Names how updates become group elements and sums numbers again; the same in a repeat."""
+        """Names how an update was asked for and becomes group elements; the same in a repeat."""
         quantizer = self.quantizer
         return context_hash(
             "reading of an update",
             *map(uint, (self.group.modulus, self.dimension, quantizer.max_samples)),
             uint(quantizer.weighted),
             struct.pack(">dd", quantizer.bound, quantizer.scale),
+            self.instructions,
         )
 
     def to_bytes(self) -> bytes:

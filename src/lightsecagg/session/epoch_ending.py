@@ -4,6 +4,8 @@ An upload is in a sum of its epoch or in none: its owner cannot know that it is 
 gives that update again (S42). So an epoch that is to end goes on until nothing waits:
 
     begun     buffers are formed as ever, and of T + 2 or more as soon as one takes all that waits.
+              Where T + 2 must share a model (S56), fewer from an older one are dropped with the
+              next buffer, and their owners told: nobody trains from it any more.
               Whose update waits gets no newer model before it is summed. Whose updates wait
               once fit into one buffer; no more are taken than that
     closed    nothing waits, but what is in flight: clients are told, and an upload that was on its
@@ -38,6 +40,7 @@ class Ending:
         """The epoch is to end."""
         if not self.begun:
             self.until = now + self._seconds
+            self._party.closing = True
 
     @property
     def wanted(self) -> int:

@@ -3,13 +3,15 @@
 Theory of operation. How a client greets, follows and leaves is the business of `client`. It trains
 while masks are shared, and uploads when both are done. A client that cannot take part says so: at
 the opening, if its policy forbids it; where the upload would leave, if it has no update, whatever
-the reason (S44). A round that is tried again gets the same update from the same model (S42).
+the reason (S44). A round that is tried again gets the same update from the same model (S42), if
+the server asks for it in the same words: with other instructions there is no update (S55).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.foreign import shown
@@ -23,15 +25,16 @@ from lightsecagg.session.client import ClientSession, Round
 from lightsecagg.session.envelope import AnyControl, EpochBegins, RoundModel, Withdraw, pack_control
 
 _NO_UPDATE = "it has no update to upload"
-_Task = tuple[bytes, float]
-"""The hash of a model and the bound: what decides an update."""
+_TRAINED_OTHERWISE = (
+    "it has trained from this model already, by other instructions or for another bound"
+)
 
 
 class RoundClientSession(ClientSession[ClientParty]):
     """Takes part in rounds until the server says goodbye; see the theory of operation."""
 
-    _trained: tuple[_Task, Update, bytes] | None = None
-    """From what, the update, and the hash of the instructions that it was trained by."""
+    _trained: _Trained | None = None
+    """What it has made of the latest model."""
 
     def _take(self, event: session.Event, now: float) -> None:
         match event:
@@ -60,30 +63,36 @@ class RoundClientSession(ClientSession[ClientParty]):
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""
         self._tell("round %d begins%s", message.round, source)
         round_ = self._enter(message.round, announcement, message.bound)
-        if round_ is not None:
-            known = self._known(round_)
-            self._emit(session.Train(message.round, announcement, message.bound, known))
+        if round_ is None:
+            return
+        known = self._known(round_)
+        if known is not None and known.task != _Task.of(round_):
+            self._sit_out(round_, _TRAINED_OTHERWISE)
+            return
+        update = None if known is None else known.update
+        self._emit(session.Train(message.round, announcement, message.bound, update))
+        if update is not None:
+            self._tell("round %d: its update from this model is used again", message.round)
 
-    def _known(self, round_: Round[ClientParty]) -> Update | None:
-        """The update that it has from this model already.
+    def _known(self, round_: Round[ClientParty]) -> _Trained | None:
+        """What it has made of this model already.
 
-        A repeat must bring the same one, and not every processor computes it twice; with other
-        instructions none would (S42).
+        A repeat must bring the same update, and not every processor computes it twice (S42). But
+        a round is announced before clients compare what they were told. If an update that was
+        trained by other instructions were used again, a server could have it trained in a round
+        that it never opens, and tell everybody the same in the next (S55).
         """
-        trained = self._trained
-        if not round_.announcement.model or trained is None or trained[0] != _task(round_):
+        trained, model = self._trained, round_.announcement.model
+        if not model or trained is None or trained.task.model != hash_model(model):
             return None
-        self._tell("round %d: its update from this model is used again", round_.number)
-        if trained[2] != round_.instructions:
-            self._warn("round %d: the server now asks for other settings", round_.number)
-        return trained[1]
+        return trained
 
     def _on_trained(self, number: int, update: Update) -> None:
         round_ = self._round
         if round_ is None or round_.number != number:
             return
-        if self._trained is None or self._trained[0] != _task(round_):
-            self._trained = (_task(round_), update, round_.instructions)
+        if self._known(round_) is None:
+            self._trained = _Trained(_Task.of(round_), update)
         round_.update = update
         self._hand_over(round_)
 
@@ -152,5 +161,20 @@ class RoundClientSession(ClientSession[ClientParty]):
         self._emit(session.RoundLeft(number, included, aborted and shown(aborted)))
 
 
-def _task(round_: Round[ClientParty]) -> _Task:
-    return hash_model(round_.announcement.model), round_.bound
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What decides an update."""
+
+    model: bytes
+    instructions: bytes
+    bound: float
+
+    @classmethod
+    def of(cls, round_: Round[ClientParty]) -> Self:
+        return cls(hash_model(round_.announcement.model), round_.instructions, round_.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    task: _Task
+    update: Update = field(repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -287,13 +288,14 @@ def test_mode_and_buffering_go_together(tmp_path: Path) -> None:
     assert FederationClient.session_type is not FederationClient.epoch_session_type
 
 
-def test_S43_a_file_that_says_nothing_is_strict_and_one_that_is_not_demands_a_fine_scale() -> None:
+def test_S43_a_fine_scale_is_demanded_where_an_update_may_have_a_weight_of_its_own() -> None:
     """A server that hands out versions hands out weights: coarse sums would tell updates apart."""
-    parameters = Parameters(5, 1, 1, threat_model=ThreatModel.MALICIOUS_SERVER)
     allow_list = AllowList({i: IdentityKey.generate().public for i in range(5)})
-    for strict, accepted in ((None, True), (False, False)):
+    for threat_model, strict in product(ThreatModel, (True, False)):
+        parameters = Parameters(5, 1, 1, threat_model=threat_model)
+        accepted = strict or threat_model is ThreatModel.MALICIOUS_SERVER
         buffering = BufferingTable(size=3, staleness=Staleness.POLY, strict=strict).make()
-        assert (buffering.per_weight(parameters) == 3) == accepted
+        assert (buffering.together(parameters) == 3) == accepted
         coarse = make_quantizer(parameters, 4, 1000.0, buffering=buffering)
         assert coarse.scale < 2**16
         settings = Settings(

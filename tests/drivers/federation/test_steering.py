@@ -22,7 +22,6 @@ from lightsecagg.errors import Aborted, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import Update
 from lightsecagg.session.envelope import RoundModel, name_of, pack_control, unpack
 from lightsecagg.session.instructions import Instructions
-from lightsecagg.session.interface import Train
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round_client import RoundClientSession
 from lightsecagg.session.round_server import RoundServerSession
@@ -222,22 +221,27 @@ class MuteInRoundOne(FederationClient):
             await super()._post(data)
 
 
+class ForgetfulSession(RoundClientSession):
+    """Has trained from no model before."""
+
+    def _known(self, round_: Any) -> None:
+        return None
+
+
 class Forgetful(MuteInRoundOne):
     """Trains again for every attempt, and its ledger does not mind: the naive client."""
+
+    session_type = ForgetfulSession
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._ledger.check_update = lambda *_: None  # type: ignore[method-assign]
 
-    async def _train(self, effect: Train) -> None:
-        await super()._train(replace(effect, update=None))
-
 
 class Restarted(MuteInRoundOne):
     """Has lost its update, as a restart would have it, but not its ledger."""
 
-    async def _train(self, effect: Train) -> None:
-        await super()._train(replace(effect, update=None))
+    session_type = ForgetfulSession
 
 
 class Fickle(RoundServerSession):
@@ -252,10 +256,12 @@ class Fickle(RoundServerSession):
         super()._open_round(invited, now)
 
 
-def rerun(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, Any]]:
-    """The sums of a round that is run again with another learning rate."""
+def rerun(
+    folder: Path, kind: type[FederationClient], rates: tuple[float, ...] = (0.5, 0.25)
+) -> list[np.ndarray[Any, Any]]:
+    """The sums of a round that is run again, by default with another learning rate."""
     federation = Federation(folder, CLIENTS, dimension=DIMENSION, privacy=1, dropouts=1)
-    federation.job = OneModel(0.5, 0.25)
+    federation.job = OneModel(*rates)
     federation.jobs = {i: Steered(i) for i in range(CLIENTS)}
 
     async def scenario() -> None:
@@ -274,18 +280,17 @@ def rerun(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, An
     return results
 
 
-def test_S42_a_repeat_with_other_settings_brings_the_same_update_or_none(
+def test_S42_S55_a_repeat_with_other_settings_brings_no_update(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (naive,) = rerun(tmp_path / "naive", Forgetful)
     np.testing.assert_allclose(naive, whole_sum(0.25, CLIENTS), atol=1e-6)
 
-    (ours,) = rerun(tmp_path / "ours", MuteInRoundOne)
-    np.testing.assert_allclose(ours, whole_sum(0.5, CLIENTS), atol=1e-6)
-    assert "the server now asks for other settings" in caplog.text
+    assert rerun(tmp_path / "ours", MuteInRoundOne) == []
+    assert "it has trained from this model already, by other instructions" in caplog.text
 
     assert rerun(tmp_path / "restarted", Restarted) == []
-    assert "this client has uploaded another update" in caplog.text
+    assert "this client has uploaded another update, or by other instructions" in caplog.text
 
 
 # -- S08: everybody is told the same ---------------------------------------------------------------
@@ -350,3 +355,83 @@ def test_S08_a_server_cannot_train_one_client_harder_than_the_others(
     (ours,) = single_out(tmp_path / "ours", FederationClient)
     assert np.abs(ours).max() < 1e-5
     assert "other instructions for training than those that this client was given" in caplog.text
+
+
+def test_S42_a_repeat_with_the_same_settings_brings_the_same_update(tmp_path: Path) -> None:
+    (ours,) = rerun(tmp_path, MuteInRoundOne, (0.5,))
+    np.testing.assert_allclose(ours, whole_sum(0.5, CLIENTS), atol=1e-6)
+
+
+# -- S55: an update is of its instructions ---------------------------------------------------------
+
+
+class ReusingSession(RoundClientSession):
+    """Uses the update that it has from a model, however the server asked for it."""
+
+    def _known(self, round_: Any) -> Any:
+        known = super()._known(round_)
+        if known is None:
+            return None
+        return replace(known, task=replace(known.task, instructions=round_.instructions))
+
+
+class Reusing(FederationClient):
+    """The naive client."""
+
+    session_type = ReusingSession
+
+
+def prepare_and_repeat(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, Any]]:
+    """A round that is announced to the victim alone, and never opened; then an honest one."""
+    federation = NetworkFederation(folder, CLIENTS)
+    job = OneModel(1e-7)
+
+    async def scenario() -> None:
+        server = federation.server()
+        server._learning.job = job
+        clients = [federation.client(c, kind, job=Steered(c)) for c in range(CLIENTS)]
+        post, behind = server._communicator.post, list[bytes]()
+
+        async def release() -> None:
+            while clients[VICTIM]._session._trained is None:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+            server._communicator.post = post  # type: ignore[method-assign]
+            for data in behind:
+                post(VICTIM, data)
+
+        def prepare(client: int, data: bytes) -> None:
+            content = unpack(data)
+            if client == VICTIM and isinstance(content, RoundModel):
+                told = msgspec.structs.replace(content, round=0, instructions=FAST)
+                post(VICTIM, pack_control(told))
+                tasks.append(asyncio.create_task(release()))
+            if client == VICTIM and len(tasks) > CLIENTS:
+                behind.append(data)
+            else:
+                post(client, data)
+
+        server._communicator.post = prepare  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(client.run()) for client in clients]
+        try:
+            records = await asyncio.wait_for(server.run(), 120)
+            assert (VICTIM in records[0].included) == (kind is Reusing)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    return job.results
+
+
+def test_S55_S08_a_round_that_is_never_opened_prepares_no_update_for_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All clients sign the same instructions; the victim's update would be of others."""
+    update = Steered(VICTIM).compute(b"", 0, 1.0).vector
+    (leaked,) = prepare_and_repeat(tmp_path / "naive", Reusing)
+    np.testing.assert_allclose(leaked, update, atol=1e-5)
+
+    (ours,) = prepare_and_repeat(tmp_path / "ours", FederationClient)
+    assert np.abs(ours).max() < 1e-5
+    assert "it has trained from this model already, by other instructions" in caplog.text

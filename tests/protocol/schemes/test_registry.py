@@ -121,8 +121,8 @@ def test_a_foreign_scheme_has_its_own_demands(pads: str) -> None:
 @pytest.mark.parametrize("threat_model", ThreatModel)
 def test_a_foreign_scheme_speaks_asynchronously(pads: str, threat_model: ThreatModel) -> None:
     fed = AsyncFederation(privacy=0, threat_model=threat_model, protocol=pads).open(masks=2)
-    stale = (4, 0)
-    for uploads in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 1), (1, 1), (2, 1), stale]):
+    stale = [(4, 0), (5, 0)]
+    for uploads in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 1), (1, 1), *stale]):
         for client, version in uploads:
             fed.upload(client, version)
         fed.settle()

@@ -133,8 +133,8 @@ class BufferingTable(Table):
     """Steps in which s is rounded to integer weights."""
     max_ratio: float = Field(default=64.0, ge=1, allow_inf_nan=False)
     """The largest ratio of two weights in one buffer."""
-    strict: bool | None = None
-    """T + 2 owners per weight; left out, in malicious-server mode."""
+    strict: bool = False
+    """T + 2 owners per weight; in malicious-server mode T + 2 share each model anyway."""
     stock: int = Field(default=4, ge=2)
     """Masks of one client that its peers keep, used or waiting; half of them are shared ahead."""
     share_lifetime: int = Field(default=64, ge=1)

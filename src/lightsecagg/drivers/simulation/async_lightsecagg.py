@@ -166,7 +166,7 @@ class ProtectedFederation(MeteredWire):
         parameters, buffering = self.config.parameters, self.config.buffering
         return {
             "threat_model": parameters.threat_model.value,
-            "strict": buffering.per_weight(parameters) > 1,
+            "strict": buffering.together(parameters) > 1,
             "scale": self.config.quantizer.scale,
             "share_mode": parameters.share_mode.value,
         } | ({"decoding": self._decoding} if self.settings.has_short_keys else {})

@@ -110,8 +110,9 @@ def simulate_async(
         if idle > _PATIENCE:
             raise Aborted(
                 f"no buffer was recovered during {idle} events: too many clients are away or too "
-                "slow, or no T + 2 of them share a weight, as strict buffers demand; lower K, U, "
-                "T, the dropout rate or c_g, raise N or tau_max, or take equal weights"
+                "slow, or no T + 2 of them share a weight, as strict buffers demand, or a model, "
+                "as a malicious server makes necessary; lower K, U, T, the dropout rate or c_g, "
+                "or raise N or tau_max"
             )
     report.clock = schedule.clock
     return report
