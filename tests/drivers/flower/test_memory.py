@@ -13,39 +13,28 @@ import pytest
 from flwr.app import Message, RecordDict
 from local_grid import Killed, Node, carried
 from small_flower import (
+    CODEC,
     MODEL,
     Federation,
+    answer_in,
     arrays,
     at_round,
     error,
     expected,
+    folders,
+    malicious,
     samples,
     stage_of,
     update,
 )
 
-from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.durable import ProcessLock
 from lightsecagg.drivers.flower import mod
 from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
-from lightsecagg.field.prime import DEFAULT_FIELD
-from lightsecagg.protocol.messages import AggregatedShare, SumRequest
-from lightsecagg.protocol.wire import Codec
-
-CODEC = Codec(DEFAULT_FIELD)
-
-
-def folders(tmp_path: Path, clients: int = 8, **more: Any) -> dict[int, dict[str, Any]]:
-    """A folder for each node, as its operator names it."""
-    config: dict[int, dict[str, Any]] = {}
-    for node_id in range(101, 101 + clients):
-        folder = tmp_path / str(node_id)
-        folder.mkdir(exist_ok=True)
-        config[node_id] = {"lightsecagg_dir": str(folder), **more}
-    return config
+from lightsecagg.protocol.messages import SumRequest
 
 
 def killed_after_its_answer(node: Node) -> list[Message]:
@@ -62,16 +51,6 @@ def killed_after_its_answer(node: Node) -> list[Message]:
 
     node.after = after
     return asked
-
-
-def answer_in(reply: Message) -> AggregatedShare | None:
-    """The answer among a reply's frames."""
-    if reply.has_error():
-        return None
-    parcel, _ = detach(reply.content)
-    assert parcel is not None
-    found = [CODEC.decode(frame) for frame in parcel.frames]
-    return next((message for message in found if isinstance(message, AggregatedShare)), None)
 
 
 def forged(message: Message, node: Node) -> Message:
@@ -357,22 +336,6 @@ def test_S49_short_keys_need_every_operators_word() -> None:
     assert error(federation.run(2), expected(MODEL, [list(federation.ids)] * 2)) < 2e-3
     with pytest.raises(ParameterError, match="'short-keys' is unknown; choose one of paper"):
         Federation(6, share_mode="short-keys")
-
-
-def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
-    """Nodes with identities of their operators, and an allow-list of the first `listed`."""
-    config = folders(tmp_path, lightsecagg_threat_model="malicious-server")
-    allow_list = tmp_path / "allow-list"
-    lines = ["# the federation"]
-    for position, node in enumerate(config):
-        key = IdentityKey.generate()
-        (tmp_path / f"{node}.key").write_text(key.private_bytes().hex())
-        config[node]["lightsecagg_identity"] = str(tmp_path / f"{node}.key")
-        config[node]["lightsecagg_allow_list"] = str(allow_list)
-        if position < listed:
-            lines.append(f"{key.public.hex()}  # node {node}")
-    allow_list.write_text("\n".join(lines))
-    return config
 
 
 def test_S05_malicious_server_mode_takes_one_exchange_more(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ from lightsecagg.drivers.flower.agreed import FORGOTTEN, MASKS_AHEAD, allow_list
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,
-    config_of,
     hash_assignment,
+    hash_records,
+    hash_run_config,
     scaled_metrics,
 )
 from lightsecagg.drivers.flower.node import (
@@ -133,7 +134,8 @@ class _Exchange:
         stage = Stage(_number(parcel, "stage", str))
         if stage is Stage.HELLO:
             self._store.save(self._memory)
-            return Parcel({"key": self._identity.public})
+            told = hash_run_config(self._context.run_config)
+            return Parcel({"key": self._identity.public, "run_config": told})
         epoch = _number(parcel, "epoch", bytes)
         if stage is Stage.OPEN and epoch != self._memory.epoch:
             self._open(parcel, epoch)
@@ -247,19 +249,31 @@ class _Exchange:
             zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
         )
         weighted_by, quantizer = _number(parcel, "weighted_by", str), settings.quantizer
-        model, config = arrays_of(given), config_of(self._message.content)
-        layout, hashed = Layout(model), hash_assignment(model, config, weighted_by, limits, stage)
+        context, content = self._context, self._message.content
+        # What is not hashed, the app does not see: the order of a map, and a free text.
+        context.run_config = dict(sorted(context.run_config.items()))
+        self._message.metadata.group_id = ""
+        hashed = hash_assignment(
+            hash_run_config(context.run_config),
+            hash_records(content),
+            self._message.metadata.message_type,
+            weighted_by,
+            limits,
+            stage,
+        )
+        norms = [record.get(_CLIPPING_NORM) for record in content.config_records.values()]
+        layout = Layout(arrays_of(given))
         vector: Any = np.zeros(settings.dimension, layout.dtype)
         change, tail = np.split(vector, [layout.size])
-        reply = self._train(self._message, self._context)
+        reply = self._train(self._message, context)
         if reply.has_error():
             raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
         metrics = _only(reply.content.metric_records.values(), "MetricRecord")
         if stage is Stage.TRAIN:
             trained = _only(reply.content.array_records.values(), "ArrayRecord")
             layout.write_change(arrays_of(trained), change)
-            for record in config.values():
-                _check_norm(change, record.get(_CLIPPING_NORM))
+            for norm in norms:
+                _check_norm(change, norm)
             if (clipped := clip_to_bound(change, quantizer.bound)) is not change:
                 change[:] = clipped
         else:
