@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from local_grid import Node
+from flwr.common import EvaluateIns, GetParametersIns, GetPropertiesIns, ndarrays_to_parameters
+from flwr.compat.common import recorddict_compat as compat
+from flwr.serverapp.strategy import FedAvg
+from local_grid import Node, carried
 from small_flower import (
     MODEL,
     Federation,
@@ -26,7 +30,9 @@ from small_flower import (
 )
 
 from lightsecagg.drivers.flower import layout, mod, strategy
-from lightsecagg.drivers.flower.mod import REFUSED
+from lightsecagg.drivers.flower.mod import REFUSED, UNMASKED, UNPROTECTED
+from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
+from lightsecagg.errors import ParameterError
 from lightsecagg.flower import lightsecagg_mod
 from lightsecagg.protocol.epoch_queue import Models
 
@@ -230,3 +236,212 @@ def test_S57_a_strategy_that_asks_nodes_for_different_things_is_refused() -> Non
     inner.configure_train = configured  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="different models, configs or message types"):
         federation.run(1)
+
+
+# -- messages without masks (S58) ----------------------------------------------------------------
+
+FEATURES = np.random.default_rng(1).normal(size=(9, 6))
+LABELS = np.random.default_rng(2).normal(size=9)
+CALLED: list[str] = []
+"""The functions of the app that were called."""
+
+
+def measuring_app() -> ClientApp:
+    """An app that replies to whatever it is asked for."""
+    app = ClientApp(mods=[lightsecagg_mod])
+
+    def measured(message: Message, context: Context) -> Message:
+        CALLED.append(message.metadata.message_type)
+        given = message.content.get("arrays", {})
+        weights = np.concatenate([np.zeros(6), *(a.numpy().ravel() for a in given.values())])[-6:]
+        loss = float(np.mean((FEATURES @ weights - LABELS) ** 2))
+        metrics = MetricRecord({"num-examples": samples(context.node_id), "loss": loss})
+        content = {"metrics": metrics, **({"arrays": given} if given else {})}
+        return Message(RecordDict(content), reply_to=message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(measured)
+        register("again")(measured)
+    CALLED.clear()
+    return app
+
+
+def ask(node: Node, message_type: str, content: RecordDict) -> Message:
+    """What a node replies to a message of the SuperLink's own making."""
+    ((arrived, _),) = carried(Message(content, node.node_id, message_type))
+    node.inbox.append(("asked", arrived))
+    done = node.work()
+    assert done is not None
+    return done[1]
+
+
+def loss_of(reply: Message) -> float:
+    assert not reply.has_error(), reply.error.reason
+    return float(reply.content["metrics"]["loss"])  # type: ignore[arg-type]
+
+
+def gradient_of(node: Node, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The gradient of a node's loss, by two questions for each weight."""
+    steps = np.eye(6)
+    return (
+        np.array(
+            [
+                loss_of(
+                    ask(node, "evaluate", RecordDict({"arrays": record({"w": weights + step})}))
+                )
+                - loss_of(
+                    ask(node, "evaluate", RecordDict({"arrays": record({"w": weights - step})}))
+                )
+                for step in steps
+            ]
+        )
+        / 2
+    )
+
+
+WEIGHTS = np.linspace(-1, 1, 6)
+GRADIENT = 2 * FEATURES.T @ (FEATURES @ WEIGHTS - LABELS) / len(LABELS)
+
+
+def measured(federation: Federation) -> Node:
+    """One of its nodes, all of which have the app that replies."""
+    for node in federation.nodes.values():
+        node.app = measuring_app()
+    return federation.nodes[VICTIM]
+
+
+def test_S58_twelve_evaluations_in_the_clear_are_a_nodes_gradient() -> None:
+    """The attack, where nothing is promised: see the next tests."""
+    node = measured(Federation(8))
+    assert np.abs(gradient_of(node, WEIGHTS) - GRADIENT).max() < 1e-12
+
+
+TYPES = ["evaluate", "evaluate.again", "query", "query.again"]
+
+
+class Talkative(NumPyClient):
+    """A client of Flower's older API that replies to whatever it is asked for."""
+
+    def get_parameters(self, config: dict[str, Any]) -> Any:
+        CALLED.append("get_parameters")
+        return [WEIGHTS]
+
+    def get_properties(self, config: dict[str, Any]) -> Any:
+        CALLED.append("get_properties")
+        return {"patients": 42}
+
+    def evaluate(self, parameters: Any, config: dict[str, Any]) -> Any:
+        CALLED.append("evaluate")
+        return 0.5, 42, {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("message_type", ["get_parameters", "get_properties", "evaluate"])
+def test_S58_clients_of_the_older_api_reply_to_nothing_in_the_clear_either(
+    message_type: str, closed: bool, tmp_path: Path
+) -> None:
+    """And the attack, where the operator demands nothing."""
+    federation = Federation(8, node_config=malicious(tmp_path) if closed else {})
+    node = federation.nodes[VICTIM]
+    node.app = ClientApp(lambda context: Talkative().to_client(), mods=[lightsecagg_mod])
+    content = {
+        "get_parameters": lambda: compat.getparametersins_to_recorddict(GetParametersIns({})),
+        "get_properties": lambda: compat.getpropertiesins_to_recorddict(GetPropertiesIns({})),
+        "evaluate": lambda: compat.evaluateins_to_recorddict(
+            EvaluateIns(ndarrays_to_parameters([WEIGHTS]), {}), keep_input=True
+        ),
+    }[message_type]()
+    CALLED.clear()
+    reply = ask(node, message_type, content)
+    assert len(CALLED) == (not closed)
+    assert reply.has_error() == closed
+    assert not closed or reply.error.reason == UNMASKED
+
+
+@pytest.mark.parametrize("message_type", TYPES)
+def test_S58_a_node_in_malicious_server_mode_replies_to_nothing_in_the_clear(
+    message_type: str, tmp_path: Path
+) -> None:
+    node = measured(Federation(8, node_config=malicious(tmp_path)))
+    content = RecordDict({"arrays": record({"w": WEIGHTS})})
+    for _ in range(12):
+        assert ask(node, message_type, content).error.reason == UNMASKED
+    assert ask(node, message_type, RecordDict()).error.reason == UNMASKED
+    assert ask(node, "train.again", content).error.reason == UNPROTECTED
+    assert not CALLED
+
+
+@pytest.mark.parametrize("message_type", TYPES)
+def test_S58_masked_evaluations_close_those_in_the_clear(message_type: str) -> None:
+    strategy = FedAvg(min_available_nodes=2)
+    federation = Federation(8, strategy=strategy, evaluation={"loss": 100.0}, timeout=60)
+    node = measured(federation)
+    result = federation.run(1, {"w": WEIGHTS})
+    assert result.evaluate_metrics_clientapp[1]["loss"] > 0  # type: ignore[operator]
+    CALLED.clear()
+    content = RecordDict({"arrays": record({"w": WEIGHTS})})
+    assert ask(node, message_type, content).error.reason == UNMASKED
+    assert not CALLED
+
+
+def test_S58_a_strategy_of_malicious_server_mode_evaluates_nothing_in_the_clear(
+    tmp_path: Path,
+) -> None:
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path)}
+    federation = Federation(8, strategy=FedAvg(min_available_nodes=2), timeout=60, **options)
+    with pytest.raises(ParameterError, match="malicious-server mode has no evaluation in the cl"):
+        federation.run(1)
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_S58_a_strategy_of_malicious_server_mode_closes_the_clear_for_everybody(
+    demanded: bool, tmp_path: Path
+) -> None:
+    config = malicious(tmp_path)
+    if not demanded:
+        del config[VICTIM]["lightsecagg_threat_model"]
+    federation = Federation(8, threat_model="malicious-server", node_config=config, timeout=60)
+    federation.run(1)
+    node = measured(federation)
+    assert ask(node, "evaluate", RecordDict()).error.reason == UNMASKED
+
+
+@pytest.mark.parametrize(
+    ("stage", "message_type"),
+    [
+        ("train", "evaluate"),
+        ("train", "query"),
+        ("evaluate", "train"),
+        ("evaluate", "train.again"),
+        ("evaluate", "query"),
+    ],
+)
+def test_S58_a_parcel_for_one_type_of_message_is_refused_in_another(
+    stage: str, message_type: str
+) -> None:
+    strategy = FedAvg(min_available_nodes=2)
+    federation = Federation(8, strategy=strategy, evaluation={"loss": 100.0}, attempts=1)
+    node = measured(federation)
+    replies: list[Message] = []
+
+    def before(message: Message) -> None:
+        if stage_of(message) == stage:
+            message.metadata.message_type = message_type
+            CALLED.clear()
+
+    def after(message: Message, reply: Message) -> bool:
+        if message.metadata.message_type == message_type and stage_of(message) == stage:
+            assert not CALLED
+            replies.append(reply)
+        return True
+
+    node.before, node.after = before, after
+    federation.run(1, {"w": WEIGHTS})
+    assert [reply.error.reason for reply in replies] == [REFUSED]
+
+
+def test_S58_a_parcel_in_a_query_does_not_reach_the_app() -> None:
+    node = measured(Federation(8))
+    reply = ask(node, "query", attach(Parcel({"stage": "hello"}), RecordDict()))
+    assert detach(reply.content)[0] is not None
+    assert not CALLED

@@ -5,10 +5,12 @@ party, lets the app train if the server asks for an update, masks what comes of 
 what the party wants to be sent. What the node must remember is stored first; see `node`.
 
 It fails closed. A TRAIN message without a parcel is not trained for, because its reply would be an
-update in the clear. (An EVALUATE message without one is the app's alone.) Whatever goes wrong, the
-server hears one of a few constant sentences, because the text of an exception could quote an
-update. The node's own log has the reason. An app that cannot train is reported as such, and its
-node still helps to recover the others' sum.
+update in the clear. Any other message without one is the app's alone, unless the node's operator
+demands malicious-server or the strategy wants masked evaluations: losses of one node, for models of
+the server's choice, are its gradient (S58). Whatever goes wrong, the server hears one of a few
+constant sentences, because the text of an exception could quote an update. The node's own log has
+the reason. An app that cannot train is reported as such, and its node still helps to recover the
+others' sum.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Output, Send, Update
 from lightsecagg.protocol.ledger import Ledger
@@ -64,6 +67,10 @@ UNPROTECTED = (
     "lightsecagg_mod refuses to send an update in the clear; wrap the server's strategy: "
     "LightSecAgg(FedAvg(...), privacy=..., dropouts=..., bound=...)"
 )
+UNMASKED = (
+    "lightsecagg_mod refuses every message without masks: this node's operator demands "
+    "malicious-server, or the strategy masks evaluations"
+)
 
 Kind = TypeVar("Kind")
 
@@ -73,26 +80,40 @@ _CLIPPING_NORM = "clipping_norm"
 
 def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Mask the app's updates: `ClientApp(mods=[lightsecagg_mod, ...])`, first in the list."""
-    category = message.metadata.message_type.partition(".")[0]
-    if category not in (MessageType.TRAIN, MessageType.EVALUATE):
-        return call_next(message, context)
     try:
         parcel, rest = detach(message.content)
-    except LightSecAggError as error:
-        return _refused(error, message)
-    if parcel is None:
-        train = category == MessageType.TRAIN
-        return _error(UNPROTECTED, message) if train else call_next(message, context)
-    try:
-        message.content = rest
+        if parcel is None and _category(message) == MessageType.TRAIN:
+            return _error(UNPROTECTED, message)
         operator = Operator.of(context.node_config)
-        with opened(operator, context) as store:
-            reply = _Exchange(operator, store, message, context, call_next).reply(parcel)
-        return Message(attach(reply, RecordDict()), reply_to=message)
+        if parcel is not None:
+            message.content = rest
+            with opened(operator, context) as store:
+                reply = _Exchange(operator, store, message, context, call_next).reply(parcel)
+            return Message(attach(reply, RecordDict()), reply_to=message)
+        if _masks_everything(operator, context):
+            return _error(UNMASKED, message)
     except _Forgotten:
         return _error(FORGOTTEN, message)
     except Exception as error:
         return _refused(error, message)
+    return call_next(message, context)
+
+
+def _category(message: Message) -> str:
+    return message.metadata.message_type.partition(".")[0]
+
+
+def _masks_everything(operator: Operator, context: Context) -> bool:
+    """Whether the app may reply to nobody in the clear.
+
+    The word of the strategy is the server's; one that lies would not give it. So the operator's
+    demand is enough.
+    """
+    if operator.threat_model is ThreatModel.MALICIOUS_SERVER:
+        return True
+    with opened(operator, context) as store:
+        memory = store.load()
+    return memory is not None and memory.masked
 
 
 def _refused(error: Exception, message: Message) -> Message:
@@ -132,6 +153,8 @@ class _Exchange:
     def reply(self, parcel: Parcel) -> Parcel:
         """Do what the stage asks for; everything is stored when this returns."""
         stage = Stage(_number(parcel, "stage", str))
+        if stage in (Stage.TRAIN, Stage.EVALUATE) and stage != _category(self._message):
+            raise RemoteProtocolError(f"a message of another type asks for stage {stage}")
         if stage is Stage.HELLO:
             self._store.save(self._memory)
             told = hash_run_config(self._context.run_config)
@@ -177,6 +200,7 @@ class _Exchange:
             epoch=epoch,
             settings=opening.settings,
             keys=keys,
+            masked=_number(parcel, "masked", bool),
         )
 
     def _restore(self) -> EpochClient:

@@ -189,6 +189,8 @@ class Memory(msgspec.Struct):
     settings: bytes = b""
     keys: list[bytes] = []
     """The identities of the epoch."""
+    masked: bool = False
+    """Whether the epoch's strategy wants nothing in the clear, evaluations included."""
     party: bytes = b""
     """The party's snapshot."""
     received: int = 0

@@ -56,8 +56,10 @@ class LightSecAgg(Strategy):
     * `metrics`: the metrics that are averaged under the mask too, each with its largest absolute
       value. All other metrics stay at the node.
     * `evaluation`: the metrics of EVALUATE messages, likewise: nodes then send no others, and no
-      counts. Without it evaluation is in the clear, as always in Flower.
-    * `threat_model`: `malicious-server` needs nodes that have an allow-list and a folder.
+      counts, and reply to nothing in the clear. Without it evaluation is in the clear, as always in
+      Flower; malicious-server mode then has none.
+    * `threat_model`: `malicious-server` needs nodes that have a folder, an allow-list and their
+      own least T.
     * `share_mode`: `short-key` shares keys of 2048 elements instead of masks (experimental: see
       `docs/short-keys.md`); nodes take part whose operators have said so.
     * `timeout`: seconds for one stage, training included.
@@ -156,9 +158,15 @@ class LightSecAgg(Strategy):
         patient = self._patient(grid)
         patient.be_patient()
         messages = self.inner.strategy.configure_evaluate(server_round, arrays, config, patient)
-        if not self._limits[Stage.EVALUATE]:
-            return messages
-        return self._begin(Stage.EVALUATE, list(messages), server_round)
+        messages = list(messages)
+        if self._limits[Stage.EVALUATE]:
+            return self._begin(Stage.EVALUATE, messages, server_round)
+        if messages and self._masked:
+            raise ParameterError(
+                "malicious-server mode has no evaluation in the clear: name its metrics with "
+                "LightSecAgg(evaluation=...), or give the wrapped strategy fraction_evaluate=0.0"
+            )
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -197,7 +205,8 @@ class LightSecAgg(Strategy):
         parameters = self._terms.parameters(len(wanted), len(keys))
         epoch = Epoch(keys, parameters, self._terms, dimension, self._session, self._number)
         self._epoch = epoch
-        for node in self._exchange(epoch.nodes, Stage.OPEN, round_.type, keys=epoch.keys):
+        opening = {"keys": epoch.keys, "masked": self._masked}
+        for node in self._exchange(epoch.nodes, Stage.OPEN, round_.type, **opening):
             epoch.lose(node)
         epoch.close_registration()
         for node in self._exchange(epoch.nodes, Stage.RELAY, round_.type):
@@ -243,6 +252,12 @@ class LightSecAgg(Strategy):
         return keys
 
     # -- rounds ------------------------------------------------------------------------------
+
+    @property
+    def _masked(self) -> bool:
+        """Whether nodes should refuse whatever is not masked (S58)."""
+        malicious = self._terms.threat_model is ThreatModel.MALICIOUS_SERVER
+        return malicious or bool(self._limits[Stage.EVALUATE])
 
     @property
     def _tail(self) -> int:
