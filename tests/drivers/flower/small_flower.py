@@ -178,7 +178,8 @@ def folders(tmp_path: Path, clients: int = 8, **more: Any) -> dict[int, dict[str
 
 def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
     """Nodes with identities of their operators, and an allow-list of the first `listed`."""
-    config = folders(tmp_path, lightsecagg_threat_model="malicious-server")
+    demands = {"lightsecagg_threat_model": "malicious-server", "lightsecagg_privacy": 1}
+    config = folders(tmp_path, **demands)
     allow_list = tmp_path / "allow-list"
     lines = ["# the federation"]
     for position, node in enumerate(config):

@@ -32,6 +32,7 @@ from lightsecagg.drivers.federation.durable import ProcessLock
 from lightsecagg.drivers.flower import mod
 from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
+from lightsecagg.drivers.flower.node import Operator
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
 from lightsecagg.protocol.messages import SumRequest
@@ -357,3 +358,48 @@ def test_malicious_server_mode_needs_a_folder_and_a_list() -> None:
     with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
         federation.run(1)
     assert set(federation.grid.reasons) == {REFUSED}
+
+
+def pair(tmp_path: Path, privacy: int) -> Federation:
+    """An epoch with T = 0 over a node and one that colludes, both on the list of eight."""
+    config = malicious(tmp_path)
+    for node in config:
+        config[node]["lightsecagg_privacy"] = privacy
+    options = {"threat_model": "malicious-server", "privacy": 0, "dropouts": 0, "timeout": 60}
+    return Federation(2, node_config=config, **options)
+
+
+def test_S01_a_server_that_chooses_T_sums_a_node_with_one_that_colludes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack, on operators that demand nothing: the colluder takes its own update away."""
+    monkeypatch.setattr(Operator, "check_fit", lambda operator: None)
+    result = pair(tmp_path, privacy=0).run(1)
+    assert result.arrays is not None
+    total = arrays(result.arrays)["weight"].astype(np.float64) * (samples(101) + samples(102))
+    rest = total - update(MODEL, 102, 1)["weight"] * samples(102)
+    assert np.abs(rest / samples(101) - update(MODEL, 101, 1)["weight"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("privacy", [1, 0, -1])
+def test_S01_malicious_server_mode_needs_the_operators_least_T(
+    privacy: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = logged(monkeypatch)
+    federation = pair(tmp_path, privacy)
+    with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
+        federation.run(1)
+    assert set(federation.grid.reasons) == {REFUSED}
+    named = f"needs lightsecagg-privacy of at least 1 in node-config, not {privacy}"
+    assert any(named in line for line in lines) == (privacy < 1)
+
+
+def test_S01_a_strategys_malicious_server_mode_needs_the_operators_least_T_too(
+    tmp_path: Path,
+) -> None:
+    config = malicious(tmp_path)
+    del config[103]["lightsecagg_threat_model"], config[103]["lightsecagg_privacy"]
+    federation = Federation(8, threat_model="malicious-server", node_config=config, timeout=60)
+    rest = [node for node in federation.ids if node != 103]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+    assert federation.grid.reasons == [REFUSED]
