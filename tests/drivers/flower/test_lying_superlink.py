@@ -16,6 +16,7 @@ from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp.strategy import FedAvg
 from local_grid import Node, carried
 from small_flower import (
+    CODEC,
     MODEL,
     Federation,
     answer_in,
@@ -35,6 +36,7 @@ from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
 from lightsecagg.flower import lightsecagg_mod
 from lightsecagg.protocol.epoch_queue import Models
+from lightsecagg.protocol.messages import BufferedUpload
 
 VICTIM = 104
 TINY = 1e-7
@@ -185,6 +187,49 @@ def test_S57_a_server_takes_no_update_from_a_node_that_was_told_something_else(
 ) -> None:
     with pytest.raises(RuntimeError, match="1 of 8 nodes have sent an update"):
         steered(lie).run(1)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_an_update_is_not_used_again_under_other_settings(
+    lie: Callable[[Node, Message], None], tmp_path: Path
+) -> None:
+    """Two announcements: the first steers and is never summed, the second is the same for all."""
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path)}
+    federation = steered(lie, **options)
+    with pytest.raises(RuntimeError, match="1 of 8 nodes have sent an update"):
+        federation.run(1)
+    for node in federation.nodes.values():
+        node.before = lambda message: None
+        node.run_config = {"rate": 1.0}
+    # The victim has sent its update from this assignment; the others train anew (S42).
+    rest = [node for node in federation.ids if node != VICTIM]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_a_node_takes_no_second_assignment_in_one_round(
+    lie: Callable[[Node, Message], None],
+) -> None:
+    """The same parcel again, beside other settings, after the upload."""
+    federation = steered(lambda node, message: None)
+    victim, again = federation.nodes[VICTIM], []
+
+    def after(message: Message, reply: Message) -> bool:
+        if stage_of(message) == "train" and not again:
+            ((copied, _),) = carried(Message(RecordDict(dict(message.content)), VICTIM, "train"))
+            lie(victim, copied)
+            again.append(copied)
+        return True
+
+    victim.after = after
+    federation.run(1)
+    reply = ask(victim, again[0].metadata.message_type, again[0].content)
+    parcel, rest = detach(reply.content)
+    assert parcel is not None
+    assert parcel.numbers["failed"]
+    frames = [CODEC.decode(frame) for frame in parcel.frames]
+    assert not any(isinstance(frame, BufferedUpload) for frame in frames)
+    assert not rest
 
 
 def in_the_order_of_the_run_config(node: Node, message: Message) -> None:
