@@ -56,6 +56,8 @@ class Node:
         self.node_id = node_id
         self.app = app
         self.node_config = node_config
+        self.run_config: dict[str, Any] = {}
+        """What the SuperLink says that the run's config is."""
         self.state = RecordDict()
         self.connected = True
         self.inbox: deque[tuple[str, Message]] = deque()
@@ -69,7 +71,8 @@ class Node:
         if not self.connected or not self.inbox:
             return None
         message_id, message = self.inbox.popleft()
-        context = Context(1, self.node_id, self.node_config, copy.deepcopy(self.state), {})
+        state = copy.deepcopy(self.state)
+        context = Context(1, self.node_id, self.node_config, state, self.run_config)
         try:
             self.before(message)
             asked = copy.copy(message)

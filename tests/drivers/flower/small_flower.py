@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from local_grid import LocalGrid, Node
 
+from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.flower.parcels import detach
+from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.flower import LightSecAgg, lightsecagg_mod
+from lightsecagg.protocol.messages import AggregatedShare
+from lightsecagg.protocol.wire import Codec
+
+CODEC = Codec(DEFAULT_FIELD)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 MODEL: Arrays = {
@@ -157,3 +164,40 @@ def plain(strategy: Strategy, clients: int, rounds: int, model: Arrays = MODEL) 
     for node_id in range(101, 101 + clients):
         grid.add(node_id, app)
     return strategy.start(grid, record(model), num_rounds=rounds)
+
+
+def folders(tmp_path: Path, clients: int = 8, **more: Any) -> dict[int, dict[str, Any]]:
+    """A folder for each node, as its operator names it."""
+    config: dict[int, dict[str, Any]] = {}
+    for node_id in range(101, 101 + clients):
+        folder = tmp_path / str(node_id)
+        folder.mkdir(exist_ok=True)
+        config[node_id] = {"lightsecagg_dir": str(folder), **more}
+    return config
+
+
+def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
+    """Nodes with identities of their operators, and an allow-list of the first `listed`."""
+    demands = {"lightsecagg_threat_model": "malicious-server", "lightsecagg_privacy": 1}
+    config = folders(tmp_path, **demands)
+    allow_list = tmp_path / "allow-list"
+    lines = ["# the federation"]
+    for position, node in enumerate(config):
+        key = IdentityKey.generate()
+        (tmp_path / f"{node}.key").write_text(key.private_bytes().hex())
+        config[node]["lightsecagg_identity"] = str(tmp_path / f"{node}.key")
+        config[node]["lightsecagg_allow_list"] = str(allow_list)
+        if position < listed:
+            lines.append(f"{key.public.hex()}  # node {node}")
+    allow_list.write_text("\n".join(lines))
+    return config
+
+
+def answer_in(reply: Message) -> AggregatedShare | None:
+    """The answer among a reply's frames."""
+    if reply.has_error():
+        return None
+    parcel, _ = detach(reply.content)
+    assert parcel is not None
+    found = [CODEC.decode(frame) for frame in parcel.frames]
+    return next((message for message in found if isinstance(message, AggregatedShare)), None)

@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
-from lightsecagg.drivers.flower.layout import hash_assignment, view_of
-from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
+from lightsecagg.drivers.flower.layout import (
+    hash_assignment,
+    hash_records,
+    hash_run_config,
+    view_of,
+)
+from lightsecagg.drivers.flower.parcels import PROTOCOL, Parcel, attach, detach
 from lightsecagg.errors import DecodeError
 
 GRID = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -36,8 +41,6 @@ def test_a_view_is_what_flower_reads_without_its_copy(array: np.ndarray[Any, Any
     assert view.tobytes() == read.tobytes()
     data = np.frombuffer(serialised.data, dtype=np.uint8)
     assert np.shares_memory(view, data) == bool(array.size)
-    told: tuple[Any, ...] = ({}, "num-examples", {}, "train")
-    assert hash_assignment({"w": view}, *told) == hash_assignment({"w": read.copy()}, *told)
 
 
 def test_layouts_that_are_rare_are_left_to_flower() -> None:
@@ -61,6 +64,81 @@ def test_frames_are_serialised_as_flower_does_it() -> None:
     assert not rest
 
 
+VALUES: list[Any] = [True, 1, 1.0, "1", b"1", 0.0, -0.0, False, 0, "", b"", "True"]
+VALUES += [[value] for value in VALUES] + [[], [1, 1], ["1", ""], ["", "1"], "[1]"]
+
+
+def test_S57_values_of_different_types_have_different_hashes() -> None:
+    configs = [RecordDict({"config": ConfigRecord({"x": value})}) for value in VALUES]
+    assert len({hash_records(config) for config in configs}) == len(VALUES)
+    runs = [value for value in VALUES if isinstance(value, bool | int | float | str)]
+    assert len({hash_run_config({"x": value}) for value in runs}) == len(runs)
+
+
+def test_S57_a_run_config_has_no_order_and_records_have_one() -> None:
+    assert hash_run_config({"a": 1, "b": 2}) == hash_run_config({"b": 2, "a": 1})
+    one, two = ConfigRecord({"a": 1, "b": 2}), ConfigRecord({"b": 2, "a": 1})
+    assert hash_records(RecordDict({"c": one})) != hash_records(RecordDict({"c": two}))
+
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "as they are": {},
+    "value of an array": {"arrays": ArrayRecord({"w": Array(GRID + 1)})},
+    "name of an array": {"arrays": ArrayRecord({"v": Array(GRID)})},
+    "shape": {"arrays": ArrayRecord({"w": Array(GRID.reshape(6, 4))})},
+    "type": {"arrays": ArrayRecord({"w": Array(GRID.astype(np.int32))})},
+    "claimed type": {
+        "arrays": ArrayRecord({"w": Array("float64", (2, 3, 4), "numpy.ndarray", Array(GRID).data)})
+    },
+    "claimed shape": {
+        "arrays": ArrayRecord({"w": Array("float32", (24,), "numpy.ndarray", Array(GRID).data)})
+    },
+    "no array": {"arrays": ArrayRecord()},
+    "one array more": {"arrays": ArrayRecord({"w": Array(GRID), "v": Array(GRID)})},
+    "config": {"config": ConfigRecord({"lr": 0.2})},
+    "no config": {"config": ConfigRecord()},
+    "metrics": {"metrics": MetricRecord({"lr": 0.2})},
+    "another kind of record": {"config": MetricRecord({"lr": 0.1})},
+    "an empty record": {"more": ConfigRecord()},
+    "another empty record": {"more": MetricRecord()},
+    "empty arrays": {"more": ArrayRecord()},
+}
+
+
+def test_S57_every_record_of_a_message_is_in_its_hash() -> None:
+    usual = {
+        "arrays": ArrayRecord({"w": Array(GRID)}),
+        "config": ConfigRecord({"lr": 0.1}),
+        "metrics": MetricRecord({"lr": 0.1}),
+    }
+    found = {name: hash_records(RecordDict(usual | other)) for name, other in RECORDS.items()}
+    found["another order"] = hash_records(RecordDict(dict(reversed(usual.items()))))
+    found["one less"] = hash_records(RecordDict(dict(list(usual.items())[:2])))
+    assert len(set(found.values())) == len(RECORDS) + 2
+
+
+def test_S57_all_that_a_node_is_told_is_in_the_hash_of_its_assignment() -> None:
+    usual: dict[str, Any] = {
+        "run_config": hash_run_config({}),
+        "records": hash_records(RecordDict()),
+        "message_type": "train",
+        "weighted_by": "num-examples",
+        "limits": {"loss": 1.0},
+        "stage": "train",
+    }
+    others: list[dict[str, Any]] = [
+        {},
+        {"run_config": hash_run_config({"lr": 1})},
+        {"records": hash_records(RecordDict({"more": ConfigRecord()}))},
+        {"message_type": "train.harder"},
+        {"weighted_by": "one"},
+        {"limits": {"loss": 2.0}},
+        {"limits": {}},
+        {"stage": "evaluate"},
+    ]
+    assert len({hash_assignment(**(usual | other)) for other in others}) == len(others)
+
+
 def head(shape: str, descr: str = "'|u1'") -> bytes:
     fields = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(fields).to_bytes(2, "little") + fields.encode()
@@ -81,7 +159,7 @@ def head(shape: str, descr: str = "'|u1'") -> bytes:
     ids=["empty", "cut", "negative", "matrix", "objects", "words", "short frame", "version"],
 )
 def test_malformed_frames_are_refused(data: bytes) -> None:
-    numbers = ConfigRecord({"protocol": 1})
+    numbers = ConfigRecord({"protocol": PROTOCOL})
     frames = ArrayRecord({"frames": Array("uint8", (7,), "numpy.ndarray", data)})
     with pytest.raises(DecodeError, match="malformed"):
         detach(RecordDict({"lightsecagg": numbers, "lightsecagg.frames": frames}))

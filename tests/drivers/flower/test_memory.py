@@ -13,39 +13,29 @@ import pytest
 from flwr.app import Message, RecordDict
 from local_grid import Killed, Node, carried
 from small_flower import (
+    CODEC,
     MODEL,
     Federation,
+    answer_in,
     arrays,
     at_round,
     error,
     expected,
+    folders,
+    malicious,
     samples,
     stage_of,
     update,
 )
 
-from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.durable import ProcessLock
 from lightsecagg.drivers.flower import mod
 from lightsecagg.drivers.flower.agreed import FORGOTTEN
 from lightsecagg.drivers.flower.mod import REFUSED
+from lightsecagg.drivers.flower.node import Operator
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
-from lightsecagg.field.prime import DEFAULT_FIELD
-from lightsecagg.protocol.messages import AggregatedShare, SumRequest
-from lightsecagg.protocol.wire import Codec
-
-CODEC = Codec(DEFAULT_FIELD)
-
-
-def folders(tmp_path: Path, clients: int = 8, **more: Any) -> dict[int, dict[str, Any]]:
-    """A folder for each node, as its operator names it."""
-    config: dict[int, dict[str, Any]] = {}
-    for node_id in range(101, 101 + clients):
-        folder = tmp_path / str(node_id)
-        folder.mkdir(exist_ok=True)
-        config[node_id] = {"lightsecagg_dir": str(folder), **more}
-    return config
+from lightsecagg.protocol.messages import SumRequest
 
 
 def killed_after_its_answer(node: Node) -> list[Message]:
@@ -62,16 +52,6 @@ def killed_after_its_answer(node: Node) -> list[Message]:
 
     node.after = after
     return asked
-
-
-def answer_in(reply: Message) -> AggregatedShare | None:
-    """The answer among a reply's frames."""
-    if reply.has_error():
-        return None
-    parcel, _ = detach(reply.content)
-    assert parcel is not None
-    found = [CODEC.decode(frame) for frame in parcel.frames]
-    return next((message for message in found if isinstance(message, AggregatedShare)), None)
 
 
 def forged(message: Message, node: Node) -> Message:
@@ -359,22 +339,6 @@ def test_S49_short_keys_need_every_operators_word() -> None:
         Federation(6, share_mode="short-keys")
 
 
-def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
-    """Nodes with identities of their operators, and an allow-list of the first `listed`."""
-    config = folders(tmp_path, lightsecagg_threat_model="malicious-server")
-    allow_list = tmp_path / "allow-list"
-    lines = ["# the federation"]
-    for position, node in enumerate(config):
-        key = IdentityKey.generate()
-        (tmp_path / f"{node}.key").write_text(key.private_bytes().hex())
-        config[node]["lightsecagg_identity"] = str(tmp_path / f"{node}.key")
-        config[node]["lightsecagg_allow_list"] = str(allow_list)
-        if position < listed:
-            lines.append(f"{key.public.hex()}  # node {node}")
-    allow_list.write_text("\n".join(lines))
-    return config
-
-
 def test_S05_malicious_server_mode_takes_one_exchange_more(tmp_path: Path) -> None:
     options = {"threat_model": "malicious-server", "timeout": 60}
     federation = Federation(8, node_config=malicious(tmp_path), **options)
@@ -394,3 +358,48 @@ def test_malicious_server_mode_needs_a_folder_and_a_list() -> None:
     with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
         federation.run(1)
     assert set(federation.grid.reasons) == {REFUSED}
+
+
+def pair(tmp_path: Path, privacy: int) -> Federation:
+    """An epoch with T = 0 over a node and one that colludes, both on the list of eight."""
+    config = malicious(tmp_path)
+    for node in config:
+        config[node]["lightsecagg_privacy"] = privacy
+    options = {"threat_model": "malicious-server", "privacy": 0, "dropouts": 0, "timeout": 60}
+    return Federation(2, node_config=config, **options)
+
+
+def test_S01_a_server_that_chooses_T_sums_a_node_with_one_that_colludes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack, on operators that demand nothing: the colluder takes its own update away."""
+    monkeypatch.setattr(Operator, "check_fit", lambda operator: None)
+    result = pair(tmp_path, privacy=0).run(1)
+    assert result.arrays is not None
+    total = arrays(result.arrays)["weight"].astype(np.float64) * (samples(101) + samples(102))
+    rest = total - update(MODEL, 102, 1)["weight"] * samples(102)
+    assert np.abs(rest / samples(101) - update(MODEL, 101, 1)["weight"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("privacy", [1, 0, -1])
+def test_S01_malicious_server_mode_needs_the_operators_least_T(
+    privacy: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = logged(monkeypatch)
+    federation = pair(tmp_path, privacy)
+    with pytest.raises(RuntimeError, match="LightSecAgg, enrolment: "):
+        federation.run(1)
+    assert set(federation.grid.reasons) == {REFUSED}
+    named = f"needs lightsecagg-privacy of at least 1 in node-config, not {privacy}"
+    assert any(named in line for line in lines) == (privacy < 1)
+
+
+def test_S01_a_strategys_malicious_server_mode_needs_the_operators_least_T_too(
+    tmp_path: Path,
+) -> None:
+    config = malicious(tmp_path)
+    del config[103]["lightsecagg_threat_model"], config[103]["lightsecagg_privacy"]
+    federation = Federation(8, threat_model="malicious-server", node_config=config, timeout=60)
+    rest = [node for node in federation.ids if node != 103]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+    assert federation.grid.reasons == [REFUSED]

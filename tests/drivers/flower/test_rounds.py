@@ -511,7 +511,7 @@ def test_different_models_for_different_nodes_are_refused() -> None:
                 message.content["arrays"] = record({"w": np.full(3, number, dtype=np.float32)})
             return messages
 
-    with pytest.raises(ParameterError, match="different models or configs to different nodes"):
+    with pytest.raises(ParameterError, match="different models, configs or message types to"):
         Federation(4, privacy=1, dropouts=1, strategy=Personal()).run(1)
 
 

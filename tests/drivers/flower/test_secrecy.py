@@ -165,9 +165,9 @@ def told_otherwise(node: Node) -> None:
 def test_S08_a_server_that_tells_nodes_different_things_finds_one_in_the_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The attack, on tags that name the arrays alone: everybody's metric but one vanishes."""
+    """The attack, on tags that name the records alone: everybody's metric but one vanishes."""
     for module in (mod, strategy):
-        naive = lambda arrays, *told: hash_assignment(arrays, {}, "", {}, "")  # noqa: E731
+        naive = lambda run, records, *told: hash_assignment(run, records, "", "", {}, "")  # noqa: E731
         monkeypatch.setattr(module, "hash_assignment", naive)
     federation = Federation(8, metrics={"loss": 1.0})
     for node_id in set(federation.ids) - {104}:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from lightsecagg.errors import InputRefused, ParameterError
 from lightsecagg.field.quantization import clip_to_bound
 
 Arrays = dict[str, NDArray[Any]]
+
+_KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
+_encode = msgspec.msgpack.encode
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
@@ -42,33 +45,60 @@ def view_of(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
+def hash_run_config(run_config: Mapping[str, Any]) -> bytes:
+    """What the app reads in `Context.run_config`, in any order: Flower carries it as a map."""
+    return context_hash("Flower run config", _encode(sorted(run_config.items())))
+
+
+def hash_records(records: RecordDict, known: dict[int, bytes] | None = None) -> bytes:
+    """All records of a message, in their order, which the app sees too.
+
+    MessagePack keeps types apart: True, 1, 1.0, "1" and b"1" differ, and so do lists of them.
+
+    * `known`: hashes of array records by `id`, where several messages have one in common.
+    """
+    known = {} if known is None else known
+    parts: list[bytes] = []
+    for name, record in records.items():
+        kind = next(kind for kind in _KINDS if isinstance(record, kind))
+        parts += [name.encode(), kind.__name__.encode()]
+        if not isinstance(record, ArrayRecord):
+            parts.append(_encode(list(record.items())))
+            continue
+        if id(record) not in known:
+            known[id(record)] = _hash_arrays(record)
+        parts.append(known[id(record)])
+    return context_hash("Flower records", *parts)
+
+
 def hash_assignment(
-    arrays: Arrays, config: object, weighted_by: str, limits: object, stage: str
+    run_config: bytes,
+    records: bytes,
+    message_type: str,
+    weighted_by: str,
+    limits: Mapping[str, float],
+    stage: str,
 ) -> bytes:
-    """What stands for a global model in tags: all that decides about a node's vector (S08, S42).
+    """What stands for a global model in tags: all that decides about a node's vector (S08, S57).
 
-    Names, types, shapes and values of the arrays; and what the node is told beside them, because a
-    server that tells one node another learning rate, weight or limit than its peers could find that
-    node's part in the sum.
+    A server that gives one node another model, learning rate, weight or limit than its peers could
+    find that node's part in the sum.
 
-    * `config`, `limits`: as a `ConfigRecord` and a dict of metrics, of which bytes can be made.
+    * `run_config`, `records`: of `hash_run_config` and `hash_records`.
+    * `message_type`: with its suffix, which selects a function of the app.
     * `stage`: whether the model is trained or evaluated.
     """
-    parts = [msgspec.msgpack.encode([config, weighted_by, limits, str(stage)])]
-    for name, array in arrays.items():
-        shape = ",".join(map(str, array.shape))
-        parts += [name.encode(), array.dtype.str.encode(), shape.encode()]
-        parts.append(context_hash("array", _bytes_of(array)))
-    return context_hash("Flower assignment", *parts)
+    told = _encode([message_type, weighted_by, list(limits.items()), str(stage)])
+    return context_hash("Flower assignment", run_config, records, told)
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def config_of(records: RecordDict) -> dict[str, dict[str, Any]]:
-    """The `ConfigRecord`s beside a model."""
-    return {name: dict(record) for name, record in records.config_records.items()}
+def _hash_arrays(record: ArrayRecord) -> bytes:
+    """Names, types, shapes and bytes, as the app gets them."""
+    parts: list[bytes] = []
+    for name, array in record.items():
+        parts.append(_encode([name, array.dtype, list(array.shape), array.stype]))
+        parts.append(context_hash("array", array.data))
+    return context_hash("Flower arrays", *parts)
 
 
 class Layout:

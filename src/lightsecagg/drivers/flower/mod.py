@@ -5,10 +5,12 @@ party, lets the app train if the server asks for an update, masks what comes of 
 what the party wants to be sent. What the node must remember is stored first; see `node`.
 
 It fails closed. A TRAIN message without a parcel is not trained for, because its reply would be an
-update in the clear. (An EVALUATE message without one is the app's alone.) Whatever goes wrong, the
-server hears one of a few constant sentences, because the text of an exception could quote an
-update. The node's own log has the reason. An app that cannot train is reported as such, and its
-node still helps to recover the others' sum.
+update in the clear. Any other message without one is the app's alone, unless the node's operator
+demands malicious-server or the strategy wants masked evaluations: losses of one node, for models of
+the server's choice, are its gradient (S58). Whatever goes wrong, the server hears one of a few
+constant sentences, because the text of an exception could quote an update. The node's own log has
+the reason. An app that cannot train is reported as such, and its node still helps to recover the
+others' sum.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from lightsecagg.drivers.flower.agreed import FORGOTTEN, MASKS_AHEAD, allow_list
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,
-    config_of,
     hash_assignment,
+    hash_records,
+    hash_run_config,
     scaled_metrics,
 )
 from lightsecagg.drivers.flower.node import (
@@ -51,6 +54,7 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.interface import SERVER, Output, Send, Update
 from lightsecagg.protocol.ledger import Ledger
@@ -63,6 +67,10 @@ UNPROTECTED = (
     "lightsecagg_mod refuses to send an update in the clear; wrap the server's strategy: "
     "LightSecAgg(FedAvg(...), privacy=..., dropouts=..., bound=...)"
 )
+UNMASKED = (
+    "lightsecagg_mod refuses every message without masks: this node's operator demands "
+    "malicious-server, or the strategy masks evaluations"
+)
 
 Kind = TypeVar("Kind")
 
@@ -72,26 +80,40 @@ _CLIPPING_NORM = "clipping_norm"
 
 def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Mask the app's updates: `ClientApp(mods=[lightsecagg_mod, ...])`, first in the list."""
-    category = message.metadata.message_type.partition(".")[0]
-    if category not in (MessageType.TRAIN, MessageType.EVALUATE):
-        return call_next(message, context)
     try:
         parcel, rest = detach(message.content)
-    except LightSecAggError as error:
-        return _refused(error, message)
-    if parcel is None:
-        train = category == MessageType.TRAIN
-        return _error(UNPROTECTED, message) if train else call_next(message, context)
-    try:
-        message.content = rest
+        if parcel is None and _category(message) == MessageType.TRAIN:
+            return _error(UNPROTECTED, message)
         operator = Operator.of(context.node_config)
-        with opened(operator, context) as store:
-            reply = _Exchange(operator, store, message, context, call_next).reply(parcel)
-        return Message(attach(reply, RecordDict()), reply_to=message)
+        if parcel is not None:
+            message.content = rest
+            with opened(operator, context) as store:
+                reply = _Exchange(operator, store, message, context, call_next).reply(parcel)
+            return Message(attach(reply, RecordDict()), reply_to=message)
+        if _masks_everything(operator, context):
+            return _error(UNMASKED, message)
     except _Forgotten:
         return _error(FORGOTTEN, message)
     except Exception as error:
         return _refused(error, message)
+    return call_next(message, context)
+
+
+def _category(message: Message) -> str:
+    return message.metadata.message_type.partition(".")[0]
+
+
+def _masks_everything(operator: Operator, context: Context) -> bool:
+    """Whether the app may reply to nobody in the clear.
+
+    The word of the strategy is the server's; one that lies would not give it. So the operator's
+    demand is enough.
+    """
+    if operator.threat_model is ThreatModel.MALICIOUS_SERVER:
+        return True
+    with opened(operator, context) as store:
+        memory = store.load()
+    return memory is not None and memory.masked
 
 
 def _refused(error: Exception, message: Message) -> Message:
@@ -131,9 +153,12 @@ class _Exchange:
     def reply(self, parcel: Parcel) -> Parcel:
         """Do what the stage asks for; everything is stored when this returns."""
         stage = Stage(_number(parcel, "stage", str))
+        if stage in (Stage.TRAIN, Stage.EVALUATE) and stage != _category(self._message):
+            raise RemoteProtocolError(f"a message of another type asks for stage {stage}")
         if stage is Stage.HELLO:
             self._store.save(self._memory)
-            return Parcel({"key": self._identity.public})
+            told = hash_run_config(self._context.run_config)
+            return Parcel({"key": self._identity.public, "run_config": told})
         epoch = _number(parcel, "epoch", bytes)
         if stage is Stage.OPEN and epoch != self._memory.epoch:
             self._open(parcel, epoch)
@@ -175,6 +200,7 @@ class _Exchange:
             epoch=epoch,
             settings=opening.settings,
             keys=keys,
+            masked=_number(parcel, "masked", bool),
         )
 
     def _restore(self) -> EpochClient:
@@ -247,19 +273,31 @@ class _Exchange:
             zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
         )
         weighted_by, quantizer = _number(parcel, "weighted_by", str), settings.quantizer
-        model, config = arrays_of(given), config_of(self._message.content)
-        layout, hashed = Layout(model), hash_assignment(model, config, weighted_by, limits, stage)
+        context, content = self._context, self._message.content
+        # What is not hashed, the app does not see: the order of a map, and a free text.
+        context.run_config = dict(sorted(context.run_config.items()))
+        self._message.metadata.group_id = ""
+        hashed = hash_assignment(
+            hash_run_config(context.run_config),
+            hash_records(content),
+            self._message.metadata.message_type,
+            weighted_by,
+            limits,
+            stage,
+        )
+        norms = [record.get(_CLIPPING_NORM) for record in content.config_records.values()]
+        layout = Layout(arrays_of(given))
         vector: Any = np.zeros(settings.dimension, layout.dtype)
         change, tail = np.split(vector, [layout.size])
-        reply = self._train(self._message, self._context)
+        reply = self._train(self._message, context)
         if reply.has_error():
             raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
         metrics = _only(reply.content.metric_records.values(), "MetricRecord")
         if stage is Stage.TRAIN:
             trained = _only(reply.content.array_records.values(), "ArrayRecord")
             layout.write_change(arrays_of(trained), change)
-            for record in config.values():
-                _check_norm(change, record.get(_CLIPPING_NORM))
+            for norm in norms:
+                _check_norm(change, norm)
             if (clipped := clip_to_bound(change, quantizer.bound)) is not change:
                 change[:] = clipped
         else:

@@ -79,7 +79,7 @@ class Operator:
     bound: float | None = None
     """The bound for the entries of an update, exactly."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
-    """`malicious-server` takes part in nothing less; it needs a folder and an allow-list."""
+    """`malicious-server` takes part in nothing less; it needs a folder, an allow-list and a T."""
     share_mode: ShareMode | None = None
     """How masks are shared, exactly; without it, short keys are refused."""
 
@@ -113,6 +113,12 @@ class Operator:
                 "malicious-server mode needs lightsecagg-dir and lightsecagg-allow-list in "
                 "node-config: a node that forgets, or whose peers the server chooses, has no "
                 "defence against it"
+            )
+        if self.privacy < 1:
+            raise ConfigurationError(
+                "malicious-server mode needs lightsecagg-privacy of at least 1 in node-config, not "
+                f"{self.privacy}: a server that may choose T = 0 sums this node with one that "
+                "colludes"
             )
 
     def policy(self, settings: Settings, keys: AllowList) -> Policy:
@@ -189,6 +195,8 @@ class Memory(msgspec.Struct):
     settings: bytes = b""
     keys: list[bytes] = []
     """The identities of the epoch."""
+    masked: bool = False
+    """Whether the epoch's strategy wants nothing in the clear, evaluations included."""
     party: bytes = b""
     """The party's snapshot."""
     received: int = 0

@@ -26,7 +26,7 @@ from lightsecagg.drivers.flower.layout import view_of
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Counts incompatible changes of what parcels say."""
 
 _NUMBERS = "lightsecagg"

@@ -14,6 +14,7 @@ After that the run ends with an error: never with a model that stands still, or 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 
@@ -30,8 +31,8 @@ from lightsecagg.drivers.flower.inner import Inner
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,
-    config_of,
     hash_assignment,
+    hash_records,
     unscaled_metrics,
 )
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, attach, detach
@@ -55,8 +56,10 @@ class LightSecAgg(Strategy):
     * `metrics`: the metrics that are averaged under the mask too, each with its largest absolute
       value. All other metrics stay at the node.
     * `evaluation`: the metrics of EVALUATE messages, likewise: nodes then send no others, and no
-      counts. Without it evaluation is in the clear, as always in Flower.
-    * `threat_model`: `malicious-server` needs nodes that have an allow-list and a folder.
+      counts, and reply to nothing in the clear. Without it evaluation is in the clear, as always in
+      Flower; malicious-server mode then has none.
+    * `threat_model`: `malicious-server` needs nodes that have a folder, an allow-list and their
+      own least T.
     * `share_mode`: `short-key` shares keys of 2048 elements instead of masks (experimental: see
       `docs/short-keys.md`); nodes take part whose operators have said so.
     * `timeout`: seconds for one stage, training included.
@@ -95,6 +98,7 @@ class LightSecAgg(Strategy):
         self._interval = poll_interval
         self._grid: PatientGrid | None = None
         self._epoch: Epoch | None = None
+        self._run_config = b""  # its hash, as the nodes of the epoch have given it
         self._session = draw(system_entropy, HASH_LENGTH)
         self._number = 0
         self._left_out: dict[int, int] = {}  # node -> when it gets another chance
@@ -154,9 +158,15 @@ class LightSecAgg(Strategy):
         patient = self._patient(grid)
         patient.be_patient()
         messages = self.inner.strategy.configure_evaluate(server_round, arrays, config, patient)
-        if not self._limits[Stage.EVALUATE]:
-            return messages
-        return self._begin(Stage.EVALUATE, list(messages), server_round)
+        messages = list(messages)
+        if self._limits[Stage.EVALUATE]:
+            return self._begin(Stage.EVALUATE, messages, server_round)
+        if messages and self._masked:
+            raise ParameterError(
+                "malicious-server mode has no evaluation in the clear: name its metrics with "
+                "LightSecAgg(evaluation=...), or give the wrapped strategy fraction_evaluate=0.0"
+            )
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -195,7 +205,8 @@ class LightSecAgg(Strategy):
         parameters = self._terms.parameters(len(wanted), len(keys))
         epoch = Epoch(keys, parameters, self._terms, dimension, self._session, self._number)
         self._epoch = epoch
-        for node in self._exchange(epoch.nodes, Stage.OPEN, round_.type, keys=epoch.keys):
+        opening = {"keys": epoch.keys, "masked": self._masked}
+        for node in self._exchange(epoch.nodes, Stage.OPEN, round_.type, **opening):
             epoch.lose(node)
         epoch.close_registration()
         for node in self._exchange(epoch.nodes, Stage.RELAY, round_.type):
@@ -204,13 +215,14 @@ class LightSecAgg(Strategy):
     def _collect_keys(
         self, grid: PatientGrid, nodes: list[int], message_type: str
     ) -> dict[int, bytes]:
-        """The identity keys of all nodes but D."""
+        """The identity keys of all nodes but D, which have one run_config."""
         keys: dict[int, bytes] = {}
+        told: dict[int, bytes] = {}
         reasons: dict[int, str] = {}
 
         def replied(node: int, reply: Message) -> Iterable[Message]:
             try:
-                keys[node] = _identity_key(reply)
+                keys[node], told[node] = _introduction(reply)
             except DecodeError as error:
                 reasons[node] = str(error)
             return ()
@@ -219,6 +231,13 @@ class LightSecAgg(Strategy):
         hello = attach(Parcel({"stage": str(Stage.HELLO)}), RecordDict())
         messages = [self._message(hello, node, message_type) for node in nodes]
         grid.exchange(messages, self._timeout, replied)
+        for run_config, count in Counter(told.values()).most_common(1):
+            if 2 * count <= len(told):
+                raise Aborted("no run_config is that of most nodes; all of a run have the same one")
+            self._run_config = run_config
+        for node in [node for node in told if told[node] != self._run_config]:
+            reasons[node] = "its run_config is not that of most nodes"
+            del keys[node]
         for node in set(nodes) - keys.keys():
             reason = reasons.setdefault(node, "it did not reply")
             log(WARNING, "LightSecAgg: node %d is left out: %s", node, reason)
@@ -235,6 +254,12 @@ class LightSecAgg(Strategy):
     # -- rounds ------------------------------------------------------------------------------
 
     @property
+    def _masked(self) -> bool:
+        """Whether nodes should refuse whatever is not masked (S58)."""
+        malicious = self._terms.threat_model is ThreatModel.MALICIOUS_SERVER
+        return malicious or bool(self._limits[Stage.EVALUATE])
+
+    @property
     def _tail(self) -> int:
         """How many entries follow the change of the model: metrics, and a nonce of evaluations."""
         evaluated = len(self._limits[Stage.EVALUATE])
@@ -249,7 +274,7 @@ class LightSecAgg(Strategy):
         round_ = _Round(stage, messages, self.inner.weighted_by, self._limits[stage])
         self._enrol_if_needed(patient, round_, server_round)
         epoch = self._current()
-        round_.version = epoch.begin_round(round_.model)
+        round_.version = epoch.begin_round(round_.model(self._run_config))
         self._round = round_
         reachable = epoch.nodes & patient.connected()
         epoch.connect(reachable)
@@ -406,22 +431,24 @@ class _Round:
         self.version = 0
         self.sent: list[Message] = []
         self.layout = Layout(arrays_of(_model(self.asked)))
-        assignments: dict[tuple[int, str], Message] = {}  # most strategies send everybody the same
-        for message in messages:
-            config = repr(config_of(message.content))
-            assignments.setdefault((id(_model(message)), config), message)
+        known: dict[int, bytes] = {}  # most strategies send everybody the same
         found = {
-            hash_assignment(
-                arrays_of(_model(message)), config_of(message.content), weighted_by, limits, stage
-            )
-            for message in assignments.values()
+            (hash_records(message.content, known), message.metadata.message_type)
+            for message in messages
         }
         if len(found) != 1:
             raise ParameterError(
-                "the strategy sends different models or configs to different nodes; a sum of "
-                "updates needs one that all of them train from"
+                "the strategy sends different models, configs or message types to different "
+                "nodes; a sum of updates needs one that all of them train from"
             )
-        (self.model,) = found
+        ((self._records, _),) = found
+        self._weighted_by = weighted_by
+
+    def model(self, run_config: bytes) -> bytes:
+        """What nodes with this run_config sign as the model that they trained from."""
+        return hash_assignment(
+            run_config, self._records, self.type, self._weighted_by, self.limits, self.stage
+        )
 
     def node_of(self, reply: Message) -> int | None:
         """Who was asked for this reply."""
@@ -449,11 +476,13 @@ def _model(message: Message) -> ArrayRecord:
     return records[0]
 
 
-def _identity_key(reply: Message) -> bytes:
+def _introduction(reply: Message) -> tuple[bytes, bytes]:
+    """A node's identity key, and the hash of its run_config."""
     if reply.has_error():
         raise DecodeError(shown(reply.error.reason))
     parcel, _ = detach(reply.content)
-    key = None if parcel is None else parcel.numbers.get("key")
-    if not isinstance(key, bytes):
+    numbers = {} if parcel is None else parcel.numbers
+    key, run_config = numbers.get("key"), numbers.get("run_config")
+    if not isinstance(key, bytes) or not isinstance(run_config, bytes):
         raise DecodeError("its ClientApp has no lightsecagg_mod")
-    return key
+    return key, run_config

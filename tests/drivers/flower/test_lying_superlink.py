@@ -1,0 +1,492 @@
+"""A SuperLink that lies about what a node should do, and nodes that compare what they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import EvaluateIns, GetParametersIns, GetPropertiesIns, ndarrays_to_parameters
+from flwr.compat.common import recorddict_compat as compat
+from flwr.serverapp.strategy import FedAvg
+from local_grid import Node, carried
+from small_flower import (
+    CODEC,
+    MODEL,
+    Federation,
+    answer_in,
+    arrays,
+    error,
+    expected,
+    malicious,
+    record,
+    samples,
+    stage_of,
+    update,
+)
+
+from lightsecagg.drivers.flower import layout, mod, strategy
+from lightsecagg.drivers.flower.mod import REFUSED, UNMASKED, UNPROTECTED
+from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
+from lightsecagg.errors import ParameterError
+from lightsecagg.flower import lightsecagg_mod
+from lightsecagg.protocol.epoch_queue import Models
+from lightsecagg.protocol.messages import BufferedUpload
+
+VICTIM = 104
+TINY = 1e-7
+
+# -- what a node is told (S57) -------------------------------------------------------------------
+
+
+def steered_app() -> ClientApp:
+    """An app that takes its learning rate from wherever the server may put it."""
+    app = ClientApp(mods=[lightsecagg_mod])
+
+    def trained(message: Message, context: Context, rate: float) -> Message:
+        given = arrays(message.content["arrays"])
+        if next(iter(context.run_config), "") == "zoom":
+            rate *= TINY
+        rate *= float(context.run_config.get("rate", 1.0))
+        for told in message.content.config_records.values():
+            rate *= float(told.get("rate", 1.0))  # type: ignore[arg-type]
+        for measured in message.content.metric_records.values():
+            rate *= float(measured.get("rate", 1.0))  # type: ignore[arg-type]
+        if message.metadata.group_id == "gently":
+            rate *= TINY
+        full = update(given, context.node_id, 1)
+        moved = {name: given[name] + rate * (full[name] - given[name]) for name in given}
+        metrics = MetricRecord({"num-examples": samples(context.node_id)})
+        content = RecordDict({"arrays": record(moved), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return trained(message, context, 1.0)
+
+    @app.train("gently")
+    def train_gently(message: Message, context: Context) -> Message:
+        return trained(message, context, TINY)
+
+    return app
+
+
+def in_the_run_config(node: Node, message: Message) -> None:
+    node.run_config["rate"] = TINY
+
+
+def in_a_config_record(node: Node, message: Message) -> None:
+    message.content["config"]["rate"] = TINY  # type: ignore[index,assignment]
+
+
+def in_another_config_record(node: Node, message: Message) -> None:
+    message.content["more"] = ConfigRecord({"rate": TINY})
+
+
+def in_a_metric_record(node: Node, message: Message) -> None:
+    message.content["more"] = MetricRecord({"rate": TINY})
+
+
+def in_the_message_type(node: Node, message: Message) -> None:
+    message.metadata.message_type = "train.gently"
+
+
+LIES: list[Callable[[Node, Message], None]] = [
+    in_the_run_config,
+    in_a_config_record,
+    in_another_config_record,
+    in_a_metric_record,
+    in_the_message_type,
+]
+
+
+def steered(lie: Callable[[Node, Message], None], **options: Any) -> Federation:
+    """A federation whose SuperLink lets everybody but one node train hardly at all."""
+    federation = Federation(8, attempts=1, **{"timeout": 60, **options})
+    for node in federation.nodes.values():
+        node.app = steered_app()
+        node.run_config = {"rate": 1.0}
+
+        def before(message: Message, node: Node = node) -> None:
+            if stage_of(message) == "train" and node.node_id != VICTIM:
+                lie(node, message)
+
+        node.before = before
+    return federation
+
+
+def change_of_the_victim(federation: Federation) -> float:
+    """How far what the sum says about the victim is from its update."""
+    result = federation.run(1)
+    assert result.arrays is not None
+    change = arrays(result.arrays)["weight"].astype(np.float64) - MODEL["weight"]
+    total = sum(samples(node) for node in federation.ids)
+    wanted = update(MODEL, VICTIM, 1)["weight"] - MODEL["weight"]
+    return float(np.abs(change * total / samples(VICTIM) - wanted).max())
+
+
+def forget_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tags that name the arrays alone."""
+
+    def naive_records(records: RecordDict, *known: Any) -> bytes:
+        return layout.hash_records(RecordDict(dict(records.array_records)))
+
+    def naive(run_config: bytes, records: bytes, *told: Any) -> bytes:
+        return layout.hash_assignment(b"", records, "", "", {}, "")
+
+    for module in (mod, strategy):
+        monkeypatch.setattr(module, "hash_records", naive_records)
+        monkeypatch.setattr(module, "hash_assignment", naive)
+
+
+def careless_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sums whatever comes."""
+    monkeypatch.setattr(Models, "check", lambda models, tag, time: None)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_tags_that_name_the_model_alone_let_a_superlink_single_a_node_out(
+    lie: Callable[[Node, Message], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The attack: one node trains, the others hardly do, and the sum is that node's update."""
+    forget_what_was_told(monkeypatch)
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path)}
+    assert change_of_the_victim(steered(lie, **options)) < 1e-4
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("threat_model", ["honest-but-curious", "malicious-server"])
+def test_S57_nodes_that_were_told_different_things_answer_for_no_sum(
+    threat_model: str,
+    lie: Callable[[Node, Message], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    careless_server(monkeypatch)
+    federation = steered(lie, threat_model=threat_model, node_config=malicious(tmp_path))
+    for node in federation.nodes.values():
+        if threat_model == "honest-but-curious":
+            del node.node_config["lightsecagg-threat-model"]
+    answers: list[Message] = []
+    for node in federation.nodes.values():
+        node.after = lambda message, reply: answers.append(reply) is None
+    with pytest.raises(RuntimeError, match="LightSecAgg, round 1: "):
+        federation.run(1)
+    assert not any(answer_in(reply) for reply in answers)
+    assert REFUSED in federation.grid.reasons
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_a_server_takes_no_update_from_a_node_that_was_told_something_else(
+    lie: Callable[[Node, Message], None],
+) -> None:
+    with pytest.raises(RuntimeError, match="1 of 8 nodes have sent an update"):
+        steered(lie).run(1)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_an_update_is_not_used_again_under_other_settings(
+    lie: Callable[[Node, Message], None], tmp_path: Path
+) -> None:
+    """Two announcements: the first steers and is never summed, the second is the same for all."""
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path)}
+    federation = steered(lie, **options)
+    with pytest.raises(RuntimeError, match="1 of 8 nodes have sent an update"):
+        federation.run(1)
+    for node in federation.nodes.values():
+        node.before = lambda message: None
+        node.run_config = {"rate": 1.0}
+    # The victim has sent its update from this assignment; the others train anew (S42).
+    rest = [node for node in federation.ids if node != VICTIM]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_S57_a_node_takes_no_second_assignment_in_one_round(
+    lie: Callable[[Node, Message], None],
+) -> None:
+    """The same parcel again, beside other settings, after the upload."""
+    federation = steered(lambda node, message: None)
+    victim, again = federation.nodes[VICTIM], []
+
+    def after(message: Message, reply: Message) -> bool:
+        if stage_of(message) == "train" and not again:
+            ((copied, _),) = carried(Message(RecordDict(dict(message.content)), VICTIM, "train"))
+            lie(victim, copied)
+            again.append(copied)
+        return True
+
+    victim.after = after
+    federation.run(1)
+    reply = ask(victim, again[0].metadata.message_type, again[0].content)
+    parcel, rest = detach(reply.content)
+    assert parcel is not None
+    assert parcel.numbers["failed"]
+    frames = [CODEC.decode(frame) for frame in parcel.frames]
+    assert not any(isinstance(frame, BufferedUpload) for frame in frames)
+    assert not rest
+
+
+def in_the_order_of_the_run_config(node: Node, message: Message) -> None:
+    items = reversed(list(node.run_config.items()))
+    node.run_config.clear()
+    node.run_config.update(list(items))
+
+
+def in_the_group(node: Node, message: Message) -> None:
+    message.metadata.group_id = "gently"
+
+
+@pytest.mark.parametrize("lie", [in_the_order_of_the_run_config, in_the_group])
+def test_S57_what_is_not_hashed_does_not_reach_the_app(
+    lie: Callable[[Node, Message], None],
+) -> None:
+    federation = steered(lie)
+    for node in federation.nodes.values():
+        node.run_config = {"rate": 1.0, "zoom": 1}
+    assert error(federation.run(1), expected(MODEL, [list(federation.ids)])) < 1e-6
+
+
+def test_S57_a_node_with_another_run_config_is_left_out_from_the_start() -> None:
+    federation = steered(lambda node, message: None)
+    federation.nodes[VICTIM].run_config = {"rate": 2.0}
+    rest = [node for node in federation.ids if node != VICTIM]
+    assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
+    assert federation.strategy._current().nodes == set(rest)
+
+
+def test_S57_a_run_config_that_most_nodes_do_not_have_is_not_guessed() -> None:
+    federation = steered(lambda node, message: None, privacy=1, dropouts=5)
+    for node_id in list(federation.ids)[::2]:
+        federation.nodes[node_id].run_config = {"rate": 2.0}
+    with pytest.raises(RuntimeError, match="enrolment: no run_config is that of most nodes"):
+        federation.run(1)
+
+
+def test_S57_a_strategy_that_asks_nodes_for_different_things_is_refused() -> None:
+    federation = Federation(8)
+    inner = federation.strategy.inner.strategy
+    configure = inner.configure_train
+
+    def configured(*arguments: Any) -> Any:
+        messages = list(configure(*arguments))
+        messages[3].metadata.message_type = "train.gently"
+        return messages
+
+    inner.configure_train = configured  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="different models, configs or message types"):
+        federation.run(1)
+
+
+# -- messages without masks (S58) ----------------------------------------------------------------
+
+FEATURES = np.random.default_rng(1).normal(size=(9, 6))
+LABELS = np.random.default_rng(2).normal(size=9)
+CALLED: list[str] = []
+"""The functions of the app that were called."""
+
+
+def measuring_app() -> ClientApp:
+    """An app that replies to whatever it is asked for."""
+    app = ClientApp(mods=[lightsecagg_mod])
+
+    def measured(message: Message, context: Context) -> Message:
+        CALLED.append(message.metadata.message_type)
+        given = message.content.get("arrays", {})
+        weights = np.concatenate([np.zeros(6), *(a.numpy().ravel() for a in given.values())])[-6:]
+        loss = float(np.mean((FEATURES @ weights - LABELS) ** 2))
+        metrics = MetricRecord({"num-examples": samples(context.node_id), "loss": loss})
+        content = {"metrics": metrics, **({"arrays": given} if given else {})}
+        return Message(RecordDict(content), reply_to=message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(measured)
+        register("again")(measured)
+    CALLED.clear()
+    return app
+
+
+def ask(node: Node, message_type: str, content: RecordDict) -> Message:
+    """What a node replies to a message of the SuperLink's own making."""
+    ((arrived, _),) = carried(Message(content, node.node_id, message_type))
+    node.inbox.append(("asked", arrived))
+    done = node.work()
+    assert done is not None
+    return done[1]
+
+
+def loss_of(reply: Message) -> float:
+    assert not reply.has_error(), reply.error.reason
+    return float(reply.content["metrics"]["loss"])  # type: ignore[arg-type]
+
+
+def gradient_of(node: Node, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The gradient of a node's loss, by two questions for each weight."""
+    steps = np.eye(6)
+    return (
+        np.array(
+            [
+                loss_of(
+                    ask(node, "evaluate", RecordDict({"arrays": record({"w": weights + step})}))
+                )
+                - loss_of(
+                    ask(node, "evaluate", RecordDict({"arrays": record({"w": weights - step})}))
+                )
+                for step in steps
+            ]
+        )
+        / 2
+    )
+
+
+WEIGHTS = np.linspace(-1, 1, 6)
+GRADIENT = 2 * FEATURES.T @ (FEATURES @ WEIGHTS - LABELS) / len(LABELS)
+
+
+def measured(federation: Federation) -> Node:
+    """One of its nodes, all of which have the app that replies."""
+    for node in federation.nodes.values():
+        node.app = measuring_app()
+    return federation.nodes[VICTIM]
+
+
+def test_S58_twelve_evaluations_in_the_clear_are_a_nodes_gradient() -> None:
+    """The attack, where nothing is promised: see the next tests."""
+    node = measured(Federation(8))
+    assert np.abs(gradient_of(node, WEIGHTS) - GRADIENT).max() < 1e-12
+
+
+TYPES = ["evaluate", "evaluate.again", "query", "query.again"]
+
+
+class Talkative(NumPyClient):
+    """A client of Flower's older API that replies to whatever it is asked for."""
+
+    def get_parameters(self, config: dict[str, Any]) -> Any:
+        CALLED.append("get_parameters")
+        return [WEIGHTS]
+
+    def get_properties(self, config: dict[str, Any]) -> Any:
+        CALLED.append("get_properties")
+        return {"patients": 42}
+
+    def evaluate(self, parameters: Any, config: dict[str, Any]) -> Any:
+        CALLED.append("evaluate")
+        return 0.5, 42, {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("message_type", ["get_parameters", "get_properties", "evaluate"])
+def test_S58_clients_of_the_older_api_reply_to_nothing_in_the_clear_either(
+    message_type: str, closed: bool, tmp_path: Path
+) -> None:
+    """And the attack, where the operator demands nothing."""
+    federation = Federation(8, node_config=malicious(tmp_path) if closed else {})
+    node = federation.nodes[VICTIM]
+    node.app = ClientApp(lambda context: Talkative().to_client(), mods=[lightsecagg_mod])
+    content = {
+        "get_parameters": lambda: compat.getparametersins_to_recorddict(GetParametersIns({})),
+        "get_properties": lambda: compat.getpropertiesins_to_recorddict(GetPropertiesIns({})),
+        "evaluate": lambda: compat.evaluateins_to_recorddict(
+            EvaluateIns(ndarrays_to_parameters([WEIGHTS]), {}), keep_input=True
+        ),
+    }[message_type]()
+    CALLED.clear()
+    reply = ask(node, message_type, content)
+    assert len(CALLED) == (not closed)
+    assert reply.has_error() == closed
+    assert not closed or reply.error.reason == UNMASKED
+
+
+@pytest.mark.parametrize("message_type", TYPES)
+def test_S58_a_node_in_malicious_server_mode_replies_to_nothing_in_the_clear(
+    message_type: str, tmp_path: Path
+) -> None:
+    node = measured(Federation(8, node_config=malicious(tmp_path)))
+    content = RecordDict({"arrays": record({"w": WEIGHTS})})
+    for _ in range(12):
+        assert ask(node, message_type, content).error.reason == UNMASKED
+    assert ask(node, message_type, RecordDict()).error.reason == UNMASKED
+    assert ask(node, "train.again", content).error.reason == UNPROTECTED
+    assert not CALLED
+
+
+@pytest.mark.parametrize("message_type", TYPES)
+def test_S58_masked_evaluations_close_those_in_the_clear(message_type: str) -> None:
+    strategy = FedAvg(min_available_nodes=2)
+    federation = Federation(8, strategy=strategy, evaluation={"loss": 100.0}, timeout=60)
+    node = measured(federation)
+    result = federation.run(1, {"w": WEIGHTS})
+    assert result.evaluate_metrics_clientapp[1]["loss"] > 0  # type: ignore[operator]
+    CALLED.clear()
+    content = RecordDict({"arrays": record({"w": WEIGHTS})})
+    assert ask(node, message_type, content).error.reason == UNMASKED
+    assert not CALLED
+
+
+def test_S58_a_strategy_of_malicious_server_mode_evaluates_nothing_in_the_clear(
+    tmp_path: Path,
+) -> None:
+    options = {"threat_model": "malicious-server", "node_config": malicious(tmp_path)}
+    federation = Federation(8, strategy=FedAvg(min_available_nodes=2), timeout=60, **options)
+    with pytest.raises(ParameterError, match="malicious-server mode has no evaluation in the cl"):
+        federation.run(1)
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_S58_a_strategy_of_malicious_server_mode_closes_the_clear_for_everybody(
+    demanded: bool, tmp_path: Path
+) -> None:
+    config = malicious(tmp_path)
+    if not demanded:
+        del config[VICTIM]["lightsecagg_threat_model"]
+    federation = Federation(8, threat_model="malicious-server", node_config=config, timeout=60)
+    federation.run(1)
+    node = measured(federation)
+    assert ask(node, "evaluate", RecordDict()).error.reason == UNMASKED
+
+
+@pytest.mark.parametrize(
+    ("stage", "message_type"),
+    [
+        ("train", "evaluate"),
+        ("train", "query"),
+        ("evaluate", "train"),
+        ("evaluate", "train.again"),
+        ("evaluate", "query"),
+    ],
+)
+def test_S58_a_parcel_for_one_type_of_message_is_refused_in_another(
+    stage: str, message_type: str
+) -> None:
+    strategy = FedAvg(min_available_nodes=2)
+    federation = Federation(8, strategy=strategy, evaluation={"loss": 100.0}, attempts=1)
+    node = measured(federation)
+    replies: list[Message] = []
+
+    def before(message: Message) -> None:
+        if stage_of(message) == stage:
+            message.metadata.message_type = message_type
+            CALLED.clear()
+
+    def after(message: Message, reply: Message) -> bool:
+        if message.metadata.message_type == message_type and stage_of(message) == stage:
+            assert not CALLED
+            replies.append(reply)
+        return True
+
+    node.before, node.after = before, after
+    federation.run(1, {"w": WEIGHTS})
+    assert [reply.error.reason for reply in replies] == [REFUSED]
+
+
+def test_S58_a_parcel_in_a_query_does_not_reach_the_app() -> None:
+    node = measured(Federation(8))
+    reply = ask(node, "query", attach(Parcel({"stage": "hello"}), RecordDict()))
+    assert detach(reply.content)[0] is not None
+    assert not CALLED
