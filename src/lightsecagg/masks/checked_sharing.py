@@ -29,6 +29,7 @@ and tells nothing of those that follow.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -164,6 +165,36 @@ def name_liars(accused: Iterable[Pair], liars: int) -> tuple[int, ...]:
         others.setdefault(holder, set()).add(owner)
     named = tuple(sorted(party for party in others if len(others[party]) > liars))
     return named if len(named) <= liars else ()
+
+
+def part_quarrels(
+    parties: Collection[int], doubts: Collection[Pair]
+) -> tuple[frozenset[int], frozenset[int], int]:
+    """Who answers, which owners they doubt, and how many pairs do not answer (S46, R59).
+
+    * `doubts`: pairs (owner, holder) of whom one lied: the share must not be relied on.
+
+    Pairs leave together, so that everybody who is left has no quarrel with anybody who is left.
+    Each pair takes a liar along. Of n parties with at most e liars, k pairs leave n - 2 k parties
+    with at most e - k liars; if n >= U + 2 e, that is U + 2 (e - k) at least, and the decoder
+    locates all lies in their answers. An owner in a pair stays in the sum unless somebody who
+    answers doubts its share. Owners with most quarrels go first: so they leave with a holder that
+    doubts them, and fewest others do.
+    """
+    quarrels = Counter(party for pair in doubts for party in pair)
+    apart: set[int] = set()
+    pairs = 0
+
+    def first(pair: Pair) -> tuple[bool, int, int, Pair]:
+        """Who contradicts itself leaves alone, and is a liar."""
+        return pair[0] != pair[1], -quarrels[pair[0]], -quarrels[pair[1]], pair
+
+    for owner, holder in sorted(doubts, key=first):
+        if owner not in apart and holder not in apart:
+            apart |= {owner, holder}
+            pairs += 1
+    left = frozenset(parties) - apart
+    return left, frozenset(owner for owner, holder in doubts if holder in left), pairs
 
 
 def _wrong_reports(

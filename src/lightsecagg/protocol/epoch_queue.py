@@ -185,7 +185,7 @@ class UploadQueue:
         """The next buffer, by owner; shorter than `size` if fewer updates may be summed now.
 
         Enough clients must hold good shares of all its masks; while there are too few, the
-        update goes whose shares fewest hold.
+        update goes whose shares fewest hold, and before it any that who is to answer doubts.
         """
         usable = [
             waiting
@@ -208,6 +208,10 @@ class UploadQueue:
                 lambda version: self._buffering.table.weight(time - version),
                 rules,
             )
+            _, doubted = self._stock.part([waiting.mask for waiting in chosen])
+            if doubted:
+                usable = [waiting for waiting in usable if waiting.owner not in doubted]
+                continue
             holders = frozenset(self._round.members).intersection(*(good[w.mask] for w in chosen))
             if len(holders) >= self.needed_holders:
                 return sorted(chosen, key=lambda waiting: waiting.owner)

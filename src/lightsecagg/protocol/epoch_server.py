@@ -380,6 +380,7 @@ class EpochServer(EpochCollector):
             MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
             clients=self._members,
             holders=holders,
+            trusted=self._stock.part([term.ref for term in terms])[0],
             uploads=uploads,
         )
 
@@ -460,8 +461,9 @@ class EpochServer(EpochCollector):
 
     @property
     def _enough_answers(self) -> bool:
-        wanted = self.settings.parameters.survivors + self._spare
-        return len(self._in_flight.good_answers) >= wanted or not self._is_waiting()
+        wanted, flight = self.settings.parameters.survivors + self._spare, self._in_flight
+        used = flight.trusted if len(flight.trusted) >= wanted else flight.holders
+        return len(flight.answers.keys() & used) >= wanted or not self._is_waiting()
 
 
 M = TypeVar("M")

@@ -7,13 +7,20 @@ is forgotten when its upload is summed or dropped, or when its owner has passed 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 import numpy as np
 
 from lightsecagg.crypto.transcript import derive_key, uint
 from lightsecagg.errors import RemoteProtocolError
-from lightsecagg.masks.checked_sharing import BLINDS, CHAIN_LENGTH, CheckChain, Pair, name_liars
+from lightsecagg.masks.checked_sharing import (
+    BLINDS,
+    CHAIN_LENGTH,
+    CheckChain,
+    Pair,
+    name_liars,
+    part_quarrels,
+)
 from lightsecagg.protocol.messages import MaskComplete, MaskReport, SealedShare, ShareBundle
 from lightsecagg.protocol.roles.relay import Relay
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
@@ -133,6 +140,19 @@ class MaskStock:
             known = came, frozenset(said) - {holder for _, holder in accused}
             self._judged[mask] = known
         return known[1]
+
+    def part(self, masks: Collection[MaskRef]) -> tuple[frozenset[int], frozenset[int]]:
+        """Who is in no quarrel about these masks, and the owners whom some of them doubt (R59).
+
+        Nobody is doubted where more pairs quarrel than liars can be told.
+        """
+        if not self._checked:
+            return frozenset(self._members), frozenset()
+        heard = frozenset(self._members).intersection(*(self.reports.get(m, {}) for m in masks))
+        doubts = {(m.owner, holder) for m in masks for holder in heard - self.holders(m)}
+        left, doubted, pairs = part_quarrels(heard, doubts)
+        spare = len(heard) - self._scheme.settings.parameters.survivors
+        return (left, doubted) if pairs <= max(0, spare) // 2 else (heard, frozenset())
 
     def awaits_reports(self, mask: MaskRef, offline: Container[int]) -> bool:
         """Whether somebody online has still to report on a mask."""

@@ -343,16 +343,18 @@ class RoundServer(ServerMachine):
     def _ask_for(self, survivors: tuple[int, ...]) -> Recovery:
         """The sum over U1, for which its members are asked."""
         terms = tuple(Term(MaskRef(client)) for client in survivors)
+        held, accused = self._uploads.held, self._findings.accused
         # Answers that sum a share in doubt are not used; who gives them may consent.
-        doubted = {holder for owner, holder in self._findings.accused if owner in survivors}
+        doubted = {holder for owner, holder in accused if owner in survivors}
         return Recovery(
             self._scheme,
             self._allow_list,
             survivor_statement(self._scheme.round.context, survivors),
             SumRequest(ROUND, survivors),
-            MaskSum(terms, frozenset(self._complete), self._uploads.held),
+            MaskSum(terms, frozenset(self._complete), held),
             clients=survivors,
             holders=set(survivors) - doubted,
+            trusted=self._scheme.answering(survivors, held, accused),
             uploads=[self._uploads.taken[client] for client in survivors],
         )
 

@@ -71,7 +71,8 @@ def traced(folder: Path) -> list[str]:
 def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path) -> None:
     """A restarted client joins the next epoch; the slow one's update counts when it comes."""
     federation = NetworkFederation(tmp_path, clients=6, buffer=3)
-    patient = ["buffering.tau_max=60"]
+    curious = "threat_model=honest-but-curious"  # against a malicious server it needs company
+    patient = ["buffering.tau_max=60", f"client.{curious}"]
     slow = Slow(5)
 
     async def until(condition: Any) -> None:
@@ -79,7 +80,8 @@ def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path
             await asyncio.sleep(0.02)
 
     async def scenario() -> list[RoundRecord]:
-        server = federation.server(number=1000, settings=[*traced(tmp_path), *patient])
+        demands = [*traced(tmp_path), patient[0], f"aggregation.{curious}"]
+        server = federation.server(number=1000, settings=demands)
         mortal = federation.client(4, table=patient)
         others = [federation.client(i, table=patient) for i in range(4)]
         others.append(federation.client(5, table=patient, job=slow))

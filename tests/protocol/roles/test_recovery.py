@@ -78,7 +78,9 @@ def recovery(settings: Settings = SETTINGS) -> tuple[Recovery, Scheme]:
     statement = survivor_statement(b"C" * 32, (2, 3))
     request = SumRequest(4, (2, 3))
     holders = set(IDS) - {7}
-    return Recovery(scheme, ALLOW_LIST, statement, request, asked, IDS, holders, uploads), scheme
+    return Recovery(
+        scheme, ALLOW_LIST, statement, request, asked, IDS, holders, holders, uploads
+    ), scheme
 
 
 def answer(value: int = 0) -> AggregatedShare:

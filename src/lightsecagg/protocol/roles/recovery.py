@@ -5,7 +5,7 @@
 
 Sums of whole vectors are jobs (`jobs`): that of the uploads from the moment when the sum is
 announced, that of the masks when the answers are in. Answers of those who hold a doubtful share of
-one of its masks are not used.
+one of its masks are not used; nor, while there are enough others, those of whom they accuse.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ class Recovery:
         asked: MaskSum,
         clients: Collection[int],
         holders: Iterable[int],
+        trusted: Iterable[int],
         uploads: Sequence[Upload],
     ) -> None:
         """`uploads`: in the order of the terms of what is `asked`.
 
         * `clients`: who is asked; `holders`: those of them whose shares are all good.
+        * `trusted`: those of the holders who are in no quarrel. If enough of them answer, no other
+          answer is used: whoever quarrels leaves with the other, and one of the two lied (R59).
         """
         self.request, self.asked = request, asked
         self.clients, self.holders = frozenset(clients), frozenset(holders)
+        self.trusted = self.holders & frozenset(trusted)
         self.collected = False
         """All that can still become of it is a result."""
         self.answers: dict[int, Answer] = {}
@@ -82,8 +86,10 @@ class Recovery:
 
     @property
     def good_answers(self) -> dict[int, Answer]:
-        """The answers of those who hold good shares of all its masks."""
-        return {c: answer for c, answer in self.answers.items() if c in self.holders}
+        """The answers that count, of those who hold good shares of all its masks."""
+        trusted = self.answers.keys() & self.trusted
+        used = trusted if self._scheme.suffice(self.asked, trusted) else self.holders
+        return {c: answer for c, answer in self.answers.items() if c in used}
 
     def on_answer(self, sender: int, message: Answer) -> bool:
         """Take an answer; False if it comes again or too late."""

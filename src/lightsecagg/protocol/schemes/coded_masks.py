@@ -29,6 +29,7 @@ from lightsecagg.masks.checked_sharing import (
     commit,
     find_accused,
     name_liars,
+    part_quarrels,
     report_on_shares,
 )
 from lightsecagg.masks.mask_encoding import (
@@ -239,12 +240,18 @@ class CodedMasksServer(ServerScheme):
     ) -> tuple[int, ...]:
         """As many uploaders as possible such that enough of them hold good shares of them all.
 
-        Enough are U, and as many more as there may be liars, if they can be had: then no lie in
+        If no more pairs quarrel than liars can be told, the pairs leave the answering side
+        together (`part_quarrels`), and hardly anybody leaves the sum. Otherwise shares were lost
+        as well, or more clients lie.
+
+        Then enough are U, and as many more as there may be liars, if they can be had: no lie in
         the answers goes unnoticed. Owners are left out one by one, those first without whom
         most uploaders could answer; ties go to the higher id, so that the choice is a function
         of the uploads. An accused holder still has its shares, and may sign for them. Liars can
         lead this way astray; then as few as possible are left out that all quarrels end.
         """
+        if (parted := self._parted(held, accused)) is not None:
+            return tuple(sorted(parted[0]))
         parameters = self.settings.parameters
         good = {client: set(owners) for client, owners in held.items()}
         for owner, holder in accused:
@@ -269,6 +276,34 @@ class CodedMasksServer(ServerScheme):
                 f"hold all its shares{doubts}"
             )
         return tuple(sorted(best))
+
+    def answering(
+        self,
+        survivors: Collection[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair],
+    ) -> frozenset[int]:
+        """Without all pairs in a quarrel, where that leaves enough to locate every lie (R59)."""
+        parted = self._parted(held, accused)
+        return frozenset(survivors) if parted is None else parted[1]
+
+    def _parted(
+        self, held: Mapping[int, frozenset[int]], accused: Collection[Pair]
+    ) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Who is summed and who answers, once quarrelling pairs have left; None: too many do."""
+        uploaders = held.keys()
+        lacks = {(owner, holder) for holder in held for owner in uploaders - held[holder]}
+        known = {pair for pair in accused if uploaders >= set(pair)}
+        left, doubted, pairs = part_quarrels(uploaders, lacks | known)
+        summed = frozenset(uploaders - doubted)
+        signers = sum(summed <= held[client] for client in summed)
+        fits = (
+            pairs <= self._liars(len(held))
+            and len(left) >= self.settings.parameters.survivors
+            and len(summed) >= self.settings.minimum
+            and signers >= self.settings.parameters.quorum
+        )
+        return (summed, left) if fits else None
 
     def _at_peace(self, good: Mapping[int, Collection[int]]) -> set[int]:
         """The most uploaders of whom each holds a good share of each; nobody if too few do.

@@ -230,9 +230,20 @@ class ServerScheme(Scheme, ABC):
         """U1, ascending: whose updates are summed; `RecoveryError` if no sum can be recovered.
 
         * `owners`: whose shares are complete; `held`: uploader -> whose shares have reached it.
-        * `accused`: pairs (owner, holder) whose share must not be relied on; holders that are
-          accused with anybody in U1 are asked, but their answers are not used.
+        * `accused`: pairs (owner, holder) whose share must not be relied on.
         """
+
+    def answering(
+        self,
+        survivors: Collection[int],
+        held: Mapping[int, frozenset[int]],
+        accused: Collection[Pair],
+    ) -> frozenset[int]:
+        """Members of U1 who are in no quarrel: if they are enough, no other answers are used.
+
+        The arguments are those, and the result, of `choose`.
+        """
+        return frozenset(survivors)
 
     @abstractmethod
     def check_answer(self, asked: MaskSum, sender: int, answer: Answer) -> None:
