@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import textwrap
@@ -318,6 +319,18 @@ def test_the_aggregate_example_matches_the_average_in_the_clear() -> None:
         np.array(line.split(":")[1].strip(" []").split(), dtype=float) for line in lines[1:]
     )
     np.testing.assert_allclose(secure, clear, atol=2e-4)
+
+
+def test_two_ordinary_sums_give_away_a_client_that_is_missing_from_one() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    done = _python(str(ROOT / "examples" / "many_rounds.py"))
+    assert done.returncode == 0, done.stderr
+    unequal = [line for line in done.stdout.splitlines() if "few labels each" in line]
+    assert len(unequal) == 2
+    for line in unequal:
+        lowest, _, _, *alone = map(float, re.findall(r"-?\d\.\d\d", line))
+        assert lowest > 0.8 > 0.6 > max(alone)
 
 
 def test_the_documented_driver_is_the_one_that_runs() -> None:

@@ -175,6 +175,14 @@ class Parameters:
         """The fewest clients that a roster or survivor set may hold: max(U, m, T + 2)."""
         return max(self.survivors, self.quorum, self.privacy + 2)
 
+    def liars(self, missing: int = 0) -> int:
+        """How many liars a round locates and outlives while `missing` other clients are away.
+
+        Two spare uploads locate one liar. It may have to leave the sum, as if it had vanished.
+        """
+        uploads = self.clients - missing
+        return max(0, min((uploads - self.survivors) // 2, uploads - self.minimum))
+
     @property
     def pieces(self) -> int:
         """U - T: into how many pieces a mask is cut."""
@@ -185,6 +193,11 @@ class Parameters:
         if dimension < 1:
             raise ParameterError(f"dimension d = {dimension} must be at least 1")
         return -(-dimension // self.pieces)
+
+
+def survivors_of_fewer(survivors: int, privacy: int, missing: int) -> int:
+    """U after `missing` clients have left for good: as many spare uploads; 0 still means N - D."""
+    return survivors and max(privacy + 1, survivors - missing)
 
 
 def _check_sizes(clients: int, privacy: int, dropouts: int, survivors: int) -> None:

@@ -19,8 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
-from lightsecagg.drivers.federation.demo import plan_deaths
+from lightsecagg.drivers.federation.config import ServerConfig, load_config
+from lightsecagg.drivers.federation.demo import _RoundProcesses, plan_deaths
 from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.errors import ConfigurationError
 
 pytest.importorskip("torch")
@@ -28,7 +30,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()", "run"]
-SMALL = ["--clients", "5", "--rounds", "2", "--epochs", "1", "--timeout", "200"]
+SMALL = ["--clients", "5", "--rounds", "2", "--epochs", "1", "--timeout", "900"]
 
 
 def processes_of(session: int) -> list[int]:
@@ -188,7 +190,7 @@ def test_a_signal_ends_a_run_cleanly_at_any_moment(
     interrupted.everything_is_gone()
 
 
-ASYNC = ["--mode", "async", "--clients", "5", "--slow", "1", "--epochs", "1", "--timeout", "200"]
+ASYNC = ["--mode", "async", "--clients", "5", "--slow", "1", "--epochs", "1", "--timeout", "900"]
 
 
 @pytest.mark.slow
@@ -278,6 +280,17 @@ def test_more_kills_than_dropouts_are_a_usage_error() -> None:
     result = CliRunner().invoke(app, ["run", "--dropout", "7"])
     assert result.exit_code != 0
     assert isinstance(result.exception, ConfigurationError)
+
+
+def test_the_time_a_demonstration_takes_decides_nothing_before_its_timeout(tmp_path: Path) -> None:
+    """On a busy machine a round began before a killed client was back, and lost one too many."""
+    processes = _RoundProcesses.__new__(_RoundProcesses)
+    processes._config, processes.trace = DemoConfig(clients=5, timeout=777.0), tmp_path
+    made = provision(tmp_path / "federation", 5)
+    rounds = load_config(ServerConfig, made.server, processes._overrides(), environment={}).rounds
+    assert rounds.min_clients == 5
+    waits = [rounds.wait_for_clients, rounds.advertise, rounds.share, rounds.upload]
+    assert {*waits, rounds.agree, rounds.recover} == {777.0}
 
 
 def test_who_is_killed_follows_from_the_seed_alone() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,19 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.membership import load_membership, sign_membership
 from lightsecagg.drivers.federation.provisioning import (
     Provisioned,
+    describe_liars,
     free_port,
     load_identity,
     provision,
 )
+from lightsecagg.drivers.federation.register import load_register
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.tls import Credentials, client_of
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.params import ShareMode
@@ -255,9 +262,81 @@ def test_addresses_follow_the_server_name(
 def test_default_parameters_are_feasible_for_any_number_of_clients(clients: int) -> None:
     from lightsecagg.drivers.federation.provisioning import _parameters
 
-    parameters = _parameters(clients, None, None)
+    parameters = _parameters(clients, None, None, None)
     assert parameters.privacy >= 1
     assert parameters.privacy + 2 * parameters.dropouts < clients
+
+
+@pytest.mark.parametrize(
+    ("clients", "chosen", "missing"),
+    [
+        (4, (1, 1, 2), 0),
+        (5, (1, 1, 3), 0),
+        (6, (1, 1, 3), 1),
+        (7, (1, 1, 4), 1),
+        (8, (2, 2, 5), 1),
+        (9, (2, 2, 5), 2),
+        (10, (2, 2, 6), 2),
+        (11, (2, 2, 7), 2),
+        (12, (3, 3, 7), 3),
+    ],
+)
+def test_R59_defaults_locate_one_liar_beside_as_many_dropouts_as_possible(
+    tmp_path: Path, clients: int, chosen: tuple[int, int, int], missing: int
+) -> None:
+    made = provision(tmp_path / "federation", clients)
+    parameters = made.parameters
+    assert (parameters.privacy, parameters.dropouts, parameters.survivors) == chosen
+    table = load_config(ServerConfig, made.server, environment={}).aggregation
+    assert (table.privacy, table.dropouts, table.survivors) == chosen
+    assert load_register(made.directory / "authority").parameters_for(clients) == parameters
+    assert parameters.liars(missing) == 1
+    for survivors in range(parameters.privacy + 1, clients - parameters.dropouts + 1):
+        other = replace(parameters, survivors=survivors)
+        if survivors > parameters.survivors:
+            assert not other.liars(missing), "a larger U would do, with fewer bytes"
+        if missing < parameters.dropouts:
+            assert not other.liars(missing + 1), "another U would do more"
+    assert "can stop every round" not in describe_liars(parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["3"], r"N = 3 and U = 3 leave too few .*takes N >= T \+ 3 = 4 clients"),
+        (["5", "--survivors", "4"], r"N = 5 and U = 4 .*a U of 3 or less leaves room"),
+        (["7", "--survivors", "0"], r"N = 7 and U = 6 .*a U of 5 or less leaves room"),
+        (["5", "--privacy", "3", "--dropouts", "0"], r"takes N >= T \+ 3 = 6 clients"),
+        (
+            ["5", "--privacy", "2"],
+            r"D = 1, U = 3: one client may lie .* while nobody else is missing",
+        ),
+        (["8"], r"D = 2, U = 5: one client may lie .* while one other is missing"),
+        (["10"], r"D = 2, U = 6: one client may lie .* while up to 2 others are missing"),
+        (["10", "--dropouts", "0"], r"U = 8: one client may lie .* while nobody else is missing"),
+    ],
+)
+def test_R59_the_command_states_what_one_liar_can_do(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    command = ["provision", "--out", str(tmp_path / "fed"), "--clients", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert re.search(sentence, result.output)
+    assert ("can stop every round" in result.output) is ("too few" in result.output)
+
+
+def test_R59_fewer_members_leave_as_many_spare_uploads(tmp_path: Path) -> None:
+    made = provision(tmp_path / "federation", 10, vectors=3)
+    register = load_register(made.directory / "authority")
+    table = load_config(ServerConfig, made.server, environment={}).aggregation
+    job = VectorServer(VectorsTable(dimension=3))
+    for members in range(7, 13):
+        keys = {i: IdentityKey.generate().public for i in range(members)}
+        settings = make_settings(table, job, made.session, AllowList(keys))
+        assert settings.parameters == register.parameters_for(members)
+        assert settings.parameters.clients == min(10, members)
+        assert settings.parameters.clients - settings.parameters.survivors == 4
 
 
 def test_command_prints_json_without_secrets_and_refuses_a_second_time(tmp_path: Path) -> None:

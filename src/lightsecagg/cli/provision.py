@@ -21,6 +21,13 @@ def provision(
     out: Annotated[Path, typer.Option(help="The directory to create.")],
     privacy: Annotated[int | None, typer.Option(help="T: may collude. [default: N/4]")] = None,
     dropouts: Annotated[int | None, typer.Option(help="D: may vanish. [default: N/4]")] = None,
+    survivors: Annotated[
+        int | None,
+        typer.Option(
+            help="U: answers needed; 0 for N - D, with the fewest bytes. [default: leaves room for "
+            "one liar]"
+        ),
+    ] = None,
     task: Annotated[
         str | None, typer.Option(help="What to learn; see `lightsecagg task`. [default: digits]")
     ] = None,
@@ -60,6 +67,7 @@ def provision(
 
     Keep DIR/authority offline. Give DIR/server to the server, DIR/clients/<id> to client <id>.
     """
+    from lightsecagg.drivers.federation.provisioning import describe_liars
     from lightsecagg.drivers.federation.provisioning import provision as create
 
     made = create(
@@ -67,6 +75,7 @@ def provision(
         clients,
         privacy=privacy,
         dropouts=dropouts,
+        survivors=survivors,
         task=task,
         vectors=vectors,
         weighted=weighted,
@@ -79,6 +88,7 @@ def provision(
         port=port,
         days=days,
     )
+    parameters, liars = made.parameters, describe_liars(made.parameters)
     if as_json:
         print_json(
             {
@@ -86,11 +96,19 @@ def provision(
                 "session": made.session.hex(),
                 "authority": made.authority_key.hex(),
                 "server": str(made.server),
+                "privacy": parameters.privacy,
+                "dropouts": parameters.dropouts,
+                "survivors": parameters.survivors,
+                "liars": liars,
                 "clients": {str(client): str(path) for client, path in made.clients.items()},
             }
         )
         return
     typer.echo(f"Provisioned {clients} clients in {out}.")
+    typer.echo(
+        f"  N = {clients}, T = {parameters.privacy}, D = {parameters.dropouts}, "
+        f"U = {parameters.survivors}: {liars}"
+    )
     typer.echo(f"  {out / 'authority'}: keep offline; it can admit clients")
     if vectors is not None:
         content = "an .npz with `vector` and `samples`" if weighted else "an .npy"

@@ -89,6 +89,7 @@ def _run(bench: FlushBench, protocol: str, folder: Path) -> dict[str, Any]:
         bench.clients,
         privacy=bench.privacy,
         dropouts=bench.dropouts,
+        survivors=0,
         vectors=bench.dimension,
         mode="async",
         buffer=bench.buffer,

@@ -87,7 +87,13 @@ def soak(plan: Plan, tell: Tell = lambda line: None) -> Findings:
 
 def _soak(plan: Plan, findings: Findings, folder: Path, tell: Tell) -> None:
     tell(f"provisioning {plan.clients} clients")
-    made = provision(folder / "federation", plan.clients, vectors=plan.dimension, port=free_port())
+    made = provision(
+        folder / "federation",
+        plan.clients,
+        survivors=0,
+        vectors=plan.dimension,
+        port=free_port(),
+    )
     metrics = free_port()
     spawn = multiprocessing.get_context("spawn")
     server = spawn.Process(target=_serve, args=(plan, made, metrics, folder), daemon=True)

@@ -1,19 +1,25 @@
-"""A client that shares garbage, over real sockets: the sums are right, and it is named (S46)."""
+"""Clients that lie about shares: the sums are right, and no round ends without one (S46, R59)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from network_federation import NetworkFederation
+from small_federation import Federation
 
 from lightsecagg.crypto.entropy import Entropy
+from lightsecagg.crypto.prg import draw_uniform
 from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import ServerConfig, load_config
+from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.errors import Aborted
+from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
-from lightsecagg.protocol.schemes.interface import Findings, PreparedMask
+from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask, Share
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round_client import RoundClientSession
 
@@ -82,3 +88,89 @@ def test_S46_one_liar_stops_nobody_and_is_named_in_the_record(tmp_path: Path) ->
         assert record.suspects == [LIAR]
         assert {owner for owner, _ in record.accused} == {LIAR}
     federation.check(records[-1])
+
+
+# -- as many clients as small federations have ---------------------------------------------------
+
+
+class Nonsense(CodedMasksClient):
+    """Reports nonsense on every share that it holds."""
+
+    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
+        honest = super().report(held, check_secret)
+        return draw_uniform(honest.size, self.settings.field.modulus)
+
+
+class GarbageForAll(CodedMasksClient):
+    """Sends every peer zeros instead of its share."""
+
+    def prepare(
+        self, serial: int, private_keys: tuple[bytes, ...], entropy: Entropy
+    ) -> PreparedMask:
+        mask = super().prepare(serial, private_keys, entropy)
+        spoilt = [share._replace(plaintext=bytes(len(share.plaintext))) for share in mask.outgoing]
+        return mask._replace(outgoing=spoilt)
+
+
+def liar_of(scheme: type[CodedMasksClient]) -> type[FederationClient]:
+    class Session(RoundClientSession):
+        def _make_party(self, *arguments: Any) -> Any:
+            party: Any = super()._make_party(*arguments)
+            party._scheme_class = scheme
+            return party
+
+    class Lying(FederationClient):
+        session_type = Session
+
+    return Lying
+
+
+def round_with_a_liar(
+    folder: Path,
+    clients: int,
+    scheme: type[CodedMasksClient],
+    *,
+    missing: int = 0,
+    **provisioned: Any,
+) -> tuple[Federation, RoundRecord]:
+    """One round of a provisioned federation in memory; client 0 lies, the last ones are away."""
+    made = provision(folder / "files", clients, vectors=3, **provisioned)
+    table = load_config(ServerConfig, made.server, environment={}).aggregation
+    kept = ("privacy", "dropouts", "survivors")
+    federation = Federation(folder / "state", clients, **{key: getattr(table, key) for key in kept})
+    present = range(clients - missing)
+    federation.awaited = len(present)
+    kinds = {0: liar_of(scheme)}
+
+    async def scenario() -> RoundRecord:
+        parties = [federation.client(i, kinds.get(i, FederationClient)) for i in present]
+        patient = {"advertise": 100, "share": 100, "upload": 100, "agree": 100, "recover": 100}
+        async with federation.connected(parties):
+            (record,) = await asyncio.wait_for(
+                federation.server(wait_for_clients=100, **patient).run(), 300
+            )
+            return record
+
+    return federation, asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("scheme", [Nonsense, GarbageForAll])
+@pytest.mark.parametrize(
+    ("clients", "missing"),
+    [(4, 0), (5, 0), (6, 0), (6, 1), (7, 0), (7, 1), (8, 0), (8, 1), (9, 2), (12, 3)],
+)
+def test_R59_one_liar_stops_no_round_of_a_provisioned_federation(
+    tmp_path: Path, clients: int, missing: int, scheme: type[CodedMasksClient]
+) -> None:
+    federation, record = round_with_a_liar(tmp_path, clients, scheme, missing=missing)
+    federation.check(record)
+    assert set(record.included) >= set(range(1, clients - missing))
+    assert record.suspects == [0]
+
+
+@pytest.mark.parametrize("clients", [4, 5, 6, 7])
+def test_R59_without_spare_uploads_one_liar_stops_the_round_unnamed(
+    tmp_path: Path, clients: int
+) -> None:
+    with pytest.raises(Aborted, match="no survivor set"):
+        round_with_a_liar(tmp_path, clients, Nonsense, survivors=0)

@@ -139,3 +139,13 @@ def test_a_client_that_expects_a_larger_model_accepts_the_message_that_carries_i
     transport._accept(accepted)
     with pytest.raises(RemoteProtocolError, match=r"larger models raises its max_dimension"):
         transport._accept(accepted + 1)
+
+
+@pytest.mark.parametrize(("survivors", "warned"), [("0", True), ("3", False)])
+def test_R59_a_server_that_one_liar_can_stop_warns_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, survivors: str, warned: bool
+) -> None:
+    made = provision(tmp_path / "federation", 6, vectors=5)
+    config = load_config(ServerConfig, made.server, [f"aggregation.survivors={survivors}"])
+    programs.build_server(config)
+    assert ("one client that lies about its shares can stop every round" in caplog.text) is warned

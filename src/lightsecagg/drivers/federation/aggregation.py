@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.tables import AggregationTable
-from lightsecagg.params import Parameters
+from lightsecagg.params import Parameters, survivors_of_fewer
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.quantizers import make_quantizer
@@ -21,17 +21,19 @@ def make_settings(
 ) -> Settings:
     """What a configuration asks for, but for the number and the model of a round.
 
-    N is the most that a round takes: no more than there are members. T and D stay what they are.
+    N is the most that a round takes: no more than there are members. T and D stay what they are,
+    and U shrinks with N.
     SecAgg's U is its threshold t, by default the smallest that its threat model allows; SecAgg+'s
     t and degree k are found from N, T and D.
     """
     traits = traits_of(table.protocol)
     clients = min(table.clients, len(allow_list))
+    fewer = survivors_of_fewer(table.survivors, table.privacy, table.clients - clients)
     parameters = Parameters(
         clients=clients,
         privacy=table.privacy,
         dropouts=table.dropouts,
-        survivors=0 if traits.has_threshold else table.survivors,
+        survivors=0 if traits.has_threshold else fewer,
         threat_model=table.threat_model,
         share_mode=table.share_mode,
         modulus=table.modulus,

@@ -165,10 +165,12 @@ class _RoundProcesses(Processes):
         return partial(DoomedClient, deaths=self._deaths.get(client, {})), None
 
     def _overrides(self) -> list[str]:
-        # Large models take their time, and whoever is killed is noticed without a deadline.
-        phases = ("advertise", "share", "upload")
-        patient = [f"rounds.{phase}={self._config.timeout}" for phase in phases]
-        return [*super()._overrides(), *patient]
+        # Large models and busy machines take their time, and whoever is killed is noticed without
+        # a deadline. A round that began without one of them would have one dropout too many.
+        waits = ("wait_for_clients", "advertise", "share", "upload", "agree", "recover")
+        patient = [f"rounds.{wait}={self._config.timeout}" for wait in waits]
+        everybody = f"rounds.min_clients={self._config.clients}"
+        return [*super()._overrides(), everybody, *patient]
 
 
 class DoomedClient(FederationClient):

@@ -78,7 +78,7 @@ class Processes:
         """Inside, all run; none does afterwards. `provisioned` are arguments of `provision`."""
         try:
             folder, clients = self._folder / "federation", self._config.clients
-            provisioned.setdefault("port", free_port())
+            provisioned = {"port": free_port(), "survivors": 0} | provisioned
             self._made: Provisioned = provision(folder, clients, **provisioned)
             ask()
             self.start_server()

@@ -35,7 +35,7 @@ from lightsecagg.drivers.federation.jobs import (
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
-from lightsecagg.drivers.federation.provisioning import load_identity
+from lightsecagg.drivers.federation.provisioning import describe_liars, load_identity
 from lightsecagg.drivers.federation.server import FederationServer, TellProgress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
 from lightsecagg.drivers.federation.tables import FederationTable, TlsTable
@@ -93,6 +93,7 @@ def build_server(
     _mind_the_files(len(members.current.allow_list))
     _mind_the_output(config.vectors)
     _mind_the_members(config.aggregation.clients, settings)
+    _mind_the_liars(settings)
     _mind_the_rounding(settings)
     admitted = frozenset(members.current.allow_list.clients)
     communicator = _server_communicator(config, admitted, understood)
@@ -316,6 +317,11 @@ def _mind_the_members(clients: int, settings: Settings) -> None:
             parameters.dropouts,
             parameters.survivors,
         )
+
+
+def _mind_the_liars(settings: Settings) -> None:
+    if settings.traits.checked and not settings.parameters.liars():
+        log.warning("%s", describe_liars(settings.parameters))
 
 
 def _mind_the_rounding(settings: Settings) -> None:

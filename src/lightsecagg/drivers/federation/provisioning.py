@@ -20,7 +20,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -102,6 +102,7 @@ class Provisioned:
     """server.toml"""
     clients: Mapping[int, Path]
     """id -> client-<id>.toml"""
+    parameters: Parameters
 
 
 def provision(
@@ -110,6 +111,7 @@ def provision(
     *,
     privacy: int | None = None,
     dropouts: int | None = None,
+    survivors: int | None = None,
     task: str | None = None,
     vectors: int | None = None,
     weighted: bool = False,
@@ -126,6 +128,7 @@ def provision(
     """Create a federation of clients 0..n-1 in a directory that must not exist, or be empty.
 
     By default a quarter of the clients may collude with a malicious server, and a quarter vanish.
+    U, the `survivors`, leaves room for one liar wherever N and T allow it; 0 stands for N - D.
     They train `task`, or sum vectors of `vectors` entries (`weighted`: average them by sample
     counts). No entry of an update or vector is beyond `bound`: clients clip it, and refuse a
     round with another bound. With a `share_mode`, clients demand it.
@@ -135,7 +138,7 @@ def provision(
     """
     _check_arguments(directory, server_name, port, days)
     job = _job(clients, task, vectors, weighted)
-    parameters = _parameters(clients, privacy, dropouts)
+    parameters = _parameters(clients, privacy, dropouts, survivors)
     buffering = _buffering(mode, parameters, buffer, staleness)
     Quantizer(PrimeField(parameters.modulus), bound, clients)  # refuses a bound that cannot work
     session = draw(entropy, HASH_LENGTH)
@@ -152,6 +155,7 @@ def provision(
         "clients": clients,
         "privacy": parameters.privacy,
         "dropouts": parameters.dropouts,
+        **_survivors(parameters),
         "threat_model": parameters.threat_model,
     }
     sharing: Table = {} if share_mode is None else {"share_mode": share_mode}
@@ -216,6 +220,7 @@ def provision(
         authority_key=signer.public,
         server=directory / "server" / "server.toml",
         clients={i: client_folder(directory, i) / f"client-{i}.toml" for i in identities},
+        parameters=parameters,
     )
 
 
@@ -235,6 +240,12 @@ def _buffering(
         )
     made = staleness or Staleness.CONSTANT
     return {"buffering": {"size": size, "staleness": made, "tau_max": 10, "c_g": 64, "stock": 4}}
+
+
+def _survivors(parameters: Parameters) -> Table:
+    """U, unless it is N - D: that needs no key, and follows D."""
+    most = parameters.clients - parameters.dropouts
+    return {} if parameters.survivors == most else {"survivors": parameters.survivors}
 
 
 def client_folder(directory: Path, client: int) -> Path:
@@ -303,14 +314,48 @@ def _check_task(task: str | None) -> None:
     )
 
 
-def _parameters(clients: int, privacy: int | None, dropouts: int | None) -> Parameters:
-    """T and D for malicious-server mode: what was asked for, or a quarter of N each."""
+def describe_liars(parameters: Parameters) -> str:
+    """What one client that lies about shares can do to a round with these parameters."""
+    N, T, U = parameters.clients, parameters.privacy, parameters.survivors
+    away = max((k for k in range(parameters.dropouts + 1) if parameters.liars(k)), default=None)
+    if away is not None:
+        others = {0: "nobody else is", 1: "one other is"}.get(away, f"up to {away} others are")
+        return (
+            f"one client may lie about its shares while {others} missing; the server leaves its "
+            "lies out and goes on"
+        )
+    remedy = (
+        f"a U of {N - 2} or less leaves room for one liar"
+        if N >= T + 3
+        else f"room for one liar takes N >= T + 3 = {T + 3} clients"
+    )
+    return (
+        f"one client that lies about its shares can stop every round, and the server cannot tell "
+        f"which: N = {N} and U = {U} leave too few spare uploads; {remedy}"
+    )
+
+
+def _parameters(
+    clients: int, privacy: int | None, dropouts: int | None, survivors: int | None
+) -> Parameters:
+    """T, D and U for malicious-server mode: what was asked for, or a quarter of N for T and D."""
     check_integer("clients N", clients, 3)
     T = max(1, clients // 4) if privacy is None else privacy
     # T + 2D < N and N - D >= T + 2 bound D from above.
     most = max(0, min((clients - T - 1) // 2, clients - T - 2))
     D = min(clients // 4, most) if dropouts is None else dropouts
-    return Parameters(clients, T, D, threat_model=ThreatModel.MALICIOUS_SERVER)
+    made = Parameters(clients, T, D, survivors or 0, threat_model=ThreatModel.MALICIOUS_SERVER)
+    return _with_room_for_a_liar(made) if survivors is None else made
+
+
+def _with_room_for_a_liar(parameters: Parameters) -> Parameters:
+    """The largest U, hence the fewest bytes, that outlives one liar beside most dropouts."""
+    N, T, D = parameters.clients, parameters.privacy, parameters.dropouts
+    for missing in range(D, -1, -1):
+        U = min(N - D, N - missing - 2)
+        if U > T and (made := replace(parameters, survivors=U)).liars(missing):
+            return made
+    return parameters
 
 
 def check_days(days: int) -> None:

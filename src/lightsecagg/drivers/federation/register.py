@@ -14,7 +14,7 @@ import msgspec
 from lightsecagg.drivers.federation.durable import write_synced
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.foreign import reading
-from lightsecagg.params import Parameters, ThreatModel
+from lightsecagg.params import Parameters, ThreatModel, survivors_of_fewer
 from lightsecagg.protocol.allow_list import AllowList
 
 REGISTER: Final = "members.json"
@@ -44,7 +44,7 @@ class Register(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server_name: str
     """In the server's certificate."""
     parameters: Table
-    """N, T, D and the threat model, as they were provisioned."""
+    """N, T, D, U and the threat model, as they were provisioned; without a U it is N - D."""
     client: dict[str, Table]
     """The tables of a client's configuration, but for its id."""
     hints: tuple[str, ...]
@@ -82,8 +82,11 @@ class Register(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clients, privacy, dropouts = (
             int(self.parameters[name]) for name in ("clients", "privacy", "dropouts")
         )
+        survivors = survivors_of_fewer(
+            int(self.parameters.get("survivors", 0)), privacy, max(0, clients - members)
+        )
         model = ThreatModel(str(self.parameters["threat_model"]))
-        return Parameters(min(clients, members), privacy, dropouts, threat_model=model)
+        return Parameters(min(clients, members), privacy, dropouts, survivors, threat_model=model)
 
     def to_bytes(self) -> bytes:
         """As a file."""
