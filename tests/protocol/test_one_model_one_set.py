@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import msgspec
@@ -583,3 +583,40 @@ def test_S42_attack_two_epochs_whose_signers_have_never_met() -> None:
             continue
         difference = first - attack() + vectors[colluder]
         assert np.abs(difference - vectors[victim]).max() <= len(crowd)
+
+
+# -- models that are renewed after a round without a set -------------------------------------------
+
+
+@pytest.mark.parametrize(("population", "N", "T", "quorum"), [(5, 3, 0, 2), (5, 4, 1, 3)])
+def test_R59_S42_three_sets_over_a_model_and_its_renewal_isolate_nobody(
+    population: int, N: int, T: int, quorum: int
+) -> None:
+    """An update from the renewed model is another unknown, with a ledger entry of its own.
+
+    So a server gains nothing from a renewal that two models of its own choice would not give it.
+    """
+    honest = range(population - T)
+    dangerous = 0
+    for family in families(population, range(max(quorum, T + 2), N + 1), 3):
+        for renewed in product((False, True), repeat=3):
+            sums = [
+                [Fraction(c in members and after == now) for after in (0, 1) for c in honest]
+                for members, now in zip(family, renewed, strict=True)
+            ]
+            rank = _rank(sums)
+            units = [
+                [Fraction(k == u) for k in range(2 * len(honest))] for u in range(len(sums[0]))
+            ]
+            if all(_rank([*sums, unit]) > rank for unit in units):
+                continue
+            dangerous += 1
+            for model in (False, True):
+                of_model = tuple(m for m, now in zip(family, renewed, strict=True) if now == model)
+                if of_model and isolates(of_model, honest):
+                    signers = a_way_to_sign(of_model, quorum, honest)
+                    assert signers is None or not obtained(of_model, signers, honest, Ours)
+                    break
+            else:
+                raise AssertionError("neither model alone isolates anybody, both together do")
+    assert dangerous, "the search looks at families that would isolate somebody"

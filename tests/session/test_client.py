@@ -228,20 +228,21 @@ def test_S42_an_update_from_the_same_model_is_handed_in_again() -> None:
     ]
     assert second.update is update
     session.handle(Trained(2, update), 0.0)
+    message = pack_control(RoundModel(3, model, 0.5))
+    (third,) = [e for e in session.handle(Received(SERVER, message), 0.0) if isinstance(e, Train)]
+    assert third.update is None, "another bound is another task"
 
 
-@pytest.mark.parametrize(
-    ("told", "bound"), [(Instructions({"epochs": 9}), 1.0), (None, 0.5), (Instructions(), 1.0)]
-)
+@pytest.mark.parametrize("told", [Instructions({"epochs": 9}), Instructions()])
 def test_S55_an_update_that_was_asked_for_otherwise_is_not_handed_in_nor_made_again(
-    told: Instructions | None, bound: float
+    told: Instructions,
 ) -> None:
     lab = Laboratory()
     session = lab.clients[ME] = lab.client(ME)
     model = np.zeros(5, np.float32).tobytes()
     session.handle(Received(SERVER, pack_control(RoundModel(1, model, 1.0))), 0.0)
     session.handle(Trained(1, Update(np.ones(5))), 0.0)
-    effects = session.handle(Received(SERVER, pack_control(RoundModel(2, model, bound, told))), 0.0)
+    effects = session.handle(Received(SERVER, pack_control(RoundModel(2, model, 1.0, told))), 0.0)
     assert not [effect for effect in effects if isinstance(effect, Train)]
     assert session._round is not None
     assert session._round.without_update

@@ -210,6 +210,8 @@ class RoundAbandoned:
     """At the server: the round is over without a result."""
 
     reason: str
+    renews: bool = False
+    """Whether the next one starts from a renewed model (`Renew`), after a restart too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,17 +321,18 @@ class ApplyBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """At the server, asynchronous: no buffer has led to this version.
+    """At the server: no sum has led to the next model.
 
     Change the model so little that it matters to nobody, lest clients that have spent their
     update from it have nothing to give (S42); store it with `change` and hand in `Applied`.
     """
 
     epoch: int
+    """Or the round that has failed."""
     version: int
     """That of the new model."""
-    change: EpochChanged
-    """With an empty memory, if the epoch is over."""
+    change: EpochChanged | None
+    """With an empty memory, if the epoch is over; None in rounds, where `RoundAbandoned` has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.foreign import shown
@@ -25,9 +24,7 @@ from lightsecagg.session.client import ClientSession, Round
 from lightsecagg.session.envelope import AnyControl, EpochBegins, RoundModel, Withdraw, pack_control
 
 _NO_UPDATE = "it has no update to upload"
-_TRAINED_OTHERWISE = (
-    "it has trained from this model already, by other instructions or for another bound"
-)
+_TRAINED_OTHERWISE = "it has trained from this model already, by other instructions"
 
 
 class RoundClientSession(ClientSession[ClientParty]):
@@ -66,7 +63,7 @@ class RoundClientSession(ClientSession[ClientParty]):
         if round_ is None:
             return
         known = self._known(round_)
-        if known is not None and known.task != _Task.of(round_):
+        if known is not None and known.instructions != round_.instructions:
             self._sit_out(round_, _TRAINED_OTHERWISE)
             return
         update = None if known is None else known.update
@@ -75,7 +72,7 @@ class RoundClientSession(ClientSession[ClientParty]):
             self._tell("round %d: its update from this model is used again", message.round)
 
     def _known(self, round_: Round[ClientParty]) -> _Trained | None:
-        """What it has made of this model already.
+        """What it has made of this model, for this bound, already.
 
         A repeat must bring the same update, and not every processor computes it twice (S42). But
         a round is announced before clients compare what they were told. If an update that was
@@ -83,7 +80,7 @@ class RoundClientSession(ClientSession[ClientParty]):
         that it never opens, and tell everybody the same in the next (S55).
         """
         trained, model = self._trained, round_.announcement.model
-        if not model or trained is None or trained.task.model != hash_model(model):
+        if not model or trained is None or trained.task != (hash_model(model), round_.bound):
             return None
         return trained
 
@@ -92,7 +89,8 @@ class RoundClientSession(ClientSession[ClientParty]):
         if round_ is None or round_.number != number:
             return
         if self._known(round_) is None:
-            self._trained = _Trained(_Task.of(round_), update)
+            task = hash_model(round_.announcement.model), round_.bound
+            self._trained = _Trained(task, round_.instructions, update)
         round_.update = update
         self._hand_over(round_)
 
@@ -162,19 +160,10 @@ class RoundClientSession(ClientSession[ClientParty]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """What decides an update."""
-
-    model: bytes
-    instructions: bytes
-    bound: float
-
-    @classmethod
-    def of(cls, round_: Round[ClientParty]) -> Self:
-        return cls(hash_model(round_.announcement.model), round_.instructions, round_.bound)
-
-
-@dataclass(frozen=True, slots=True)
 class _Trained:
-    task: _Task
+    """An update, and what it was asked for by."""
+
+    task: tuple[bytes, float]
+    """The hash of the model, and the bound."""
+    instructions: bytes
     update: Update = field(repr=False)

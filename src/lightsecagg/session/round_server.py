@@ -2,7 +2,9 @@
 
 Theory of operation. Who waits, leaves and ends is the business of `server`. A failed round is tried
 again, with the same clients if U1 was announced: those who signed for it sum no other from the same
-model (S42). A round that a crash cut short goes on first (`past`).
+model (S42). If none was, and clients may have uploaded, the next attempt starts from a renewed
+model: nothing was summed, but their uploads from this one are used up, and one liar could use up
+all of them (R59). A round that a crash cut short goes on first (`past`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.registry import server_party
 from lightsecagg.protocol.settings import Settings, hash_model, version_hash
 from lightsecagg.session import interface as session
@@ -28,6 +31,8 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     """Runs the rounds of one federation; see the theory of operation and `interface`."""
 
     mode = "round"
+    _failed: RoundRecord | None = None
+    """The round after which the model is being renewed."""
 
     # -- the driver's side ---------------------------------------------------------------------
 
@@ -56,7 +61,8 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             if promised is None:
                 text = "round %d had no acknowledged upload; it is dropped"
                 self._log(logging.INFO, text, number)
-                self._emit(session.Store(number, session.RoundAbandoned("dropped after a crash")))
+                dropped = session.RoundAbandoned("dropped after a crash")
+                self._emit(session.Store(number, dropped))
             elif unfinished.allow_list is None:
                 text = "round %d began with a lost allow-list; it is dropped"
                 self._log(logging.WARNING, text, number)
@@ -146,10 +152,25 @@ class RoundServerSession(ServerSession[RoundInProgress]):
 
     def _on_applied(self, event: session.Applied, now: float) -> None:
         if self._round is None:
-            raise AssertionError("applying, and there is no round")
+            self._on_renewed(event.announcement, now)
+            return
         self.completed += 1
         self._announcement, self._enough = event.announcement, event.enough
         self._end_round(self._round, now)
+
+    def _renews(self, round_: RoundInProgress) -> bool:
+        """Whether clients may have uploaded, and have consented to no set from this model."""
+        given, (model, survivors) = self._announcement.model, self._announced
+        if not given or str(Phase.UPLOAD) not in round_.record.phases or round_.survivors:
+            return False
+        return survivors is None or model != hash_model(given)
+
+    def _on_renewed(self, announcement: session.Announcement, now: float) -> None:
+        self._announcement, failed = announcement, self._failed
+        if failed is None:
+            raise AssertionError("a model is renewed, and no round has failed")
+        self._failed = None
+        self._after(failed, now)
 
     def _on_spoilt(self, reason: str, now: float) -> None:
         if self._round is None:
@@ -161,8 +182,10 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     def _end_round(self, round_: RoundInProgress, now: float) -> None:
         record = round_.record
         self._say_how_it_ended(record)
+        renews = record.aborted is not None and self._renews(round_)
         if record.aborted is not None:
-            self._emit(session.Store(round_.number, session.RoundAbandoned(record.aborted)))
+            why = session.RoundAbandoned(record.aborted, renews)
+            self._emit(session.Store(round_.number, why))
         self._uploaders |= dict.fromkeys(round_.stored, round_.number)
         if record.aborted is None:
             self._summed |= dict.fromkeys(record.included, round_.number)
@@ -172,6 +195,14 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         self.rounds += 1
         self._round = None
         self._emit(session.RoundEnded(record))
+        if renews:
+            self.state, self._failed = State.APPLYING, record
+            self._emit(session.Renew(record.round, self.completed, None))
+        else:
+            self._after(record, now)
+
+    def _after(self, record: RoundRecord, now: float) -> None:
+        """What follows a round that is over."""
         if self._unfinished or record.resumed:
             self.state = State.RESUMING
             self._resume_next(now)

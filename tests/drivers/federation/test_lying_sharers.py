@@ -15,7 +15,10 @@ from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.prg import draw_uniform
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
+from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.provisioning import provision
+from lightsecagg.drivers.federation.training_tables import VectorsTable
+from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
@@ -174,3 +177,50 @@ def test_R59_without_spare_uploads_one_liar_stops_the_round_unnamed(
 ) -> None:
     with pytest.raises(Aborted, match="no survivor set"):
         round_with_a_liar(tmp_path, clients, Nonsense, survivors=0)
+
+
+# -- uploads that a liar has used up ---------------------------------------------------------------
+
+
+class Renewable(VectorServer):
+    """A model that is trained from, and that can be renewed."""
+
+    renewals = 0
+
+    def model(self) -> bytes:
+        return b"a model" + bytes([self.renewals])
+
+    def renew(self) -> None:
+        self.renewals += 1
+
+
+def fail_and_restart(folder: Path, clients: int, *, renews: bool) -> tuple[Renewable, Any]:
+    """A liar ends every attempt; then it is gone, and the server is another process."""
+    federation = Federation(folder, clients, privacy=1, dropouts=1)
+    patient = {"advertise": 100, "share": 100, "upload": 100, "agree": 100, "recover": 100}
+
+    async def attempts(kinds: dict[int, type[FederationClient]], retries: int) -> Any:
+        federation.job = Renewable(VectorsTable(dimension=federation.job.dimension))
+        if not renews:
+            federation.job.renew = lambda: None
+        parties = [federation.client(i, kinds.get(i, FederationClient)) for i in range(clients)]
+        async with federation.connected(parties):
+            server = federation.server(wait_for_clients=100, retries=retries, **patient)
+            return await asyncio.wait_for(server.run(), 300)
+
+    with pytest.raises(Aborted, match="no survivor set"):
+        asyncio.run(attempts({0: liar_of(Nonsense)}, retries=1))
+    federation.transport = MemoryServer(range(clients))
+    return federation.job, asyncio.run(attempts({}, retries=0))
+
+
+@pytest.mark.parametrize("clients", [4, 5, 6, 7])
+def test_R59_S42_a_liar_cannot_use_up_the_uploads_of_the_others(
+    tmp_path: Path, clients: int
+) -> None:
+    """D = 1 and U = N - 1, so that nobody is told; with the liar gone, there is a sum."""
+    with pytest.raises(Aborted):  # from the same model nobody may upload a third time
+        fail_and_restart(tmp_path / "naive", clients, renews=False)
+    _, (record,) = fail_and_restart(tmp_path / "ours", clients, renews=True)
+    assert record.aborted is None
+    assert record.included == list(range(clients))

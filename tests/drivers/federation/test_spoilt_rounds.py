@@ -138,9 +138,9 @@ def test_S47_a_spoilt_sum_leaves_the_model_alone(
         server = federation.server(retries=1)
         abandon = server._journal.abandon
 
-        def look(number: int, why: str) -> None:
+        def look(number: int, why: str, *, renews: bool) -> None:
             states.append((server._job.save(), federation.output.exists()))
-            abandon(number, why)
+            abandon(number, why, renews=renews)
 
         server._journal.abandon = look  # type: ignore[method-assign]
         async with running(clients):

@@ -372,7 +372,7 @@ class ReusingSession(RoundClientSession):
         known = super()._known(round_)
         if known is None:
             return None
-        return replace(known, task=replace(known.task, instructions=round_.instructions))
+        return replace(known, instructions=round_.instructions)
 
 
 class Reusing(FederationClient):

@@ -159,8 +159,8 @@ class EpochJournal(Journal):
                 raise JournalError(f"entry {place} holds no shares")
             yield from bundle.shares
 
-    def abandon(self, number: int, reason: str) -> None:
-        """The epoch is over."""
+    def abandon(self, number: int, reason: str, *, renews: bool = False) -> None:
+        """The epoch is over; a model that `renews` is a version of its own (`advance`)."""
         with self._db.change():
             self._end(number, reason)
             self._forget(number)

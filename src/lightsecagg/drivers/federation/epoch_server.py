@@ -125,6 +125,8 @@ class EpochFederationServer(FederationServer):
         completed = self._session.completed
         if isinstance(effect, Renew):
             await asyncio.to_thread(self._job.renew)
+            if effect.change is None:
+                raise AssertionError("an epoch's model changes with its memory")
             put = partial(self._put_version, effect.epoch, effect.version, completed)
             await asyncio.to_thread(put, effect.change)
             return Applied(self._announcement(completed))

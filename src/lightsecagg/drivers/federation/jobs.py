@@ -56,7 +56,7 @@ class ServerJob(Protocol):
         """Take the average (or sum) of a round."""
 
     def renew(self) -> None:
-        """Another model that is as good as the same, asynchronous: no update led to it."""
+        """Another model that is as good as the same: no update led to it (S42)."""
 
     def metrics(self, aggregate: Reals, rounding: float) -> dict[str, MetricMean]:
         """What clients measured, on average; `rounding` bounds the error of an entry."""

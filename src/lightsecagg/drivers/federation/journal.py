@@ -179,8 +179,8 @@ class Journal:
                 self.announce(number, survivors)
             case UploadDiscarded(client):
                 self.discard_upload(number, client)
-            case RoundAbandoned(reason):
-                self.abandon(number, reason)
+            case RoundAbandoned(reason, renews):
+                self.abandon(number, reason, renews=renews)
             case LedgerChanged():
                 raise AssertionError("a server has no ledger")
             case EpochChanged():
@@ -302,6 +302,7 @@ class Journal:
         with self._db.change():
             self._set_meta("completed", str(completed).encode())
             self._set_meta("model", hashlib.sha256(model).digest())
+            self._set_meta("renewals", b"0")
             self._end(number, _DONE)
         with self._db.reporting("write"):
             self._delete_uploads(number)
@@ -314,10 +315,12 @@ class Journal:
                 if -1 < _number(path) < newest and _number(path) not in kept:
                     path.unlink(missing_ok=True)
 
-    def abandon(self, number: int, reason: str) -> None:
-        """The round is over without a result."""
+    def abandon(self, number: int, reason: str, *, renews: bool = False) -> None:
+        """The round is over without a result; the model `renews` if others are to train again."""
         with self._db.change():
             self._end(number, reason)
+            if renews:
+                self._set_meta("renewals", str(self.renewals() + 1).encode())
         with self._db.reporting("write"):
             self._delete_uploads(number)
 
@@ -422,6 +425,10 @@ class Journal:
         return self._uploads / f"{'-'.join(map(str, key))}.u32"
 
     # -- models ------------------------------------------------------------------------------
+
+    def renewals(self) -> int:
+        """How often the stored model, or the first, was renewed since: rounds from it failed."""
+        return int(self._meta("renewals") or 0)
 
     def load_model(self) -> tuple[int, bytes] | None:
         """How many rounds are done, and the model after them."""

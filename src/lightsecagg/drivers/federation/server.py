@@ -223,7 +223,10 @@ class FederationServer:
         if abandon:
             for number in self._journal.unfinished():
                 log.warning("round %d is abandoned as demanded", number)
-                self._journal.abandon(number, "abandoned by the operator")
+                renews = self._journal.announced(number) is None
+                self._journal.abandon(number, "abandoned by the operator", renews=renews)
+        for _ in range(self._journal.renewals()):
+            self._job.renew()
         try:
             unfinished = self._unfinished()
         except JournalError as error:
@@ -436,7 +439,11 @@ class FederationServer:
     async def _advance(
         self, effect: session.ApplyBuffer | session.Renew
     ) -> session.Applied | session.Spoilt:
-        raise AssertionError("rounds have no buffers; see `epoch_server`")
+        if isinstance(effect, session.ApplyBuffer):
+            raise AssertionError("rounds have no buffers; see `epoch_server`")
+        # How often the model was renewed is in the journal; it can be done again (`_begin`).
+        await asyncio.to_thread(self._job.renew)
+        return session.Applied(self._announcement(effect.version))
 
 
 def as_travels(found: Membership) -> session.Members:
