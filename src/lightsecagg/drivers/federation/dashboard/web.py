@@ -250,8 +250,6 @@ class PageServer:
             self._connected,
             sock=self._socket,
             limit=_REQUEST,
-            ssl=self._tls,
-            ssl_handshake_timeout=DEADLINE if self._tls else None,
         )
         while not self._closing:
             await asyncio.sleep(PAUSE)
@@ -268,6 +266,10 @@ class PageServer:
             return
         self._open.add(task)
         try:
+            # Not by `start_server`: it calls here after the handshake, and counts nobody before.
+            # Nothing may wait before this, or the stream would take the handshake for a request.
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=DEADLINE)
             await self._converse(reader, writer)
             writer.close()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -288,7 +290,7 @@ class PageServer:
                 request = parse_request(await reader.readuntil(b"\r\n\r\n"))
                 self._gate.check_host(request)
                 if request.path == "/events" and request.method == "GET":
-                    self._check_token(request)
+                    await self._check_token(request)
                 else:
                     await self._answer(request, reader, writer)
                     return
@@ -313,12 +315,14 @@ class PageServer:
             await self._ask_for_token(writer, "")
             return
         if request.path not in _OPEN_TO_ALL:
-            self._check_token(request)
+            await self._check_token(request)
         kind, body = self._content("/index.html" if request.path == "/" else request.path)
         await _send(writer, 200, kind, body)
 
-    def _check_token(self, request: Request) -> None:
+    async def _check_token(self, request: Request) -> None:
         if not self._gate.admits(request):
+            if "authorization" in request.headers:
+                await _slow_down()
             raise RefusedError(401, "a token is needed", WWW_Authenticate="Bearer")
 
     def _content(self, path: str) -> tuple[str, bytes]:
@@ -345,8 +349,7 @@ class PageServer:
             headers = {"Set-Cookie": self._gate.cookie(), "Location": "/"}
             await _send(writer, 303, "text/plain", b"", headers)
             return
-        log.warning("the dashboard: somebody gave a wrong token")
-        await asyncio.sleep(_WRONG_TOKEN_PAUSE)
+        await _slow_down()
         await self._ask_for_token(writer, "That is not the token.")
 
     async def _ask_for_token(self, writer: asyncio.StreamWriter, words: str) -> None:
@@ -392,6 +395,12 @@ class PageServer:
             if last:
                 return
             await asyncio.sleep(PAUSE + board.clients / 1000)
+
+
+async def _slow_down() -> None:
+    """What a wrong token costs."""
+    log.warning("the dashboard: somebody gave a wrong token")
+    await asyncio.sleep(_WRONG_TOKEN_PAUSE)
 
 
 def _read_pages() -> dict[str, tuple[str, bytes]]:
