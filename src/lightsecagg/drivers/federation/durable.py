@@ -72,8 +72,12 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_new(path: Path, data: bytes | memoryview) -> None:
-    """Write and sync a file that nothing refers to yet: a crash may leave half of it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    """Write and sync a file that nothing refers to yet: a crash may leave half of it.
+
+    What a crash has left is removed; a link that somebody has put there is not followed (S61).
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     descriptor = patiently(lambda: os.open(path, flags, 0o600))
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -97,7 +101,7 @@ class ProcessLock:
 
     def __init__(self, path: Path, refusal: str) -> None:
         """`ConfigurationError` with this `refusal` if somebody else holds it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

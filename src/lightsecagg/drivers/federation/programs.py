@@ -202,6 +202,8 @@ def run_server(
     `abandon` gives up a round that a crash left unfinished instead of resuming it.
     """
 
+    leave_no_core()
+
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress, understood=understood)
         prepare_to_serve()
@@ -211,6 +213,11 @@ def run_server(
         return await server.run(abandon=abandon)
 
     return asyncio.run(main())
+
+
+def leave_no_core() -> None:
+    """A process that crashes leaves no file with its keys in it (S61); nor do its children."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def prepare_to_serve() -> None:
@@ -237,6 +244,8 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     SIGTERM lets them take their leave. The first process of a container must say so itself: nothing
     ends it by default.
     """
+
+    leave_no_core()
 
     async def run(client: FederationClient) -> LightSecAggError | None:
         try:

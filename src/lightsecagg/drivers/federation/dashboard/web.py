@@ -14,12 +14,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -27,10 +25,10 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from lightsecagg.drivers.federation.dashboard.board import Board
-from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.federation.observer import is_our_name, log
 from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import read_private, reading
 
 CONNECTIONS: Final = 64
 """At a time; more are closed at once."""
@@ -87,9 +85,7 @@ _OPEN_TO_ALL = frozenset({"/style.css", "/icon.svg"})
 def read_token(path: Path) -> str:
     """The token in a file that nobody else may read."""
     with reading(path, "a token"):
-        if path.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{path} holds a token: others may read it; chmod 600 it")
-        token = path.read_text(encoding="ascii").strip()
+        token = read_private(path).decode("ascii").strip()
     if len(token) < TOKEN or not token.isprintable():
         raise ConfigurationError(
             f"{path}: a token of {TOKEN} printable characters or more is needed; "
@@ -113,14 +109,6 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str] = field(repr=False)
-
-    @property
-    def host(self) -> str:
-        """The name by which this server was reached, without the port."""
-        host = self.headers.get("host", "")
-        if host.startswith("["):
-            return host[1:].partition("]")[0]
-        return host.partition(":")[0]
 
     def cookie(self, name: str) -> str:
         """Its value; empty if there is none."""
@@ -156,16 +144,12 @@ class Gate:
                 f"the dashboard may listen on {address} only with a token: everybody who reaches "
                 "it could look; name a file with one, or use 127.0.0.1"
             )
-        self._names = {"localhost", address.lower()}
+        self._address = address.lower()
         self._token, self._secure = token, secure
 
     def check_host(self, request: Request) -> None:
-        """`RefusedError` if some name leads here that is not ours; an address is none (S27)."""
-        host = request.host.lower()
-        with suppress(ValueError):
-            ipaddress.ip_address(host)
-            return
-        if host not in self._names:
+        """`RefusedError` if some name leads here that is not ours (S27)."""
+        if not is_our_name(request.headers.get("host", ""), self._address):
             raise RefusedError(421, "this server does not go by that name; use its address")
 
     def admits(self, request: Request) -> bool:
