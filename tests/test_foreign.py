@@ -22,7 +22,7 @@ from lightsecagg.crypto.transcript import context_hash
 from lightsecagg.drivers.federation import client_ledger, membership
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
-from lightsecagg.drivers.federation.durable import seal
+from lightsecagg.drivers.federation.durable import seal, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.protocol import settings
 from lightsecagg.protocol.allow_list import AllowList
@@ -105,7 +105,7 @@ def test_S41_deep_nesting_in_a_snapshot_is_a_malformed_snapshot() -> None:
 
 def test_S41_deep_nesting_in_a_clients_ledger_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    path.write_bytes(seal(client_ledger._PLACE, deep_client_ledger()))
+    write_synced(path, seal(client_ledger._PLACE, deep_client_ledger()))
     with pytest.raises(RecursionError):
         client_ledger._decoder.decode(deep_client_ledger())
     with pytest.raises(JournalError, match=f"{path} is damaged: malformed entry"):

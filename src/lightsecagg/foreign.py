@@ -11,6 +11,7 @@ megabyte.
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,23 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except Exception:
         raise _not(path, what) from None
+
+
+def read_private(path: Path) -> bytes:
+    """A file with a secret, inside `reading`; `ConfigurationError` if others may read it (S61).
+
+    Of a file that is not ours, the group may read it: that is how a container's user gets at a
+    secret that root has mounted for it.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        ours = status.st_uid == os.geteuid()
+        if status.st_mode & (0o077 if ours else 0o037):
+            raise ConfigurationError(
+                f"{path} holds a secret, and others may read or change it; run "
+                f"`chmod {'600' if ours else '440'} {path}`"
+            )
+        return file.read()
 
 
 def member(archive: Mapping[str, Any], name: str) -> NDArray[Any]:

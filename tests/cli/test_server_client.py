@@ -444,6 +444,7 @@ def issue(programs: Programs, client: int, validity: Validity, folder: str) -> t
     target.mkdir()
     (target / "own.pem").write_bytes(issued.certificate)
     (target / "own.key").write_bytes(issued.key)
+    (target / "own.key").chmod(0o600)
     return target / "own.pem", target / "own.key"
 
 

@@ -192,6 +192,7 @@ def test_S22_a_bad_identity_file_is_refused_without_quoting_it(
 ) -> None:
     path = tmp_path / "identity.key"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(
         ConfigurationError, match="is not an identity key of 64 hexadecimal digits"
     ) as caught:

@@ -357,6 +357,7 @@ def marks() -> Iterator[bytes]:
 def read_client_ledger(data: bytes) -> None:
     """The content of the file, with the right checksum."""
     path = Path(_scratch()) / "ledger"
+    path.touch(0o600)
     path.write_bytes(seal(client_ledger._PLACE, data))
     ledger = object.__new__(ClientLedger)
     vars(ledger).update(_path=path, _session=bytes(32), _client=0)

@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -56,7 +57,9 @@ class Answer:
     """What came back."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status, self.headers, self.body = response.status, response.headers, response.read()
+        self.status, self.headers = response.status, response.headers
+        endless = response.headers["Content-Type"] == "text/event-stream"
+        self.body = b"" if endless else response.read()
 
 
 def ask(
@@ -157,7 +160,8 @@ def test_a_name_that_is_not_ours_is_refused(dashboard: Dashboard) -> None:
     """DNS rebinding: a page of somebody's leads its own name here and reads what is answered."""
     port = dashboard.pages.port
     for host in (f"evil.example:{port}", "evil.example", "127.0.0.1.evil.example", ""):
-        assert ask(dashboard, "/events", Host=host).status == 421, host
+        for path in ("/", "/events"):
+            assert ask(dashboard, path, Host=host).status == 421, host
     for host in ("localhost", f"LOCALHOST:{port}", "127.0.0.1", f"[::1]:{port}", "192.0.2.7:80"):
         assert ask(dashboard, "/", Host=host).status == 200, host
 
@@ -197,6 +201,9 @@ def test_the_token_is_given_once_and_becomes_a_cookie(
         assert page.event()["history"]
     assert "wrong token" in caplog.text
     assert TOKEN not in caplog.text
+    caplog.clear()
+    assert ask(locked, "/rounds/1", Authorization="Bearer wrong").status == 401
+    assert "wrong token" in caplog.text, "a program waits as long for it"
     for length in ("x", "-1", str(10**9)):
         assert ask(locked, "/login", "POST", None, Content_Length=length).status == 400
 
@@ -320,6 +327,33 @@ def test_S27_connections_and_pages_are_few(
             assert refused.recv(1) == b""
     eventually(lambda: not dashboard.pages._open)
     assert ask(dashboard, "/").status == 200
+
+
+def test_R60_strangers_that_begin_no_handshake_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS they were counted after it: each held a descriptor of the server."""
+    folder = NetworkFederation(tmp_path, 4).made.server.parent
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(folder / "server.pem", folder / "server.key")
+    trust = ssl.create_default_context(cafile=folder / "ca.pem")
+    monkeypatch.setattr(web, "CONNECTIONS", 5)
+    monkeypatch.setattr(web, "DEADLINE", 600.0)  # whoever says nothing stays
+    dashboard = Dashboard(0, tls=tls)
+    address = ("127.0.0.1", dashboard.pages.port)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(40)]
+        for refused in strangers[5:]:
+            with suppress(ConnectionResetError):
+                assert refused.recv(1) == b"", "closed at once"
+        assert len(dashboard.pages._open) == 5
+    eventually(lambda: not dashboard.pages._open)
+    for _ in range(10):  # the handshake is never taken for a request
+        asked = http.client.HTTPSConnection(*address, timeout=60, context=trust)
+        asked.request("GET", "/")
+        assert asked.getresponse().status == 200
+        asked.close()
+    dashboard.close()
 
 
 def test_S27_a_request_must_come_in_time_and_be_short(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import resource
 import shutil
 import sqlite3
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +20,8 @@ import numpy as np
 import pytest
 from small_federation import SESSION, Federation
 
+from lightsecagg.drivers.federation import durable, marked_database
 from lightsecagg.drivers.federation import journal as journal_module
-from lightsecagg.drivers.federation import marked_database
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
@@ -58,6 +61,26 @@ def state(tmp_path: Path) -> Path:
     journal.announce(3, tuple(range(8)))
     journal.close()
     return tmp_path / "state"
+
+
+@contextmanager
+def no_descriptor_left(until: str | None) -> Iterator[None]:
+    """No file can be opened, until a message with these words is logged."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def relent(record: logging.LogRecord) -> bool:
+        if until is not None and until in record.getMessage():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return True
+
+    log = logging.getLogger(durable.__name__)
+    log.addFilter(relent)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        log.removeFilter(relent)
 
 
 def opened(state: Path) -> Journal:
@@ -555,4 +578,38 @@ def test_R36_the_backup_recipe_works_and_a_mixture_is_refused(state: Path) -> No
     journal = opened(state)
     assert journal.unfinished() == [3]
     assert journal.pending(3) is not None
+    journal.close()
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda journal: journal.store_upload(3, 0, UPLOADS[0]),
+        lambda journal: journal.announce(3, (0, 1)),
+        lambda journal: journal.complete(3, 3, b"the model after 3 rounds"),
+        lambda journal: journal.abandon(3, "nobody came"),
+        lambda journal: journal.keep_models({1}),
+        lambda journal: journal.load_upload(3, 0),
+    ],
+)
+def test_R60_a_journal_waits_for_a_descriptor_and_goes_on(
+    state: Path, write: Callable[[Journal], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers had them all: that is no broken disk, and it passes."""
+    journal = opened(state)
+    with no_descriptor_left(until="waits for a descriptor"):
+        write(journal)
+    journal.close()
+    opened(state).close()
+    assert caplog.text.count("waits for a descriptor") == 1
+
+
+def test_R60_a_journal_does_not_wait_for_ever(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_PATIENCE", 0.0)
+    journal = opened(state)
+    with no_descriptor_left(until=None), pytest.raises(JournalError, match="Too many open files"):
+        journal.announce(3, (0, 1))
     journal.close()

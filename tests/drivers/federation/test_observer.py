@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import time
@@ -114,3 +115,19 @@ def test_the_port_tells_the_figures_of_the_latest_round(metrics: Metrics) -> Non
         lines = page.read().decode().splitlines()
     assert 'lightsecagg_figure{name="loss"} 7.0' in lines
     assert 'lightsecagg_figure{name="clients.loss"} 1.25' in lines
+
+
+def test_S27_metrics_and_health_answer_to_no_name_of_somebodys(metrics: Metrics) -> None:
+    """DNS rebinding, as on the dashboard; a collector on this machine uses an address."""
+    for host, status in (
+        ("evil.example", 421),
+        (f"127.0.0.1.evil.example:{metrics.port}", 421),
+        (f"127.0.0.1:{metrics.port}", 200),
+        (f"localhost:{metrics.port}", 200),
+        (f"[::1]:{metrics.port}", 200),
+    ):
+        for page in ("/metrics", "/health"):
+            asked = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=60)
+            asked.request("GET", page, headers={"Host": host})
+            assert asked.getresponse().status == status, (host, page)
+            asked.close()

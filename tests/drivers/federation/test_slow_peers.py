@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
 import socket
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from network_federation import NetworkFederation
+from network_federation import DIMENSION, Contribution, NetworkFederation, contribution
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.programs import build_client
+from lightsecagg.drivers.federation.provisioning import free_port, provision
 from lightsecagg.drivers.federation.tables import AggregationTable
 from lightsecagg.drivers.transport.communicator import Limits, Received
 from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
+from lightsecagg.protocol.interface import Update
 from lightsecagg.session.envelope import (
     VERSION,
     Hello,
@@ -190,6 +201,82 @@ def test_S27_500_connections_without_a_handshake_do_not_double_the_round(
     alone, crowded = work.rounds
     assert crowded < 2 * alone
     assert caplog.text.count("refused a stream (TLS handshake") <= 20, "nor do they fill the log"
+
+
+class Strangers(threading.Thread):
+    """So many silent connections at any time: one that is closed is opened again."""
+
+    def __init__(self, address: str, count: int) -> None:
+        super().__init__(daemon=True)
+        host, _, port = address.rpartition(":")
+        self.address, self.count, self.refused, self.ended = (host, int(port)), count, 0, False
+        self.sockets: list[socket.socket] = []
+
+    def run(self) -> None:
+        while not self.ended:
+            while len(self.sockets) < self.count and not self.ended:
+                with suppress(OSError):
+                    self.sockets.append(socket.create_connection(self.address, 1))
+            for closed in select.select(self.sockets, [], [], 0.1)[0]:
+                closed.close()
+                self.sockets.remove(closed)
+                self.refused += 1
+        for each in self.sockets:
+            each.close()
+
+
+@dataclass
+class Held(Contribution):
+    """Its update is ready when the strangers are there."""
+
+    wait: Callable[[], Any] = bool
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        self.wait()
+        return super().compute(model, round_number, bound)
+
+
+def test_R60_strangers_that_take_every_descriptor_do_not_end_the_server(tmp_path: Path) -> None:
+    """The round is done while more of them than the server has descriptors come and come again."""
+    most, clients = 160, 4
+    made = provision(
+        tmp_path / "federation", clients, vectors=DIMENSION, privacy=1, dropouts=0, port=free_port()
+    )
+    program = f"ulimit -n {most} && exec {sys.executable} -m lightsecagg server --config"
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(["sh", "-c", f"{program} {made.server}"], stderr=log)
+    address = load_config(ServerConfig, made.server).server.address
+    strangers = Strangers(address, 2 * most)
+    all_here = threading.Barrier(clients, strangers.start)
+
+    def wait() -> None:
+        all_here.wait(300)
+        while not (strangers.refused or len(os.listdir(f"/proc/{server.pid}/fd")) >= most):
+            assert server.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+
+    async def end() -> None:
+        while server.poll() is None:
+            await asyncio.sleep(0.05)
+        assert server.returncode == 0, (tmp_path / "log").read_text()
+
+    async def run() -> None:
+        overrides = ["client.overlap=thread", "client.reconnect=300.0"]
+        configs = {i: load_config(ClientConfig, made.clients[i], overrides) for i in made.clients}
+        parties = [build_client(configs[i], job=Held(i, wait=wait)) for i in configs]
+        await asyncio.gather(end(), *(party.run() for party in parties))
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 280))
+    finally:
+        strangers.ended = True
+        server.kill()
+        server.wait()
+    strangers.join()
+    with np.load(made.server.with_name("result.npz")) as stored:
+        expected = np.sum([contribution(i, 1) for i in range(clients)], axis=0)
+        np.testing.assert_allclose(stored["result"], expected, atol=1e-3)
+    assert "waits for a descriptor" not in (tmp_path / "log").read_text(), "some were left"
 
 
 class Stalling(FederationClient):

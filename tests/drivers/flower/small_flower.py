@@ -185,6 +185,7 @@ def malicious(tmp_path: Path, listed: int = 8) -> dict[int, dict[str, Any]]:
     for position, node in enumerate(config):
         key = IdentityKey.generate()
         (tmp_path / f"{node}.key").write_text(key.private_bytes().hex())
+        (tmp_path / f"{node}.key").chmod(0o600)
         config[node]["lightsecagg_identity"] = str(tmp_path / f"{node}.key")
         config[node]["lightsecagg_allow_list"] = str(allow_list)
         if position < listed:

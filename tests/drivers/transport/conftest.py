@@ -29,6 +29,7 @@ def save(tmp_path: Path, authority: Authority) -> Save:
         contents = (trusted.own_files().certificate, issued.certificate, issued.key)
         for file, content in zip(files, contents, strict=True):
             file.write_bytes(content)
+            file.chmod(0o600)
         return Credentials.load(*files)
 
     return save_files

@@ -36,7 +36,7 @@ from lightsecagg.drivers.federation.register import Admission, Register, load_re
 from lightsecagg.drivers.transport.certificates import Authority, Issued, Validity
 from lightsecagg.drivers.transport.tls import fingerprint_of_pem
 from lightsecagg.errors import ConfigurationError, ParameterError
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import read_private, reading
 from lightsecagg.params import Parameters
 from lightsecagg.session.record import listed
 
@@ -64,8 +64,8 @@ class Administration:
         self._entropy = entropy
         self._signer = load_identity(self._folder / "allow-list.key")
         with reading(self._folder / "ca.key", "the key of ca.pem, an authority's certificate"):
-            files = (self._folder / "ca.pem", self._folder / "ca.key")
-            self._authority = Authority.load(*(path.read_bytes() for path in files))
+            certificate = (self._folder / "ca.pem").read_bytes()
+            self._authority = Authority.load(certificate, read_private(self._folder / "ca.key"))
         self._lock = ProcessLock(
             self._folder / "lock", f"another command is changing {self._folder}; wait for it"
         )

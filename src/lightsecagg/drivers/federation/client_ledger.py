@@ -13,7 +13,7 @@ import msgspec
 
 from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError
-from lightsecagg.foreign import decode
+from lightsecagg.foreign import decode, read_private
 from lightsecagg.protocol.ledger import Ledger
 
 _PLACE = "client ledger, version 1"
@@ -84,7 +84,7 @@ class ClientLedger(Ledger):
 
     def _load(self) -> Ledger:
         try:
-            content = unseal(_PLACE, self._path.read_bytes())
+            content = unseal(_PLACE, read_private(self._path))
             stored = decode(_decoder.decode, content, "entry")
             entries = Ledger.from_bytes(stored.entries)
         except (JournalError, DecodeError) as error:

@@ -1,15 +1,30 @@
-"""Files that outlive a crash: whole or absent, checksummed, and one process at a time."""
+"""Files that outlive a crash: whole or absent, checksummed, and one process at a time.
+
+A process without a free descriptor has no broken disk: connections come and go, so whoever opens a
+file here waits a while for one (R60).
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import logging
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from lightsecagg.errors import ConfigurationError, JournalError
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 _CHECKSUM = 32
+_PATIENCE = 60.0
+"""Seconds to wait for a descriptor: several times what a stranger may hold one."""
+_PAUSE = 0.1
 
 
 def seal(place: str, content: bytes) -> bytes:
@@ -26,6 +41,24 @@ def unseal(place: str, sealed: bytes) -> bytes:
     return content
 
 
+def patiently(opening: Callable[[], T]) -> T:
+    """What `opening` returns; it is tried again while no descriptor is free."""
+    deadline = 0.0
+    while True:
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            now = time.monotonic()
+            if not deadline:
+                deadline = now + _PATIENCE
+                _log.warning("%s: a file waits for a descriptor to become free", error.strerror)
+            elif now > deadline:
+                raise
+        time.sleep(_PAUSE)
+
+
 def write_synced(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that it is whole or absent, whatever happens."""
     temporary = path.with_suffix(".tmp")
@@ -39,8 +72,13 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_new(path: Path, data: bytes | memoryview) -> None:
-    """Write and sync a file that nothing refers to yet: a crash may leave half of it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write and sync a file that nothing refers to yet: a crash may leave half of it.
+
+    What a crash has left is removed; a link that somebody has put there is not followed (S61).
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = patiently(lambda: os.open(path, flags, 0o600))
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
@@ -49,7 +87,7 @@ def write_new(path: Path, data: bytes | memoryview) -> None:
 
 def sync_folder(path: Path) -> None:
     """Let the names in a folder outlive a crash."""
-    directory = os.open(path, os.O_RDONLY)
+    directory = patiently(lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(directory)
     finally:
@@ -63,7 +101,7 @@ class ProcessLock:
 
     def __init__(self, path: Path, refusal: str) -> None:
         """`ConfigurationError` with this `refusal` if somebody else holds it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from lightsecagg.drivers.federation.durable import seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import patiently, seal, unseal, write_synced
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
@@ -228,7 +228,7 @@ class EpochJournal(Journal):
     def _delete_past_uploads(self, number: int, record: EpochChanged) -> None:
         kept = {self._upload_path(number, owner, serial) for owner, serial in record.kept}
         with self._db.reporting("write"):
-            for path in self._uploads.iterdir():
+            for path in patiently(lambda: [*self._uploads.iterdir()]):
                 if path.name.startswith(f"{number}-") and path not in kept:
                     path.unlink(missing_ok=True)
 

@@ -24,7 +24,13 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import (
+    ProcessLock,
+    patiently,
+    seal,
+    unseal,
+    write_synced,
+)
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
 from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
@@ -311,7 +317,7 @@ class Journal:
         """Delete all models but those after so many rounds; the newest is never deleted."""
         newest = int(self._meta("completed") or 0)
         with self._db.reporting("write"):
-            for path in self._models.glob("*.npz"):
+            for path in patiently(lambda: [*self._models.glob("*.npz")]):
                 if -1 < _number(path) < newest and _number(path) not in kept:
                     path.unlink(missing_ok=True)
 
@@ -349,7 +355,7 @@ class Journal:
 
     def _delete_uploads(self, number: int) -> None:
         # Not glob: Python remembers every pattern, and there is a new one in every round.
-        for path in self._uploads.iterdir():
+        for path in patiently(lambda: [*self._uploads.iterdir()]):
             if path.name.startswith(f"{number}-"):
                 path.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -92,6 +93,19 @@ def set_up_logging(level: str = "INFO") -> None:
     log.propagate = False
 
 
+def is_our_name(host: str, *names: str) -> bool:
+    """Whether a request's `Host` is an address, `localhost` or one of these names.
+
+    A page of somebody's may lead its own name here and read what is answered (DNS rebinding); an
+    address or `localhost` is not its own.
+    """
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return host.lower() in {"localhost", *names}
+
+
 class _PageServer(ThreadingHTTPServer):
     """A thread per connection, few of them, and each must end by a deadline (S27)."""
 
@@ -166,6 +180,10 @@ class Metrics:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                # Without a Host it is no browser that asks.
+                if not is_our_name(self.headers.get("Host", "localhost")):
+                    self.send_error(421)
+                    return
                 if self.path == "/metrics":
                     body, kind = prometheus.generate_latest(metrics._registry), "text/plain"
                 elif self.path == "/health":

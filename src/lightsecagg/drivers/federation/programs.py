@@ -24,6 +24,7 @@ from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig
 from lightsecagg.drivers.federation.dashboard.live import make_dashboard
+from lightsecagg.drivers.federation.dashboard.web import CONNECTIONS
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.epoch_server import EpochFederationServer
 from lightsecagg.drivers.federation.jobs import (
@@ -34,7 +35,7 @@ from lightsecagg.drivers.federation.jobs import (
 )
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
-from lightsecagg.drivers.federation.observer import Metrics, log
+from lightsecagg.drivers.federation.observer import PAGE_CONNECTIONS, Metrics, log
 from lightsecagg.drivers.federation.provisioning import describe_liars, load_identity
 from lightsecagg.drivers.federation.server import FederationServer, TellProgress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
@@ -90,13 +91,13 @@ def build_server(
     buffering = None if config.buffering is None else config.buffering.make()
     settings_for = partial(make_settings, config.aggregation, job, session, buffering=buffering)
     settings = settings_for(members.current.allow_list)
-    _mind_the_files(len(members.current.allow_list))
+    connections = _mind_the_files(config, len(members.current.allow_list))
     _mind_the_output(config.vectors)
     _mind_the_members(config.aggregation.clients, settings)
     _mind_the_liars(settings)
     _mind_the_rounding(settings)
     admitted = frozenset(members.current.allow_list.clients)
-    communicator = _server_communicator(config, admitted, understood)
+    communicator = _server_communicator(config, admitted, connections, understood)
     communicator.admit(admitted, members.current.revoked)
     if config.server.trace is not None:
         log.warning("the server writes its averages to %s: a trace", config.server.trace)
@@ -202,6 +203,8 @@ def run_server(
     `abandon` gives up a round that a crash left unfinished instead of resuming it.
     """
 
+    leave_no_core()
+
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress, understood=understood)
         prepare_to_serve()
@@ -211,6 +214,11 @@ def run_server(
         return await server.run(abandon=abandon)
 
     return asyncio.run(main())
+
+
+def leave_no_core() -> None:
+    """A process that crashes leaves no file with its keys in it (S61); nor do its children."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def prepare_to_serve() -> None:
@@ -237,6 +245,8 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     SIGTERM lets them take their leave. The first process of a container must say so itself: nothing
     ends it by default.
     """
+
+    leave_no_core()
 
     async def run(client: FederationClient) -> LightSecAggError | None:
         try:
@@ -283,16 +293,25 @@ def _check_figure(figure: str | None, table: str, job: ServerJob) -> None:
         )
 
 
-def _mind_the_files(clients: int) -> None:
-    """Refuse a limit that would let in some clients, and no others."""
+def _mind_the_files(config: ServerConfig, clients: int) -> int:
+    """How many connections leave descriptors for everything else.
+
+    Refuses a limit that would let in some clients, and no others.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    needed = 2 * clients + _OWN_FILES
-    if most != resource.RLIM_INFINITY and most < needed:
+    if most == resource.RLIM_INFINITY:
+        return Limits().connections
+    own = _OWN_FILES
+    own += 0 if config.server.metrics_port is None else PAGE_CONNECTIONS
+    own += 0 if config.server.dashboard_port is None else CONNECTIONS
+    needed = 2 * clients + own
+    if most < needed:
         raise ConfigurationError(
             f"this process may open {most} files and {clients} clients need {needed}: a connection "
             "each, and a file while a long message of one waits; raise the hard limit of "
             "RLIMIT_NOFILE (`ulimit -n`, systemd's LimitNOFILE)"
         )
+    return min(most - clients - own, Limits().connections)
 
 
 def _mind_the_output(vectors: VectorsTable | None) -> None:
@@ -355,9 +374,11 @@ def _trust(table: FederationTable) -> tuple[Path, bytes, bytes]:
 
 
 def _server_communicator(
-    config: ServerConfig, clients: frozenset[int], understood: bool
+    config: ServerConfig, clients: frozenset[int], connections: int, understood: bool
 ) -> ServerCommunicator:
-    limits = Limits(folder=config.server.state, ahead=ahead_of(len(clients)))
+    limits = Limits(
+        folder=config.server.state, ahead=ahead_of(len(clients)), connections=connections
+    )
     if config.server.transport == "torch-rpc":
         from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
 

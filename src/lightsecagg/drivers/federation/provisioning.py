@@ -35,7 +35,7 @@ from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import Staleness
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import read_private, reading
 from lightsecagg.params import Parameters, ShareMode, ThreatModel, check_integer
 from lightsecagg.protocol.settings import MAX_LENGTH
 from lightsecagg.training.datasets import DATASETS
@@ -84,7 +84,7 @@ _PROBES = 100
 def load_identity(path: Path) -> IdentityKey:
     """Read a client's identity key."""
     with reading(path, f"an identity key of {2 * IDENTITY_KEY_LENGTH} hexadecimal digits"):
-        private = bytes.fromhex(path.read_text(encoding="ascii"))
+        private = bytes.fromhex(read_private(path).decode("ascii"))
         if len(private) != IDENTITY_KEY_LENGTH:
             raise ValueError(f"{len(private)} bytes")
         return IdentityKey(private)

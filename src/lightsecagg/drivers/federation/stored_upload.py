@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lightsecagg.drivers.federation.durable import patiently
 from lightsecagg.errors import JournalError
 from lightsecagg.field.prime import Elements
 
@@ -30,7 +31,7 @@ class StoredUpload:
         offset = first * _BLOCK
         size = min(self.length, last * _BLOCK) - offset
         try:
-            with self.path.open("rb") as file:
+            with patiently(lambda: self.path.open("rb")) as file:
                 file.seek(4 * offset)
                 # One byte more shows that the file has grown.
                 data = file.read(4 * size + (offset + size == self.length))

@@ -75,6 +75,9 @@ class Limits:
     """Bytes of posted messages that may wait for one client until the server says otherwise."""
     ahead: int = 1 << 19
     """Bytes that a peer may send before this side reads on: so many a round trip, no more."""
+    connections: int = 2**31 - 2
+    """Connections that a gRPC server has open at a time, those without a handshake included; more
+    are closed at once, so that descriptors are left for its files (R60)."""
     connect_timeout: float = 10.0
     """Seconds for one attempt to connect, handshakes included."""
     stall_timeout: float = 60.0

@@ -112,6 +112,8 @@ class GrpcServer(StreamServer):
         server = grpc.aio.server(
             options=(
                 *_options(self._limits),
+                # Counted when a connection is accepted: strangers have no certificate to show.
+                ("grpc.max_allowed_incoming_connections", self._limits.connections),
                 # What a client may send before we read: left alone, gRPC lets fast ones send
                 # megabytes each, which wait in memory that is nobody's budget (R53).
                 ("grpc.http2.bdp_probe", 0),

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, ObjectIdentifier
 
 from lightsecagg.errors import ConfigurationError, Refused, TransportError
-from lightsecagg.foreign import reading, shown
+from lightsecagg.foreign import read_private, reading, shown
 
 EXPIRY_WARNING: Final = 30
 """Days before the end of a certificate in which programs warn of it when they start."""
@@ -82,8 +82,10 @@ class Credentials:
     @classmethod
     def load(cls, authority: Path, certificate: Path, key: Path) -> Credentials:
         """Read PEM files; `ConfigurationError` if one is unreadable or they do not fit."""
+        with reading(key, "a file"):
+            private = read_private(key)
         credentials = cls(
-            authority, certificate, key, _read(authority), _read(certificate), _read(key)
+            authority, certificate, key, _read(authority), _read(certificate), private
         )
         _parse(authority, credentials.authority)
         own = _parse(certificate, credentials.certificate)

@@ -14,12 +14,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -27,10 +25,10 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from lightsecagg.drivers.federation.dashboard.board import Board
-from lightsecagg.drivers.federation.observer import log
+from lightsecagg.drivers.federation.observer import is_our_name, log
 from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.foreign import reading
+from lightsecagg.foreign import read_private, reading
 
 CONNECTIONS: Final = 64
 """At a time; more are closed at once."""
@@ -87,9 +85,7 @@ _OPEN_TO_ALL = frozenset({"/style.css", "/icon.svg"})
 def read_token(path: Path) -> str:
     """The token in a file that nobody else may read."""
     with reading(path, "a token"):
-        if path.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{path} holds a token: others may read it; chmod 600 it")
-        token = path.read_text(encoding="ascii").strip()
+        token = read_private(path).decode("ascii").strip()
     if len(token) < TOKEN or not token.isprintable():
         raise ConfigurationError(
             f"{path}: a token of {TOKEN} printable characters or more is needed; "
@@ -113,14 +109,6 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str] = field(repr=False)
-
-    @property
-    def host(self) -> str:
-        """The name by which this server was reached, without the port."""
-        host = self.headers.get("host", "")
-        if host.startswith("["):
-            return host[1:].partition("]")[0]
-        return host.partition(":")[0]
 
     def cookie(self, name: str) -> str:
         """Its value; empty if there is none."""
@@ -156,16 +144,12 @@ class Gate:
                 f"the dashboard may listen on {address} only with a token: everybody who reaches "
                 "it could look; name a file with one, or use 127.0.0.1"
             )
-        self._names = {"localhost", address.lower()}
+        self._address = address.lower()
         self._token, self._secure = token, secure
 
     def check_host(self, request: Request) -> None:
-        """`RefusedError` if some name leads here that is not ours; an address is none (S27)."""
-        host = request.host.lower()
-        with suppress(ValueError):
-            ipaddress.ip_address(host)
-            return
-        if host not in self._names:
+        """`RefusedError` if some name leads here that is not ours (S27)."""
+        if not is_our_name(request.headers.get("host", ""), self._address):
             raise RefusedError(421, "this server does not go by that name; use its address")
 
     def admits(self, request: Request) -> bool:
@@ -250,8 +234,6 @@ class PageServer:
             self._connected,
             sock=self._socket,
             limit=_REQUEST,
-            ssl=self._tls,
-            ssl_handshake_timeout=DEADLINE if self._tls else None,
         )
         while not self._closing:
             await asyncio.sleep(PAUSE)
@@ -268,6 +250,10 @@ class PageServer:
             return
         self._open.add(task)
         try:
+            # Not by `start_server`: it calls here after the handshake, and counts nobody before.
+            # Nothing may wait before this, or the stream would take the handshake for a request.
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=DEADLINE)
             await self._converse(reader, writer)
             writer.close()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -288,7 +274,7 @@ class PageServer:
                 request = parse_request(await reader.readuntil(b"\r\n\r\n"))
                 self._gate.check_host(request)
                 if request.path == "/events" and request.method == "GET":
-                    self._check_token(request)
+                    await self._check_token(request)
                 else:
                     await self._answer(request, reader, writer)
                     return
@@ -313,12 +299,14 @@ class PageServer:
             await self._ask_for_token(writer, "")
             return
         if request.path not in _OPEN_TO_ALL:
-            self._check_token(request)
+            await self._check_token(request)
         kind, body = self._content("/index.html" if request.path == "/" else request.path)
         await _send(writer, 200, kind, body)
 
-    def _check_token(self, request: Request) -> None:
+    async def _check_token(self, request: Request) -> None:
         if not self._gate.admits(request):
+            if "authorization" in request.headers:
+                await _slow_down()
             raise RefusedError(401, "a token is needed", WWW_Authenticate="Bearer")
 
     def _content(self, path: str) -> tuple[str, bytes]:
@@ -345,8 +333,7 @@ class PageServer:
             headers = {"Set-Cookie": self._gate.cookie(), "Location": "/"}
             await _send(writer, 303, "text/plain", b"", headers)
             return
-        log.warning("the dashboard: somebody gave a wrong token")
-        await asyncio.sleep(_WRONG_TOKEN_PAUSE)
+        await _slow_down()
         await self._ask_for_token(writer, "That is not the token.")
 
     async def _ask_for_token(self, writer: asyncio.StreamWriter, words: str) -> None:
@@ -392,6 +379,12 @@ class PageServer:
             if last:
                 return
             await asyncio.sleep(PAUSE + board.clients / 1000)
+
+
+async def _slow_down() -> None:
+    """What a wrong token costs."""
+    log.warning("the dashboard: somebody gave a wrong token")
+    await asyncio.sleep(_WRONG_TOKEN_PAUSE)
 
 
 def _read_pages() -> dict[str, tuple[str, bytes]]:
