@@ -30,7 +30,14 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.epoch_client import EpochClientSession
-from lightsecagg.session.interface import Post, Received, Stop, Trained, TrainingFailed
+from lightsecagg.session.interface import (
+    Post,
+    Received,
+    Stop,
+    Trained,
+    TrainingFailed,
+    TrainingRefused,
+)
 from lightsecagg.session.plan import Flushing
 from lightsecagg.session.server import State
 
@@ -746,3 +753,21 @@ def test_S41_control_messages_out_of_place_change_nothing() -> None:
     assert [type(each).__name__ for each in posted(effects)] == ["Version"]
     lab.tell(Received(2, pack_control(Version(3, b""))))
     assert lab.cuts[-1][0] == 2
+
+
+def test_a_client_that_refuses_the_settings_withdraws_from_the_epoch_and_says_why() -> None:
+    lab = opened()
+    for _ in range(3):  # versions and the number of the epoch are different things
+        finish_training(lab, 0, 1, 2, 3)
+    train = next(train for client, train in lab.trainings if client == 0)
+    assert train.round == 3
+    lab.trainings.remove((0, train))
+    effects = lab.clients[0].handle(TrainingRefused(train.round, "epochs = 9 is too many"), lab.now)
+    lab.do(0, effects)
+    lab.settle()
+    assert "client 0: round 1: epochs = 9 is too many" in lab.client_log
+    assert any("it withdraws: 'epochs = 9 is too many'" in line for line in lab.log)
+    assert lab.clients[0]._work is None
+    finish_training(lab, 1, 2, 3)
+    lab.wait(lab.flushing.flush_after + 1)
+    assert lab.sums[-1][1] == (1, 2, 3)

@@ -94,6 +94,11 @@ class EpochClientSession(ClientSession[EpochClient]):
                 if self._work is not None and self._work.version == version:
                     self._miss(version, reason)
                     self._go_on()
+            case session.TrainingRefused(version, reason):
+                # Instructions are the epoch's: it will refuse those of any other version too.
+                if self._work is not None and self._work.version == version:
+                    self._work = None
+                    super()._take(session.TrainingRefused(self.round, reason), now)
             case _:
                 super()._take(event, now)
 
