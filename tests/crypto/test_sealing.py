@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +120,22 @@ def test_S19_the_header_is_authenticated_even_under_the_right_key(header: ShareH
     """The second wall: associated data binds what the key derivation binds already."""
     with pytest.raises(CryptoError):
         open_sealed(SealingKey(SECRET, HEADER), header, SEALED)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"context": b"D" * 32},
+        {"sender": 2, "recipient": 1},
+        {"mask_id": 1},
+        {"salt": b"t" * SALT_LENGTH},
+    ],
+)
+def test_S19_the_key_itself_binds_C1_direction_mask_and_salt(other: dict[str, Any]) -> None:
+    """Beside the associated data, which binds them too: here that is the right one."""
+    key = SealingKey(SECRET, replace(HEADER, **other))
+    with pytest.raises(CryptoError):
+        open_sealed(key, HEADER, SEALED)
 
 
 def test_S19_a_stranger_cannot_open() -> None:

@@ -170,7 +170,7 @@ def test_a_name_that_is_not_ours_is_refused(dashboard: Dashboard) -> None:
 
 
 def test_without_the_token_nothing_of_the_federation_is_served(locked: Dashboard) -> None:
-    for path in ("/events", "/rounds/1", "/app.js", "/index.html"):
+    for path in ("/rounds/1", "/app.js", "/index.html", "/events"):
         assert ask(locked, path).status == 401, path
         assert ask(locked, path, Authorization="Bearer wrong").status == 401, path
         assert ask(locked, path, Cookie="lightsecagg-dashboard=wrong").status == 401, path
