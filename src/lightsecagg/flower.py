@@ -20,13 +20,12 @@ if find_spec("flwr") is None or find_spec("flwr.serverapp.strategy") is None:
     raise MissingExtra("lightsecagg.flower needs flwr 1.41 or newer", "flower")
 
 if TYPE_CHECKING:
-    from lightsecagg.drivers.flower.legacy import LightSecAggWorkflow
     from lightsecagg.drivers.flower.mod import lightsecagg_mod
     from lightsecagg.drivers.flower.strategy import LightSecAgg
 
-__all__ = ["LightSecAgg", "LightSecAggWorkflow", "lightsecagg_mod"]
+__all__ = ["LightSecAgg", "lightsecagg_mod"]
 
-_HOMES = {"LightSecAgg": "strategy", "LightSecAggWorkflow": "legacy", "lightsecagg_mod": "mod"}
+_HOMES = {"LightSecAgg": "strategy", "lightsecagg_mod": "mod"}
 
 
 def __getattr__(name: str) -> Any:

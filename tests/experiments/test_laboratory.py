@@ -27,8 +27,6 @@ from lightsecagg.experiments import (
     impact_of_u,
     overhead,
     paper_values,
-    peers,
-    setups,
 )
 from lightsecagg.experiments.catalogue import EXPERIMENTS, Experiment, experiment
 from lightsecagg.experiments.cells import (
@@ -465,14 +463,6 @@ def test_table6_is_the_papers_closed_form() -> None:
     assert "e51" in complexity.table6_report(QUICK, {}).tables[0].rows[-1][3]
 
 
-def test_peers_measure_every_step() -> None:
-    cell = peers.PeersCell(8, 500)
-    results = {cell.key: cell.measure()}
-    seconds = results[cell.key]["seconds"]
-    assert set(seconds["ours"]) == {"prg", "add", "encode", "shamir"}
-    assert "numpy" in seconds
-
-
 def test_reports_escape_what_they_print(tmp_path: Path) -> None:
     report = Report("x", "a < b", ["**bold** & `code`"], [Table("c", ["<"], [["&"]])])
     write_report(report, {}, "command", tmp_path)
@@ -526,22 +516,6 @@ def test_the_command_prints_json_and_keeps_its_files(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["10"]["lightsecagg"] == [70, 12]
     assert (tmp_path / "table6.md").exists()
-
-
-def test_the_command_for_costs_takes_prices(
-    tmp_path: Path, tiny_results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setups, "QUICK", TINY)
-    cells = tmp_path / "cells"
-    cells.mkdir()
-    for cell in experiment("costs").cells(TINY):
-        (cells / f"{cell.key}.json").write_text(json.dumps(tiny_results[cell.key]), "utf-8")
-    prices = ["--egress-price", "0.5", "--core-price", "7"]
-    out = ["--quick", "--json", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, ["costs", *out, *prices])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["prices"] == {"egress": 0.5, "core_hour": 7.0}
-    assert "$0.5 a gigabyte" in (tmp_path / "costs.md").read_text("utf-8")
 
 
 def test_phases_of_a_cell_are_the_protocols(tiny_results: Results) -> None:

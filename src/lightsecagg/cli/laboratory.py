@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,12 +34,10 @@ EXPERIMENTS = {
     "impact-of-u": "Round time against U, and how good the planner's U is.",
     "overhead": "Round time and bytes relative to unprotected FedAvg.",
     "regimes": "Which protocol is the fastest, by server, link, dropouts, training and N.",
-    "costs": "CPU seconds, memory, bytes and dollars of a round.",
     "ablations": "What seeded shares, native loops, transforms, bundles and overlap are worth.",
     "planner": "The planner's forecasts beside simulated rounds.",
     "links": "Real rounds over shaped links in network namespaces beside the forecast; as root.",
     "transport": "PyTorch RPC against gRPC: 200 messages of 120 KiB.",
-    "peers": "Our kernels beside plain NumPy and, if installed, Flower's SecAgg+ library.",
 }
 
 # Other names for `async`, which measures all three on the task that it is given.
@@ -58,12 +56,10 @@ RECORDED = (
     "figure6",
     "figure8",
     "regimes",
-    "costs",
     "ablations",
     "impact-of-u",
     "planner",
     "transport",
-    "peers",
     "table1",
     "table5",
     "table6",
@@ -72,9 +68,6 @@ RECORDED = (
 )
 """What `record` measures, the most telling first: an interrupted recording has those. Not `links`,
 which takes root."""
-
-COSTS = "costs"
-"""The one that takes prices."""
 
 CELLS = "cells"
 """The folder of finished cells, in that of the reports."""
@@ -93,9 +86,7 @@ BusyAnyway = Annotated[
 def register(app: typer.Typer) -> None:
     """Add one command per experiment, and one for all of them."""
     for name, summary in EXPERIMENTS.items():
-        if name != COSTS:
-            app.command(name, help=summary)(_command(name))
-    app.command(COSTS, help=EXPERIMENTS[COSTS])(costs)
+        app.command(name, help=summary)(_command(name))
     app.command("record")(record)
 
 
@@ -106,40 +97,16 @@ def _command(name: str) -> Callable[..., None]:
         busy_anyway: BusyAnyway = False,
         as_json: AsJson = False,
     ) -> None:
-        _run(name, out, quick, busy_anyway, as_json)
+        from lightsecagg.experiments.setups import FULL, QUICK
+
+        laboratory = Laboratory(QUICK if quick else FULL, out, busy_anyway)
+        laboratory.prepare([name])
+        report, results = laboratory.run(name)
+        show(report, results, laboratory.command(name), out, as_json=as_json)
+        if as_json:
+            print_json(report.document())
 
     return command
-
-
-def costs(
-    out: Out = Path("results"),
-    quick: Quick = False,
-    busy_anyway: BusyAnyway = False,
-    as_json: AsJson = False,
-    egress_price: Annotated[
-        float, typer.Option(min=0, help="Dollars a gigabyte that leaves the server; an assumption.")
-    ] = 0.09,
-    core_price: Annotated[
-        float, typer.Option(min=0, help="Dollars an hour of one of its cores; an assumption.")
-    ] = 0.05,
-) -> None:
-    """The experiment that takes prices."""
-    from lightsecagg.experiments.costs import Prices
-
-    _run(COSTS, out, quick, busy_anyway, as_json, prices=Prices(egress_price, core_price))
-
-
-def _run(
-    name: str, out: Path, quick: bool, busy_anyway: bool, as_json: bool, **arguments: Any
-) -> None:
-    from lightsecagg.experiments.setups import FULL, QUICK
-
-    laboratory = Laboratory(QUICK if quick else FULL, out, busy_anyway)
-    laboratory.prepare([name])
-    report, results = laboratory.run(name, **arguments)
-    show(report, results, laboratory.command(name), out, as_json=as_json)
-    if as_json:
-        print_json(report.document())
 
 
 def record(
@@ -184,13 +151,13 @@ class Laboratory:
             warn("the native kernels are not in use: these figures are those of the NumPy fallback")
         _announce({name: experiment(name).cells(self._profile) for name in names}, self._out)
 
-    def run(self, name: str, **arguments: Any) -> tuple[Report, Results]:
-        """Measure what is missing; `arguments` are the report's."""
+    def run(self, name: str) -> tuple[Report, Results]:
+        """Measure what is missing."""
         from lightsecagg.experiments.catalogue import experiment
 
         cells = experiment(name).cells(self._profile)
         results = measure(name, cells, self._out, busy_anyway=self._busy_anyway)
-        return experiment(name).report(self._profile, results, **arguments), results
+        return experiment(name).report(self._profile, results), results
 
     def write(self, name: str) -> None:
         """Measure, and write the report."""

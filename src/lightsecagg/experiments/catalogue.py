@@ -11,7 +11,6 @@ from lightsecagg.experiments import (
     ablations,
     breakdown,
     complexity,
-    costs,
     forecasts,
     gains,
     growth,
@@ -19,11 +18,10 @@ from lightsecagg.experiments import (
     links,
     links_report,
     overhead,
-    peers,
     regimes,
     transport,
 )
-from lightsecagg.experiments.cells import Cell
+from lightsecagg.experiments.cells import Cell, Results
 from lightsecagg.experiments.report import Report
 from lightsecagg.experiments.setups import Profile
 
@@ -34,8 +32,8 @@ class Experiment:
 
     cells: Callable[[Profile], list[Cell]]
     """What must be measured."""
-    report: Callable[..., Report]
-    """What it comes to, of a profile and its results."""
+    report: Callable[[Profile, Results], Report]
+    """What it comes to."""
     draws: bool = False
     """Whether the report has pictures."""
 
@@ -62,12 +60,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "impact-of-u": Experiment(impact_of_u.impact_cells, impact_of_u.impact_report, draws=True),
     "overhead": Experiment(overhead.overhead_cells, overhead.overhead_report),
     "regimes": Experiment(regimes.regime_cells, regimes.regime_report, draws=True),
-    "costs": Experiment(costs.cost_cells, costs.cost_report),
     "ablations": Experiment(ablations.ablation_cells, ablations.ablation_report),
     "planner": Experiment(forecasts.forecast_cells, forecasts.forecast_report),
     "links": Experiment(links.links_cells, links_report.links_report, draws=True),
     "transport": Experiment(transport.transport_cells, transport.transport_report),
-    "peers": Experiment(peers.peers_cells, peers.peers_report),
 }
 
 

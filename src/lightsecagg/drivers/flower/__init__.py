@@ -7,7 +7,6 @@
     grid         a Flower grid that is polled often, waits with an end, and forgets no message
     epoch        the server: one roster, its party, and a link to every node
     strategy     the wrapper: Flower's hooks, stage by stage
-    legacy       the same for Flower's older API, as a workflow
     node         what a node's operator configured, and what a node remembers
     mod          the client: one message in, one message out
 
