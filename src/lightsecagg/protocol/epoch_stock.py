@@ -148,7 +148,12 @@ class MaskStock:
         """
         if not self._checked:
             return frozenset(self._members), frozenset()
-        heard = frozenset(self._members).intersection(*(self.reports.get(m, {}) for m in masks))
+        if not all(mask in self.reports for mask in masks):
+            return (
+                frozenset(),
+                frozenset(),
+            )  # a sum of before a crash: who holds good shares is kept
+        heard = frozenset(self._members).intersection(*(self.reports[m] for m in masks))
         doubts = {(m.owner, holder) for m in masks for holder in heard - self.holders(m)}
         left, doubted, pairs = part_quarrels(heard, doubts)
         spare = len(heard) - self._scheme.settings.parameters.survivors

@@ -159,9 +159,13 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         self._end_round(self._round, now)
 
     def _renews(self, round_: RoundInProgress) -> bool:
-        """Whether clients may have uploaded, and have consented to no set from this model."""
+        """Whether clients may have uploaded, and have consented to no set from this model.
+
+        A client that withdraws may have uploaded in rounds of which this server knows nothing.
+        """
         given, (model, survivors) = self._announcement.model, self._announced
-        if not given or str(Phase.UPLOAD) not in round_.record.phases or round_.survivors:
+        used = str(Phase.UPLOAD) in round_.record.phases or bool(round_.record.withdrawn)
+        if not given or not used or round_.survivors:
             return False
         return survivors is None or model != hash_model(given)
 

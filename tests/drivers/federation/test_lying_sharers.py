@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from network_federation import NetworkFederation
-from small_federation import Federation
+from small_federation import SESSION, Federation
 
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.prg import draw_uniform
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import VectorServer
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.memory import MemoryServer
@@ -194,14 +196,16 @@ class Renewable(VectorServer):
         self.renewals += 1
 
 
-def fail_and_restart(folder: Path, clients: int, *, renews: bool) -> tuple[Renewable, Any]:
+def fail_and_restart(
+    folder: Path, clients: int, *, renews: bool, retries: int = 0, renews_later: bool = False
+) -> tuple[Renewable, Any]:
     """A liar ends every attempt; then it is gone, and the server is another process."""
     federation = Federation(folder, clients, privacy=1, dropouts=1)
     patient = {"advertise": 100, "share": 100, "upload": 100, "agree": 100, "recover": 100}
 
     async def attempts(kinds: dict[int, type[FederationClient]], retries: int) -> Any:
         federation.job = Renewable(VectorsTable(dimension=federation.job.dimension))
-        if not renews:
+        if not renews and (kinds or not renews_later):
             federation.job.renew = lambda: None
         parties = [federation.client(i, kinds.get(i, FederationClient)) for i in range(clients)]
         async with federation.connected(parties):
@@ -211,7 +215,10 @@ def fail_and_restart(folder: Path, clients: int, *, renews: bool) -> tuple[Renew
     with pytest.raises(Aborted, match="no survivor set"):
         asyncio.run(attempts({0: liar_of(Nonsense)}, retries=1))
     federation.transport = MemoryServer(range(clients))
-    return federation.job, asyncio.run(attempts({}, retries=0))
+    if renews_later:  # as if a server that renews nothing had left this journal
+        with closing(Journal(folder, SESSION.hex())) as journal, journal._db.change():
+            journal._set_meta("renewals", b"0")
+    return federation.job, asyncio.run(attempts({}, retries=retries))
 
 
 @pytest.mark.parametrize("clients", [4, 5, 6, 7])
@@ -224,3 +231,10 @@ def test_R59_S42_a_liar_cannot_use_up_the_uploads_of_the_others(
     _, (record,) = fail_and_restart(tmp_path / "ours", clients, renews=True)
     assert record.aborted is None
     assert record.included == list(range(clients))
+
+
+def test_R59_a_model_whose_uploads_are_used_up_already_is_renewed(tmp_path: Path) -> None:
+    """Clients refuse at the opening, so that no upload is ever due."""
+    _, records = fail_and_restart(tmp_path, 5, renews=False, retries=1, renews_later=True)
+    assert [record.aborted is None for record in records] == [False, True]
+    assert any("has uploaded 2 updates" in reason for reason in records[0].withdrawn)
