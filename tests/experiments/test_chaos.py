@@ -18,7 +18,9 @@ from lightsecagg.drivers.federation.epoch_demo import (
     with_history,
 )
 from lightsecagg.experiments.chaos import Chaos, plan, unleash
+from lightsecagg.params import ThreatModel
 
+CURIOUS = ThreatModel.HONEST_BUT_CURIOUS
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()", "bench", "chaos"]
 
 
@@ -40,6 +42,15 @@ def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed(
     assert found["acknowledged"] == sum(found[fate] for fate in fates)
     assert found["summed"] + found["unheard"] >= 3 * found["sums"], "T + 2 owners each"
     assert "5 of 5 kills" in done.stderr
+
+
+@pytest.mark.slow
+def test_R31_R32_where_any_updates_share_a_buffer_no_acknowledged_one_is_dropped() -> None:
+    small = {"clients": 5, "privacy": 1, "dropouts": 1, "buffer": 3, "dimension": 20}
+    chaos = Chaos(server_kills=3, client_kills=2, pause=1.0, threat_model=CURIOUS, **small)
+    found = unleash(chaos)
+    assert found["clean"], found
+    assert found["dropped"] == 0
 
 
 def test_kills_follow_from_the_seed_alone() -> None:

@@ -5,6 +5,7 @@ Every update belongs to one client and one version, so what a buffer must hold i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -308,6 +309,14 @@ class EpochLaboratory(Laboratory):
             and key not in self.disk.failed
             and time - versions[key] <= self.buffering.table.max_staleness
         ]
+
+    @property
+    def wasted(self) -> list[tuple[int, int]]:
+        """Of these, what had the company that its model needs (S56)."""
+        crowd = self.buffering.per_model(self.settings.parameters)
+        stored = {(key[1], version) for key, version in self.disk.versions.items()}
+        left = Counter(version for _, version in stored - set(self.summed))
+        return [(owner, version) for owner, version in self.dropped if left[version] >= crowd]
 
     @property
     def left_behind(self) -> list[tuple[int, int]]:

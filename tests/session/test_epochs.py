@@ -93,7 +93,32 @@ def test_S56_a_straggler_without_company_is_in_no_buffer_and_holds_up_none() -> 
         (3, (0, 1, 2, 3)),
         (4, (0, 1, 2, 3)),
     ]
-    assert lab.party.waiting == 1
+    assert lab.party.waiting == 0, "nobody else trains from its model any more"
+    assert lab.dropped == [(slow, 0)]
+
+
+def test_S56_R31_updates_that_wait_in_vain_leave_their_owners_room_for_more_masks() -> None:
+    """Of five clients one is late in turn; peers keep the shares of two masks of each."""
+    lab = opened(clients=5, dropouts=1, buffering=replace(BUFFERING, stock=2))
+    for turn in range(8):
+        late = turn % 5
+        finish_training(lab, *(client for client in range(5) if client != late))
+        finish_training(lab, late)
+    assert len(lab.sums) == 8
+
+
+def test_S56_R31_older_updates_without_company_are_given_up_when_no_buffer_can_be_formed() -> None:
+    """Two wait for a third that is away and may come back, until nothing else goes on."""
+    lab = opened(clients=7, flushing=Flushing(flush_after=20.0, reports=1.0, renew=2))
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4, 5)
+    lab.disconnect(6)
+    lab.settle()
+    assert lab.party.waiting == 2
+    lab.wait(19)
+    assert lab.party.waiting == 2
+    lab.wait(30)
+    assert lab.party.waiting == 0
 
 
 def test_fast_clients_do_not_queue_up_ever_older_updates() -> None:
@@ -427,7 +452,7 @@ def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_no
         assert len(lab.sums) == 2
         assert lab.cuts == []
         assert not any("cannot follow" in line for line in lab.client_log)
-        dropped += len(lab.dropped)
+        dropped += len(lab.wasted)
         if lab.kill_at > 0 or (naive and dropped):
             break
     assert (dropped > 0) == naive

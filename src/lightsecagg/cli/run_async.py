@@ -98,13 +98,16 @@ def run(
     )
 
     t = privacy if privacy is not None else max(1, clients // 4)
+    threat_model = threat_model or demonstration.strongest(protocol)
+    # A straggler is alone with its version: it counts only where one owner of a model is enough.
+    alone_counts = threat_model is not ThreatModel.MALICIOUS_SERVER
     config = EpochDemoConfig(
         clients=clients,
         privacy=t,
         dropouts=dropouts if dropouts is not None else clients // 4,
         survivors=survivors,
         protocol=protocol,
-        threat_model=threat_model or demonstration.strongest(protocol),
+        threat_model=threat_model,
         share_mode=share_mode,
         decoding=decoding,
         rounds=flushes,
@@ -129,7 +132,7 @@ def run(
         server_rate=server_rate,
         slow=slow,
         slowdown=slowdown,
-        least_staleness=min(_STALE, int(slowdown) // _STALE),
+        least_staleness=min(_STALE, int(slowdown) // _STALE) if alone_counts else None,
     )
     with demonstration.stage(config, check_epoch_demo, out, save_model) as (folder, ask):
         config = replace(config, kills=plan_kills(config, client_kills, server_kills))

@@ -246,7 +246,12 @@ class EpochCollector(ServerMachine):
 
     def _drop_useless(self) -> list[Output]:
         self._models.expire(self.time)
-        return self._drop(self._queue.useless(self.time, self._offline, closing=self.closing))
+        return self._drop_hopeless(patient=not self.closing)
+
+    def _drop_hopeless(self, *, patient: bool) -> list[Output]:
+        return self._drop(
+            self._queue.useless(self.time, self._offline, self._lost, patient=patient)
+        )
 
     def _drop(self, tags: Iterable[Tag]) -> list[Output]:
         """These uploads wait no longer; their owners are told."""

@@ -7,7 +7,6 @@ mask. An owner's second update from one model is never summed (S42), so it does 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
@@ -151,19 +150,36 @@ class UploadQueue:
         self.waiting = [waiting for waiting in self.waiting if waiting.mask not in masks]
         return masks
 
-    def useless(self, time: int, offline: Container[int], *, closing: bool) -> list[Tag]:
-        """Which of them no buffer will ever take.
+    def useless(
+        self, time: int, offline: Container[int], lost: Container[int], *, patient: bool
+    ) -> list[Tag]:
+        """The uploads that no buffer will ever take.
 
-        * `closing`: the epoch is to end, and does not wait for company of an older model.
+        Peers keep few shares of one owner. An upload that waits in vain would leave its owner
+        without room for another mask, and in the end the epoch without updates.
+
+        * `lost`: clients without a memory of this epoch.
+        * `patient`: wait for owners who may still bring the company that an older model needs.
         """
         crowd = self._buffering.per_model(self._settings.parameters)
-        of_model = Counter(waiting.version for waiting in self.waiting)
+        expected = {v: self._owners_of(v) for v in {w.version for w in self.waiting}}
+        if patient:
+            expected = {v: found | self._may_bring(v, lost) for v, found in expected.items()}
         return [
             w.tag
             for w in self.waiting
             if not self._is_usable(w, time, offline)
-            or (closing and w.version < time and of_model[w.version] < crowd)
+            or (w.version < time and len(expected[w.version]) < crowd)
         ]
+
+    def _owners_of(self, version: int) -> set[int]:
+        return {waiting.owner for waiting in self.waiting if waiting.version == version}
+
+    def _may_bring(self, version: int, lost: Container[int]) -> set[int]:
+        """Clients that have uploaded nothing from this version or a newer one."""
+        latest = {owner: tag.version for owner, tag in self.last_tag.items()}
+        members = self._round.members
+        return {c for c in members if c not in lost and latest.get(c, -1) < version}
 
     def _is_usable(self, waiting: WaitingUpload, time: int, offline: Container[int]) -> bool:
         return (

@@ -192,6 +192,13 @@ class EpochServer(EpochCollector):
             )
         return self._released(self._drop_useless() + self._announce(chosen))
 
+    def forgo(self) -> list[Output]:
+        """No buffer could be formed for long: older models' updates without company are dropped.
+
+        Their owners may have no room for another mask before that.
+        """
+        return self._released(self._drop_hopeless(patient=False))
+
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it.
 

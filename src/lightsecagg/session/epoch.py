@@ -469,6 +469,7 @@ class EpochInProgress(InProgress[EpochServer]):
             self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
             self._skip()
         else:
+            self._release(self._party.forgo())
             self._began = now
 
     def _skip(self) -> None:

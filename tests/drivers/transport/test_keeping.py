@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,8 +13,16 @@ from typing import Any
 
 import pytest
 
-from lightsecagg.drivers.transport.communicator import Disconnected, Event, Limits, Received
+from lightsecagg.drivers.transport.communicator import (
+    Disconnected,
+    Event,
+    Limits,
+    Received,
+    Traffic,
+)
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, chunks
+from lightsecagg.drivers.transport.keeping import OnDisk
+from lightsecagg.drivers.transport.link import Link
 from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.drivers.transport.room import Room
 from lightsecagg.errors import ConfigurationError, PeerGone
@@ -272,5 +281,54 @@ def test_R53_a_disk_that_takes_nothing_costs_the_sender_its_stream_and_nobody_el
             await unlucky.send(bytes(LONG))
             assert (await _next_message(events)).data == bytes(LONG)
             await unlucky.close()
+
+    run(scenario)
+
+
+def test_R53_a_message_that_is_discarded_while_a_thread_writes_it_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, files = OnDisk(tmp_path, 8), list[Any]()
+    create = tempfile.TemporaryFile
+
+    def create_and_discard(**options: Any) -> Any:
+        """As whoever waits for the thread does when it is cancelled twice."""
+        keeper.discard()
+        files.append(create(**options))
+        return files[0]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", create_and_discard)
+    keeper.add(memoryview(bytes(4)))
+    keeper.add(memoryview(bytes(4)))
+    assert files[0].closed
+    assert keeper.whole() == b""
+    keeper.add(memoryview(bytes(4)))
+    assert len(files) == 1
+
+
+def test_R53_a_link_that_is_cancelled_twice_discards_what_it_has(run: Run) -> None:
+    async def scenario() -> None:
+        reading, discarded = asyncio.Event(), asyncio.Event()
+
+        async def read() -> bytes:
+            reading.set()
+            try:
+                return await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                await asyncio.sleep(3600)  # as if a thread still wrote
+                raise
+
+        async def nothing(data: object) -> None: ...
+
+        link = Link(LIMITS, Traffic(), lambda length: None, nothing, lambda reason: None)
+        link._reassembler.discard = discarded.set  # type: ignore[method-assign]
+        running = asyncio.create_task(link.run(read, nothing))
+        await reading.wait()
+        for _ in range(2):
+            running.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await asyncio.gather(running, return_exceptions=True)
+        assert discarded.is_set()
 
     run(scenario)

@@ -84,8 +84,9 @@ class EpochDemoConfig(DemoConfig):
     kills: tuple[Kill, ...] = ()
     afterwards: int = 1
     """The fewest sums after the last kill."""
-    least_staleness: int = 0
-    """With kills: how stale an update of every straggler must have been."""
+    least_staleness: int | None = 0
+    """With kills: how stale an update of every straggler must have been; None: they need not be in
+    a sum at all, as where T + 2 owners must share a model."""
     patience: float = 120.0
     """Seconds without a sum after which it hangs."""
     vectors: int | None = None
@@ -263,19 +264,22 @@ class _EpochProcesses(Processes):
             for note in notes
             if note["what"] == "stored" and note["time"] > killed.get(note["client"], 0.0)
         }
-        return set(killed) <= back and self._stragglers() <= self._stale()
+        return set(killed) <= back and self._stragglers_count()
 
     def _stragglers(self) -> set[int]:
         config = self._config
         return set(range(config.clients - config.slow, config.clients))
 
-    def _stale(self) -> set[int]:
-        """Owners of updates that were stale enough."""
-        return {
+    def _stragglers_count(self) -> bool:
+        """Whether an update of every straggler was summed, and stale enough."""
+        least = self._config.least_staleness
+        if least is None:
+            return True
+        return self._stragglers() <= {
             owner
             for record in read_sums(self.trace)
             for owner, version in zip(record["included"], versions_of(record), strict=True)
-            if record["round"] - 1 - version >= self._config.least_staleness
+            if record["round"] - 1 - version >= least
         }
 
     def end_if_recovered(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,8 @@ class OnDisk:
         self._folder, self._length = folder, length
         self._waiting: list[memoryview] = []
         self._file: IO[bytes] | None = None
+        self._writing = threading.Lock()
+        self._discarded = False
 
     def add(self, part: memoryview) -> None:
         """Write the next part; the first one waits for the second, so that a thread writes both."""
@@ -77,10 +80,15 @@ class OnDisk:
         if self._file is None and len(self._waiting) == 1:
             return
         try:
-            self._write_all()
+            with self._writing:
+                if not self._discarded:
+                    self._write_all()
         except OSError as error:
             # Without the name of the folder: the peer is told.
             raise TransportError(f"a message cannot be kept on disk: {error.strerror}") from error
+        finally:
+            if self._discarded:
+                self._close()
 
     def _write_all(self) -> None:
         if self._file is None:
@@ -91,15 +99,28 @@ class OnDisk:
         self._waiting.clear()
 
     def whole(self) -> Data:
-        """A view of the file."""
+        """A view of the file; of nothing, if nobody wants it any more."""
+        if self._discarded:
+            return b""
         if self._file is None:
             raise AssertionError("a long message has two parts or more")
         with self._file as file:
             return memoryview(mmap.mmap(file.fileno(), self._length, access=mmap.ACCESS_READ))
 
     def discard(self) -> None:
-        """Close the file, which has no name to be removed by."""
-        self._waiting.clear()
+        """Close the file, which has no name to be removed by.
+
+        A thread that is still writing, since whoever waited for it was cancelled, closes it then.
+        """
+        self._discarded = True
+        if self._writing.acquire(blocking=False):
+            try:
+                self._waiting.clear()
+                self._close()
+            finally:
+                self._writing.release()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
 

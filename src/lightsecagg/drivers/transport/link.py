@@ -99,8 +99,10 @@ class Link:
             self.cut(LOST)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._reassembler.discard()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also if this, too, is cancelled
+                self._reassembler.discard()
         assert self.reason is not None  # noqa: S101 - cut() has set it
         return self.reason
 
