@@ -123,8 +123,8 @@ def test_it_greets_with_the_round_whose_party_is_alive() -> None:
     lab = at("sharing")
     session = lab.clients[ME]
     session.handle(Disconnected(SERVER), lab.now)
-    assert posts(session.handle(Connected(SERVER), lab.now)) == [Hello(VERSION, 1)]
-    assert posts(lab.client(ME).handle(Connected(SERVER), lab.now)) == [Hello(VERSION, -1)]
+    assert posts(session.handle(Connected(SERVER), lab.now)) == [Hello(VERSION, 1, seen=1)]
+    assert posts(lab.client(ME).handle(Connected(SERVER), lab.now)) == [Hello(VERSION, -1, seen=1)]
 
 
 @pytest.mark.parametrize("point", ["sharing", "uploaded", "signed"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_lab import CLIENTS, DIMENSION, Laboratory
+from session_lab import CLIENTS, DIMENSION, Disk, Laboratory
 
 from lightsecagg.errors import Aborted
 from lightsecagg.field.prime import DEFAULT_FIELD
@@ -564,3 +564,37 @@ def test_a_client_of_an_old_round_hears_that_it_is_over() -> None:
     posts = [effect.data for effect in effects if isinstance(effect, Post)]
     assert [unpack(data) for data in posts] == [RoundOver(41, "that round is over")]
     assert SERVER not in {effect.peer for effect in effects if isinstance(effect, Post)}
+
+
+@pytest.mark.parametrize(("claims", "number"), [([41] * 6, 42), ([41, 41, 41, 41, 2**62, 99], 42)])
+def test_R31_a_server_with_an_older_journal_goes_on_behind_the_rounds_of_its_clients(
+    claims: list[int], number: int
+) -> None:
+    """Clients refuse a round that they have seen; D = 2 of them may lie about it."""
+    lab = Laboratory()
+    for client, seen in enumerate(claims):
+        lab.tell(Connected(client))
+        lab.tell(Received(client, pack_control(Hello(VERSION, -1, seen=seen))))
+    lab.wait(2)
+    assert lab.server._round is not None
+    assert lab.server._round.number == number
+    assert any("this journal is older" in line for line in lab.log)
+
+
+def test_R31_rounds_go_on_after_a_journal_is_restored_from_a_backup() -> None:
+    lab = Laboratory(number=3)
+    lab.connect()
+    while len(lab.records) < 2:
+        if not lab.step():
+            lab.now += 1.0
+            lab.do(SERVER, lab.server.tick(lab.now))
+    lab.crash()
+    lab.disk = Disk()
+    lab.start()
+    lab.connect()
+    lab.wait(30)
+    assert lab.finished is not None
+    assert lab.finished.error is None
+    assert [record.aborted for record in lab.records] == [None] * 5
+    numbers = [record.round for record in lab.records]
+    assert numbers == sorted(set(numbers))

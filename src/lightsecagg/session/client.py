@@ -179,7 +179,9 @@ class ClientSession(ABC, Generic[AnyParty]):
         match event:
             case session.Connected():
                 self._silent_since = now
-                self._post(pack_control(Hello(VERSION, self.round, self._edition)))
+                self._post(
+                    pack_control(Hello(VERSION, self.round, self._edition, self._ledger.last_round))
+                )
                 self._tell("connected")
             case session.Disconnected():
                 self._silent_since = None

@@ -18,7 +18,7 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol.wire import kind_of
 from lightsecagg.session.instructions import Instructions
 
-VERSION = 5
+VERSION = 6
 """Of control and protocol messages together: both sides must speak the same."""
 _ROUND = struct.Struct("<BQ")
 
@@ -35,6 +35,8 @@ class Hello(Control, frozen=True):
     """The round whose party is still alive here; -1 for none."""
     members: int = 0
     """The number of the allow-list that it holds; 0 where lists have none."""
+    seen: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
+    """The newest round that its ledger has; -1 for none."""
 
 
 class Withdraw(Control, frozen=True):

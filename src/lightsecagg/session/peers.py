@@ -64,6 +64,8 @@ class _Peer:
     refused: bool = False
     """What else arrives on this stream is not listened to."""
     gone_since: float | None = None
+    seen: int = -1
+    """The newest round that it has seen, as it greets."""
 
     @property
     def ready(self) -> bool:
@@ -104,6 +106,10 @@ class Peers:
         """When its last stream ended; None if it has one, or never had."""
         peer = self._peers.get(client)
         return None if peer is None else peer.gone_since
+
+    def seen(self, client: int) -> int:
+        """The newest round that a client that is ready claims to have seen; -1 for none."""
+        return self._peers[client].seen
 
     # -- what is said to it --------------------------------------------------------------------
 
@@ -179,7 +185,7 @@ class Peers:
         if members is not None and client not in members.allow_list:
             self._turn_away(client, peer, "revoked", _revoked(client, members))
             return None
-        peer.greeted = True
+        peer.greeted, peer.seen = True, hello.seen
         del self._silent[client]
         if members is not None:
             self._compare_members(client, hello.members, members)

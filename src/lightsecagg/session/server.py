@@ -389,8 +389,8 @@ class ServerSession(ABC, Generic[AnyProgress]):
 
     def _open_round(self, invited: list[int], now: float) -> None:
         """Begin with these clients."""
-        number, given = self._next_round, self._announcement
-        self._next_round += 1
+        number, given = self._first_unseen(invited), self._announcement
+        self._next_round = number + 1
         settings = replace(
             self._settings,
             round=number,
@@ -412,6 +412,19 @@ class ServerSession(ABC, Generic[AnyProgress]):
             self._peers.post(client, message)
         self.state, self._wait, self._round = State.RUNNING, None, round_
         round_.begin(outputs, now)
+
+    def _first_unseen(self, invited: list[int]) -> int:
+        """The next number; a later one, if this server's journal is older than its clients.
+
+        Clients refuse a round that they have seen. What any D of them claim moves nothing.
+        """
+        claims = sorted(self._peers.seen(client) for client in invited)
+        believed = claims[: max(1, len(claims) - self._settings.parameters.dropouts)]
+        number = max(self._next_round, believed[-1] + 1)
+        if number > self._next_round:
+            text = f"clients have seen {self.mode} %d; this journal is older: going on with %d"
+            self._log(logging.WARNING, text, number - 1, number)
+        return number
 
     def _count_attempt(self, aborted: str | None, now: float) -> None:
         attempts = self._plan.retries + 1
