@@ -378,3 +378,12 @@ def test_decoding_is_for_short_keys_and_has_two_names() -> None:
         aggregate(vectors, privacy=1, bound=1.0, decoding="exact")
     with pytest.raises(ParameterError, match="choose one of exact, dithered"):
         aggregate(vectors, privacy=1, bound=1.0, share_mode="short-key", decoding="rough")
+
+
+@pytest.mark.parametrize("bound", [1, np.float32(1), np.int64(1)])
+@pytest.mark.parametrize("threat_model", ["honest-but-curious", "malicious-server"])
+def test_a_bound_may_be_any_number(bound: Any, threat_model: str) -> None:
+    vectors = [np.full(4, k / 10) for k in range(5)]
+    options = {"privacy": 1, "dropouts": 1, "threat_model": threat_model}
+    result = lightsecagg.aggregate(vectors, bound=bound, **options)
+    np.testing.assert_allclose(result.mean, np.full(4, 0.2), atol=1e-6)

@@ -523,3 +523,16 @@ def test_strided_arrays_are_taken_as_they_are_meant(backend: str, strided: str) 
     else:
         result = quantizer.quantise(x[::2].copy(), uniforms[::2])
     np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("bound", [2, np.float32(2), np.float64(2), np.int64(2), Fraction(2)])
+def test_a_bound_of_any_type_of_number_is_the_same_bound(bound: Any) -> None:
+    quantizer = Quantizer(DEFAULT_FIELD, bound, 3)
+    assert type(quantizer.bound) is float
+    assert quantizer == Quantizer(DEFAULT_FIELD, 2.0, 3)
+
+
+@pytest.mark.parametrize("bound", ["1", None, True, 1j, [1.0], np.ones(1)])
+def test_a_bound_that_is_no_number_is_refused(bound: Any) -> None:
+    with pytest.raises(ParameterError, match="must be a number"):
+        Quantizer(DEFAULT_FIELD, bound, 3)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,10 @@ class Quantizer:
     """Emax: at most so many multiples; 0 where masks are removed without a rest."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bound, int | float) or isinstance(self.bound, bool):
-            raise ParameterError(f"bound = {self.bound!r} must be a number, an int or a float")
+        if not isinstance(self.bound, Real) or isinstance(self.bound, bool):
+            raise ParameterError(f"bound = {self.bound!r} must be a number")
+        # Settings are hashed, and have one form: 1, np.float32(1) and 1.0 are the same bound.
+        object.__setattr__(self, "bound", float(self.bound))
         if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
             raise ParameterError(
                 f"bound = {self.bound} must be positive, between {_SMALLEST_BOUND} and "
