@@ -75,10 +75,11 @@ class Quantizer:
     """Emax: at most so many multiples; 0 where masks are removed without a rest."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bound, Real) or isinstance(self.bound, bool):
+        given: object = self.bound
+        if isinstance(given, bool) or not isinstance(given, Real):
             raise ParameterError(f"bound = {self.bound!r} must be a number")
         # Settings are hashed, and have one form: 1, np.float32(1) and 1.0 are the same bound.
-        object.__setattr__(self, "bound", float(self.bound))
+        object.__setattr__(self, "bound", float(given))
         if not _SMALLEST_BOUND <= self.bound <= _LARGEST_BOUND:
             raise ParameterError(
                 f"bound = {self.bound} must be positive, between {_SMALLEST_BOUND} and "
