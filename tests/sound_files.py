@@ -8,10 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import re
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,7 @@ from lightsecagg.drivers.federation.register import load_register
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.flower.node import load_keys
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.experiments.asynchronous import PAPER_MNIST, Cell, read_cell
-from lightsecagg.experiments.cells import measure_cells
-from lightsecagg.experiments.stability import _spreads
+from lightsecagg.errors import ConfigurationError, JournalError
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.datasets.cifar import read_batch
 from lightsecagg.training.datasets.idx import read_idx
@@ -43,6 +41,46 @@ from lightsecagg.training.datasets.tables import read_csv, read_npz, read_writer
 
 Reader = tuple[Path, Callable[[], Any]]
 """A sound file, and what reads it."""
+
+
+NOISE = bytes(np.random.default_rng(7).integers(0, 256, 4096, dtype=np.uint8))
+RUBBISH = {
+    "empty": b"",
+    "binary": NOISE,
+    "not UTF-8": b"\xff\xfe\xfd" * 100,
+    "zeros": bytes(512),
+    "arrays in arrays": b"[" * 5000,
+    "a begun archive": b"PK\x03\x04" + NOISE,
+    "a begun array": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'shape': (9999999999999,), }\n",
+    "a begun certificate": b"-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n",
+    "a begun key": b"-----BEGIN PRIVATE KEY-----\nMAo=\n-----END PRIVATE KEY-----\n",
+    "a begun pickle": b"\x80\x02" + b"(" * 5000,
+}
+
+
+def refuses(reader: Reader, content: bytes) -> bool:
+    """Whether the reader refuses this content in our own words; it may take it, but not fail."""
+    path, read = reader
+    sound = path.read_bytes()
+    beside = [path.with_name(path.name + end) for end in ("-wal", "-shm")]
+    path.write_bytes(content)
+    said = None
+    try:
+        read()
+    except (ConfigurationError, JournalError) as error:
+        said = str(error)
+    finally:
+        path.write_bytes(sound)
+        for other in beside:
+            with suppress(FileNotFoundError):
+                other.unlink()
+    if said is None:
+        return False
+    # SQLite's file is named by the folder that holds it.
+    assert re.search(f"{re.escape(path.name)}|{re.escape(str(path.parent))}", said)
+    assert len(said) < 1000
+    assert said.isprintable()
+    return True
 
 
 def sound_files(folder: Path) -> dict[str, Reader]:
@@ -109,7 +147,7 @@ def party_files(folder: Path) -> dict[str, Reader]:
 
 
 def data_files(folder: Path) -> dict[str, Reader]:
-    for part in ("leaf/train", "leaf/test", "csv", "cells"):
+    for part in ("leaf/train", "leaf/test", "csv"):
         (folder / part).mkdir(parents=True)
 
     def put(name: str, content: bytes | str) -> Path:
@@ -136,11 +174,6 @@ def data_files(folder: Path) -> dict[str, Reader]:
     from PIL import Image
 
     Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 10, 3)).save(image)
-    cell: Any = SimpleNamespace(key="cell")
-    finished = put("cells/cell.json", json.dumps({"seconds": [1.0, 2.0]}))
-    report = put("report.json", json.dumps({"figures": {"median": 2.0, "low": 1.5, "high": 2.5}}))
-    trained = Cell("fedbuff", "poly", 0)
-    run = put("run.json", json.dumps({"setup": asdict(PAPER_MNIST), "cell": asdict(trained)}))
     return {
         "vector.npy": (vector, lambda: VectorClient(VectorsTable(input=vector))),
         "vectors.npz": (vectors, lambda: VectorClient(VectorsTable(input=vectors))),
@@ -152,7 +185,4 @@ def data_files(folder: Path) -> dict[str, Reader]:
         "idx.gz": (zipped, lambda: read_idx(zipped, 1)),
         "cifar": (cifar, lambda: read_batch(cifar)),
         "image": (image, lambda: open_image(image)),
-        "cell": (finished, lambda: measure_cells([cell], finished.parent, lambda *_: None)),
-        "report": (report, lambda: _spreads(report)),
-        "run": (run, lambda: read_cell(run, PAPER_MNIST, trained)),
     }

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -342,14 +341,6 @@ def test_the_documented_driver_is_the_one_that_runs() -> None:
         assert block in example
     driver = "".join(blocks[:2])
     assert len(driver.splitlines()) <= 40
-
-
-def test_the_code_on_the_simulation_page_runs() -> None:
-    page = (ROOT / "docs" / "simulation.md").read_text("utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
-    done = _python("-c", textwrap.dedent(code))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("True") == 2
 
 
 @pytest.mark.parametrize("decoding", [None, "exact", "dithered"])

@@ -27,6 +27,7 @@ import typer
 
 from lightsecagg.cli.main import app
 
+pytest.importorskip("lightsecagg_lab", reason="pages show the laboratory too")
 ROOT = Path(__file__).parents[1]
 PAGES = [
     page

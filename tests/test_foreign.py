@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lightsecagg
 from lightsecagg import foreign
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import context_hash
@@ -32,7 +31,7 @@ from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session import envelope
 
-SOURCE = Path(lightsecagg.__file__).parent
+ROOT = Path(__file__).parents[1]
 DEEP = b"\x91" * 1100 + b"\xc0"
 """msgpack: null in an array in an array, 1,100 deep."""
 
@@ -147,17 +146,17 @@ def test_S41_an_interruption_is_not_a_malformed_message() -> None:
 
 # Programs that read back what they wrote themselves, from folders of their own.
 OWN_FILES = {
-    "drivers/federation/demo_audit.py",
-    "drivers/federation/demo_processes.py",
-    "drivers/federation/history.py",
-    "experiments/campaign.py",
-    "experiments/federation_bench.py",
-    "experiments/link_rounds.py",
-    "experiments/flush_bench.py",
-    "experiments/kernel_bench.py",
-    "experiments/round_audit.py",
-    "experiments/soak.py",
-    "experiments/state_damage.py",
+    "src/lightsecagg/drivers/federation/demo_audit.py",
+    "src/lightsecagg/drivers/federation/demo_processes.py",
+    "src/lightsecagg/drivers/federation/history.py",
+    "lab/src/lightsecagg_lab/experiments/campaign.py",
+    "lab/src/lightsecagg_lab/experiments/federation_bench.py",
+    "lab/src/lightsecagg_lab/experiments/link_rounds.py",
+    "lab/src/lightsecagg_lab/experiments/flush_bench.py",
+    "lab/src/lightsecagg_lab/experiments/kernel_bench.py",
+    "lab/src/lightsecagg_lab/experiments/round_audit.py",
+    "lab/src/lightsecagg_lab/experiments/soak.py",
+    "lab/src/lightsecagg_lab/experiments/state_damage.py",
 }
 
 
@@ -213,8 +212,9 @@ def test_S41_bare_decoders_are_seen(source: str, found: set[str]) -> None:
 
 def test_S41_every_decoder_of_foreign_bytes_goes_through_one_function() -> None:
     bare = {
-        path.relative_to(SOURCE).as_posix(): found
-        for path in SOURCE.rglob("*.py")
+        path.relative_to(ROOT).as_posix(): found
+        for source in ("src", "lab/src")
+        for path in (ROOT / source).rglob("*.py")
         if (found := bare_decoders(path.read_text("utf-8")))
     }
     assert set(bare) <= OWN_FILES, bare

@@ -14,6 +14,7 @@ import pytest
 import lightsecagg
 
 SOURCE = Path(lightsecagg.__file__).parent
+LABORATORY = Path(__file__).parents[1] / "lab" / "src" / "lightsecagg_lab"
 EXTRAS = (
     "flwr",
     "google.protobuf",
@@ -90,7 +91,8 @@ PURE = "no clock, thread, socket or framework in session, protocol and below"
 
 def contracts(folder: Path, module: str, statement: str) -> str:
     """What the guard says of a copy of the package in which a module has one statement more."""
-    shutil.copytree(SOURCE, folder / "lightsecagg", ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (SOURCE, LABORATORY):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SOURCE.parent.parent / "pyproject.toml", folder)
     with (folder / "lightsecagg" / module).open("a", encoding="utf-8") as file:
         file.write(f"\n{statement}\n")
@@ -111,6 +113,16 @@ print(lint_imports(no_cache=True))
         check=True,
     )
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict"), [("", "KEPT"), ("import lightsecagg_lab.planning", "BROKEN")]
+)
+def test_the_guard_finds_the_laboratory_in_the_product(
+    tmp_path: Path, statement: str, verdict: str
+) -> None:
+    found = contracts(tmp_path, "cli/run.py", statement)
+    assert f"the product never imports the laboratory {verdict}" in found
 
 
 @pytest.mark.parametrize(
@@ -178,8 +190,9 @@ def test_S21_the_static_ban_sees_what_it_bans(source: str, found: set[str]) -> N
 
 def test_S21_nothing_that_runs_code_reads_data() -> None:
     uses = {
-        (file.relative_to(SOURCE).as_posix(), use)
-        for file in SOURCE.rglob("*.py")
+        (file.relative_to(source).as_posix(), use)
+        for source in (SOURCE, LABORATORY)
+        for file in source.rglob("*.py")
         for use in executing_uses(file.read_text("utf-8"))
     }
     assert uses <= EXCEPTIONS
@@ -223,8 +236,9 @@ def test_S28_late_decoders_are_seen(source: str, found: set[str]) -> None:
 def test_S28_no_decoder_is_made_where_threads_may_be() -> None:
     """Two threads in which msgspec examines the same type for the first time crash the process."""
     late = {
-        str(path.relative_to(SOURCE)): found
-        for path in SOURCE.rglob("*.py")
+        str(path.relative_to(source)): found
+        for source in (SOURCE, LABORATORY)
+        for path in source.rglob("*.py")
         if (found := decoders_made_late(path.read_text(encoding="utf-8")))
     }
     assert late == {}
@@ -268,9 +282,10 @@ def test_questions_for_a_name_are_seen(source: str, found: int) -> None:
 def test_nobody_outside_the_protocol_layer_asks_for_the_name_of_a_protocol() -> None:
     """A scheme from elsewhere would be missing there; `Traits` know all of them."""
     asked = {
-        str(path.relative_to(SOURCE)): found
-        for path in SOURCE.rglob("*.py")
-        if "protocol" not in path.relative_to(SOURCE).parts
+        str(path.relative_to(source)): found
+        for source in (SOURCE, LABORATORY)
+        for path in source.rglob("*.py")
+        if "protocol" not in path.relative_to(source).parts
         and (found := names_asked_for(path.read_text("utf-8")))
     }
     assert asked == {}

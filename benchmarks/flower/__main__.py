@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lightsecagg.errors import LightSecAggError
-from lightsecagg.experiments.processes import terminable
+from lightsecagg_lab.experiments.processes import terminable
 
 os.environ |= {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from lightsecagg.experiments.namespaces import visiting
-from lightsecagg.experiments.shaped_links import SERVER_ADDRESS, ShapedLinks
+from lightsecagg_lab.experiments.namespaces import visiting
+from lightsecagg_lab.experiments.shaped_links import SERVER_ADDRESS, ShapedLinks
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "flower-digits"

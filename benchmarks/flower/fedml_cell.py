@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.experiments.cells import VERSION, Cell, Document
-from lightsecagg.experiments.links import LATENCY, PAUSE
-from lightsecagg.experiments.namespaces import check_namespaces, visiting
-from lightsecagg.experiments.processes import terminable
-from lightsecagg.experiments.shaped_links import (
+from lightsecagg_lab.experiments.cells import VERSION, Cell, Document
+from lightsecagg_lab.experiments.links import LATENCY, PAUSE
+from lightsecagg_lab.experiments.namespaces import check_namespaces, visiting
+from lightsecagg_lab.experiments.processes import terminable
+from lightsecagg_lab.experiments.shaped_links import (
     SERVER_ADDRESS,
     ShapedLinks,
     client_address,

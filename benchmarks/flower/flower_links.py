@@ -20,7 +20,8 @@ from deployment import CONTESTANTS, PROGRAMS, Deployment
 from fedml_cell import FedMLCell
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.experiments.cells import (
+from lightsecagg.protocol.schemes.traits import ProtocolName
+from lightsecagg_lab.experiments.cells import (
     VERSION,
     Cell,
     Document,
@@ -28,14 +29,20 @@ from lightsecagg.experiments.cells import (
     measure_cells,
     missing_cells,
 )
-from lightsecagg.experiments.competition import wait_until_quiet
-from lightsecagg.experiments.links import LATENCY, PAUSE, PROTOCOLS, LinkCell, RawLinkCell, title
-from lightsecagg.experiments.namespaces import check_namespaces
-from lightsecagg.experiments.processes import terminable
-from lightsecagg.experiments.report import Report, Table, write_report
-from lightsecagg.experiments.shaped_links import shaped_links
-from lightsecagg.experiments.statistics import Spread
-from lightsecagg.protocol.schemes.traits import ProtocolName
+from lightsecagg_lab.experiments.competition import wait_until_quiet
+from lightsecagg_lab.experiments.links import (
+    LATENCY,
+    PAUSE,
+    PROTOCOLS,
+    LinkCell,
+    RawLinkCell,
+    title,
+)
+from lightsecagg_lab.experiments.namespaces import check_namespaces
+from lightsecagg_lab.experiments.processes import terminable
+from lightsecagg_lab.experiments.report import Report, Table, write_report
+from lightsecagg_lab.experiments.shaped_links import shaped_links
+from lightsecagg_lab.experiments.statistics import Spread
 
 EXCHANGES = {"plain": 1, "secagg+": 4, "lightsecagg": 2}
 """Messages to each node, and replies, of one round."""

@@ -3,7 +3,8 @@
     LightSecAggError
     ├── ParameterError          parameters that can never work together
     ├── ConfigurationError      a file, flag or data set that the user must mend
-    │   └── MissingExtra        a package that only an extra of this one brings
+    │   ├── MissingExtra        a package that only an extra of this one brings
+    │   └── MissingLaboratory   something that only the laboratory has
     ├── InputRefused            a model or vector that must not be masked (NaN, Inf, over range)
     ├── FieldError              bytes or arrays that are not vectors over F_q
     ├── CryptoError             a key, signature or sealed share that does not verify
@@ -60,6 +61,16 @@ class MissingExtra(ConfigurationError):  # noqa: N818 - reads as what is wrong
         extra = ",".join(extras)
         super().__init__(
             f"{need}; in the repository, run: pip install -c constraints.txt '.[{extra}]'"
+        )
+
+
+class MissingLaboratory(ConfigurationError):  # noqa: N818 - reads as what is wrong
+    """Something is asked for that only the laboratory has, which is not installed."""
+
+    def __init__(self, need: str) -> None:
+        """`need` is the half sentence "simulate is a command of the laboratory"."""
+        super().__init__(
+            f"{need}, lightsecagg-lab; in the repository, run: pip install -c constraints.txt ./lab"
         )
 
 

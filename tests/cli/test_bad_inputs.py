@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lightsecagg.cli.main import app
+from lightsecagg.cli import main
+from lightsecagg.cli.main import LABORATORY, app
 from lightsecagg.cli.output import exit_codes
 
 pytest.importorskip("torch")
@@ -63,17 +64,7 @@ RUN = {
     "run --save-model nowhere/model.pt": "cannot be written",
     "run --protocol secagg+ --threat-model malicious-server": "use lightsecagg or secagg",
 }
-SIMULATE = "simulate --clients 5 --privacy 1 --dropouts 1"
 LIBRARY = {
-    "simulate --clients 3 --privacy 5 --dropouts 2 --dim 10": "lower T or D",
-    f"{SIMULATE} --dim -1": "dimension d = -1 must be at least 1",
-    f"{SIMULATE} --dim 10 --drop upload=9": "9 clients should drop, but there are only 5",
-    f"{SIMULATE} --dim 10 --buffer 3": "--buffer belongs to the asynchronous mode",
-    f"{SIMULATE} --mode async --dim 10 --buffer 9": "--buffer K = 9 must be at most N = 5",
-    f"{SIMULATE} --mode async --dim 9 --buffer 3 --task digits": "give either --dim",
-    "plan --clients 10 --dim 100 --privacy 2 --dropouts 2 --liars 5": "lower E, T or D",
-    "plan --clients 3 --dim 10 --privacy 9": "lower T or D",
-    "bench kernels --clients -1": "the case needs 0 <= T < U <= N",
     "task check nosuch": "there is no task 'nosuch'; choose one of digits",
     "task check own_tasks_of_run:NotATask": "NotATask is not a subclass",
     "task check own_tasks_of_run:Unfinished": "Unfinished lacks client_data",
@@ -132,12 +123,8 @@ PROGRAMS = {
 REFUSED = {f"{CLIENT} --set client.id=2"}
 USAGE_OF_FLAGS = {
     "run --nosuch": "No such option",
-    "simulate --protocol nosuch": "protocol 'nosuch' is unknown",
-    "simulate --clients many": "is not a valid",
     "provision --out new": "--clients",
-    "experiments nosuch": "No such command",
     "nosuch": "No such command",
-    "bench soak --clients 0": "0 is not in the range",
 }
 
 
@@ -180,6 +167,19 @@ def test_what_is_wrong_is_said_in_one_paragraph_before_anything_starts(
     assert {**RUN, **LIBRARY, **PROGRAMS}[command] in err
     assert tempfile.gettempdir() not in err.replace(str(place), ""), "a file of its own making"
     assert not (place / "new").exists()
+
+
+@pytest.mark.parametrize("command", LABORATORY)
+def test_a_command_of_the_laboratory_says_in_one_line_what_to_install(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the laboratory is installed here or not."""
+    monkeypatch.setattr(main, "added_commands", dict)
+    assert tell(f"{command} --clients 5", capsys) == (
+        USAGE,
+        f"error: {command} is a command of the laboratory, lightsecagg-lab; "
+        "in the repository, run: pip install -c constraints.txt ./lab\n",
+    )
 
 
 @pytest.mark.parametrize("command", USAGE_OF_FLAGS)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lightsecagg import aggregate
+from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.drivers.local import Packet, Wire, run_round
-from lightsecagg.drivers.simulation import Cohort
 from lightsecagg.errors import DecodeError, InputRefused, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer

@@ -64,9 +64,6 @@ COVERS = {
     "idx.gz": (f"{DATASETS}/idx.py:read_idx",),
     "cifar": (f"{DATASETS}/cifar.py:read_batch",),
     "image": (f"{DATASETS}/images.py:open_image",),
-    "cell": ("experiments/cells.py:measure_cells",),
-    "report": ("experiments/stability.py:_spreads",),
-    "run": ("experiments/asynchronous.py:_read",),
 }
 SLOW = {"journal", "mark", "ledger", "authority key", "server.toml", "client.toml"}
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.transcript import context_hash
 from lightsecagg.drivers.local import Packet
-from lightsecagg.drivers.simulation.faults import Drop
-from lightsecagg.drivers.simulation.scenario import Outcome, Scenario, run
 from lightsecagg.errors import (
     DecodeError,
     MaskAlreadyUsed,
@@ -109,11 +107,6 @@ def test_S49_dithered_decoding_leaves_the_noise_and_keeps_the_count_exact(weight
     assert count == (sum(range(1, 7)) if weighted else 6)
 
 
-def simulated(outcome: dict[str, Any]) -> Outcome:
-    (result,) = run(Scenario(**outcome))
-    return result
-
-
 @pytest.mark.parametrize(("survivors", "kinds"), [(16, {1, 2}), (17, {2})])
 def test_S49_a_share_of_a_key_travels_as_a_seed_only_where_it_is_long(
     survivors: int, kinds: set[int]
@@ -122,38 +115,6 @@ def test_S49_a_share_of_a_key_travels_as_a_seed_only_where_it_is_long(
     client = key_client(Federation(18, 0, 1, survivors, MALICIOUS, SHORT, dimension=9))
     shares = client.prepare(0, (), CountingEntropy("a client")).outgoing
     assert {share.kind.value for share in shares} == kinds
-    outcome = simulated(
-        {
-            "protocol": ProtocolName.LIGHTSECAGG,
-            "parameters": Parameters(18, 0, 1, survivors, MALICIOUS, SHORT),
-            "dimension": 9,
-            "decoding": EXACT,
-        }
-    )
-    assert outcome.report.exact is True
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_S49_random_rounds_with_dropouts_in_every_phase_are_exact(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    N = int(rng.integers(6, 31))
-    T = int(rng.integers(0, N // 3))
-    D = int(rng.integers(1, (N - T - 1) // 2))
-    U = int(rng.integers(T + 1, N - D + 1))
-    phases = rng.choice(["advertise", "share", "upload", "agree", "recover"], D)
-    moments = rng.choice(["before", "during", "after"], D)
-    drops = tuple(Drop.parse(f"{p}:{m}=1") for p, m in zip(phases, moments, strict=True))
-    outcome = simulated(
-        {
-            "protocol": ProtocolName.LIGHTSECAGG,
-            "parameters": Parameters(N, T, D, U, MALICIOUS, SHORT),
-            "dimension": int(rng.integers(1, 3 * n)),
-            "decoding": EXACT,
-            "drops": drops,
-            "seed": seed,
-        }
-    )
-    assert outcome.report.exact is True, outcome.report
 
 
 def test_S49_the_default_decoding_is_exact_where_eight_bits_remain() -> None:

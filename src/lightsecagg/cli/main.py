@@ -1,12 +1,15 @@
 """`lightsecagg`: one table of commands, each module loaded only when its command is used.
 
 A command module lives in `lightsecagg/cli/<name>.py` and defines `app`, a `typer.Typer`. Adding
-a command is one line in `COMMANDS`.
+a command is one line in `COMMANDS`. Other distributions, the laboratory among them, add commands
+by entry points of the group `lightsecagg.commands`, each of which names an `app`.
 """
 
 from __future__ import annotations
 
 import importlib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
@@ -14,23 +17,46 @@ from typer.core import TyperCommand, TyperGroup
 
 from lightsecagg import __version__
 from lightsecagg.cli.output import exit_codes
+from lightsecagg.errors import MissingLaboratory
 
 # name -> (module, the line that `lightsecagg --help` shows)
 COMMANDS = {
-    "bench": ("lightsecagg.cli.bench", "Measure the hot loops on this machine."),
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "dashboard": ("lightsecagg.cli.dashboard", "Show a federation's rounds in a browser."),
-    "experiments": ("lightsecagg.cli.experiments", "Regenerate the paper's tables and figures."),
     "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
     "members": ("lightsecagg.cli.members", "Admit, revoke and renew in a federation that runs."),
     "model": ("lightsecagg.cli.model", "Take the trained model out of a federation."),
-    "plan": ("lightsecagg.cli.plan", "Forecast what a federation will cost, and choose U."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
     "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),
     "server": ("lightsecagg.cli.server", "Run the rounds of a federation."),
-    "simulate": ("lightsecagg.cli.simulate", "Simulate rounds and what every phase costs."),
     "task": ("lightsecagg.cli.task", "Start, check and list learning tasks."),
 }
+
+GROUP = "lightsecagg.commands"
+"""The group of entry points."""
+
+LABORATORY = {
+    "bench": "Measure the hot loops on this machine.",
+    "experiments": "Regenerate the paper's tables and figures.",
+    "plan": "Forecast what a federation will cost, and choose U.",
+    "simulate": "Simulate rounds and what every phase costs.",
+}
+"""Commands of the laboratory and their lines of help, so that neither imports it."""
+
+
+@cache
+def added_commands() -> dict[str, EntryPoint]:
+    """Commands of other distributions that are installed; none replaces one of ours."""
+    return {each.name: each for each in entry_points(group=GROUP) if each.name not in COMMANDS}
+
+
+def summaries() -> dict[str, str]:
+    """Every command that can be used here, with its line of help."""
+    found = {name: summary for name, (_, summary) in COMMANDS.items()}
+    for name, point in added_commands().items():
+        origin = f"Added by {point.dist.name}." if point.dist else ""
+        found[name] = LABORATORY.get(name, origin)
+    return dict(sorted(found.items()))
 
 
 class LazyGroup(TyperGroup):
@@ -42,15 +68,20 @@ class LazyGroup(TyperGroup):
     _only_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(summaries())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in (known := summaries()):
+            if cmd_name in LABORATORY:
+                raise MissingLaboratory(f"{cmd_name} is a command of the laboratory")
             return None
-        module, summary = COMMANDS[cmd_name]
         if self._only_listing:
-            return TyperCommand(cmd_name, short_help=summary, help=summary)
-        command = typer.main.get_command(importlib.import_module(module).app)
+            return TyperCommand(cmd_name, short_help=known[cmd_name], help=known[cmd_name])
+        if cmd_name in COMMANDS:
+            own = importlib.import_module(COMMANDS[cmd_name][0]).app
+        else:
+            own = added_commands()[cmd_name].load()
+        command = typer.main.get_command(own)
         command.name = cmd_name
         return _flowing(command)
 
