@@ -10,7 +10,9 @@ from session_lab import CLIENTS, Laboratory
 
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.interface import SERVER, LedgerChanged, Update
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.session.envelope import (
+    MAX_SEEN,
     VERSION,
     Goodbye,
     Hello,
@@ -117,6 +119,16 @@ def test_S07_a_stopped_client_forgets_its_round(point: str) -> None:
     session.handle(Stop(), lab.now)
     assert session.round == -1
     assert party is None or party.stored == 0
+
+
+def test_R31_a_greeting_is_understood_whatever_number_liars_have_led_to() -> None:
+    """More than D liars can move a server beyond the numbers that a greeting may name."""
+    lab = Laboratory()
+    ledger = Ledger()
+    ledger.accept_loss(2**62 + 5)
+    lab.ledgers[ME] = ledger.to_bytes()
+    (hello,) = posts(lab.client(ME).handle(Connected(SERVER), lab.now))
+    assert unpack(pack_control(hello)) == hello == Hello(VERSION, -1, seen=MAX_SEEN)
 
 
 def test_it_greets_with_the_round_whose_party_is_alive() -> None:

@@ -54,6 +54,7 @@ from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import (
+    MAX_SEEN,
     VERSION,
     AnyControl,
     Fetch,
@@ -179,9 +180,8 @@ class ClientSession(ABC, Generic[AnyParty]):
         match event:
             case session.Connected():
                 self._silent_since = now
-                self._post(
-                    pack_control(Hello(VERSION, self.round, self._edition, self._ledger.last_round))
-                )
+                seen = min(self._ledger.last_round, MAX_SEEN)
+                self._post(pack_control(Hello(VERSION, self.round, self._edition, seen)))
                 self._tell("connected")
             case session.Disconnected():
                 self._silent_since = None

@@ -20,6 +20,8 @@ from lightsecagg.session.instructions import Instructions
 
 VERSION = 6
 """Of control and protocol messages together: both sides must speak the same."""
+MAX_SEEN = 2**62
+"""The largest number of a round that a greeting names: liars who claim it leave enough others."""
 _ROUND = struct.Struct("<BQ")
 
 
@@ -35,7 +37,7 @@ class Hello(Control, frozen=True):
     """The round whose party is still alive here; -1 for none."""
     members: int = 0
     """The number of the allow-list that it holds; 0 where lists have none."""
-    seen: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
+    seen: Annotated[int, msgspec.Meta(ge=-1, le=MAX_SEEN)] = -1
     """The newest round that its ledger has; -1 for none."""
 
 
