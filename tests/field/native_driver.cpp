@@ -20,7 +20,9 @@
 #include <utility>
 #include <vector>
 
+using u16 = std::uint16_t;
 using u32 = std::uint32_t;
+using i32 = std::int32_t;
 using u64 = std::uint64_t;
 using i64 = std::int64_t;
 using std::size_t;
@@ -43,6 +45,16 @@ void lightsecagg_quantise_mask64(const double*, double, double, const u32*, cons
                                  u32);
 void lightsecagg_unmask_dequantise32(const u32*, const u32*, double, u32, float*, size_t);
 void lightsecagg_unmask_dequantise64(const u32*, const u32*, double, u32, double*, size_t);
+u64 lightsecagg_quantise_pack(const float*, size_t, double, const u16*, i32, const i32*, size_t,
+                              const u32*, u32*, size_t, u32);
+void lightsecagg_unpack(const u32*, const i32*, const double*, size_t, size_t, float*, size_t, u32);
+void lightsecagg_rotate_blocks32(const float*, size_t, double, const u32*, const u32*, size_t,
+                                 float*, size_t);
+void lightsecagg_rotate_blocks64(const double*, size_t, double, const u32*, const u32*, size_t,
+                                 float*, size_t);
+void lightsecagg_rotate_strided(float*, size_t, double, size_t);
+void lightsecagg_sum_of_squares32(const float*, size_t, double*);
+void lightsecagg_sum_of_squares64(const double*, size_t, double*);
 size_t lightsecagg_find_out_of_range(const u32*, size_t, u32);
 size_t lightsecagg_cut_and_find(u32*, size_t, u32, u32, i64*, size_t);
 size_t lightsecagg_find_beyond32(const float*, size_t, double);
@@ -190,6 +202,13 @@ const std::map<std::string, Call> LOOPS = {
     LOOP(quantise_mask64),
     LOOP(unmask_dequantise32),
     LOOP(unmask_dequantise64),
+    LOOP(quantise_pack),
+    LOOP(unpack),
+    LOOP(rotate_blocks32),
+    LOOP(rotate_blocks64),
+    LOOP(rotate_strided),
+    LOOP(sum_of_squares32),
+    LOOP(sum_of_squares64),
     LOOP(find_out_of_range),
     LOOP(cut_and_find),
     LOOP(find_beyond32),

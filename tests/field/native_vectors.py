@@ -21,7 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.field import ntt, reference
+from lightsecagg.field.packing import Packing
 from lightsecagg.field.prime import PrimeField
+from lightsecagg.field.rotation import Rotation
+from lightsecagg.field.words import WORDS
 
 MODULI = (3, 257, 2**31 - 2**19 + 1, 2**31 - 1, 2**32 - 2**20 + 1, 2**32 - 5)
 SIZES = (0, 1, 7, 8, 9, 33, 130, 4097)
@@ -105,9 +108,12 @@ def all_cases() -> Iterator[Case]:
         for rows, leaves, columns in TRANSFORMS:
             if ntt.supports(PrimeField(q), leaves):
                 yield from transform_cases(rng, q, rows, leaves, columns)
+    default = 2**31 - 2**19 + 1
     for size in (*SIZES, LONG):
         yield from word_cases(rng, size)
-    default = 2**31 - 2**19 + 1
+        for q in (default, 2**32 - 5, 2**32):
+            yield from packed_cases(rng, q, 3 * size)
+        yield from rotation_cases(rng, size + 1)
     yield from vector_cases(rng, default, LONG)
     yield matmul_case(rng, default, 70, 40, 3)
     yield from transform_cases(rng, default, 90, 128, 70)
@@ -119,6 +125,8 @@ def cases_to_count() -> dict[str, Case]:
     cases = [
         *word_cases(rng, 4096),
         *vector_cases(rng, q, 4096),
+        *packed_cases(rng, q, 4096),
+        *rotation_cases(rng, 4096),
         *transform_cases(rng, q, 24, 32, 256),
     ]
     return {case.loop: case for case in [*cases, matmul_case(rng, q, 16, 32, 256)]}
@@ -167,6 +175,49 @@ def vector_cases(rng: np.random.Generator, q: int, n: int) -> Iterator[Case]:
     noisy = a.copy()
     reference.add_popcount_noise(words, noisy, step, q)
     yield Case("add_popcount_noise", (words, Written(a, noisy), n, step, q))
+
+
+def packed_cases(rng: np.random.Generator, q: int, n: int) -> Iterator[Case]:
+    """Several integers in one element and back, with entries beyond the range among them."""
+    v = rng.standard_t(2, n).astype(np.float32)
+    v[::7] = -1e-42  # subnormal
+    coins = rng.integers(0, 2**16, n, dtype=np.uint16)
+    for slots in (2, 3):
+        packing = Packing(PrimeField(q) if q < 2**32 else WORDS, 2, slots)
+        scale, length = float(np.float32(packing.levels / 2.5)), packing.length(n)
+        mask = elements(rng, q, length)
+        packed, back = np.empty_like(mask), np.empty(n, dtype=np.float32)
+        places = np.array(packing.places, dtype=np.int32)
+        cut = reference.quantise_pack(
+            v, scale, coins, packing.levels, packing.places, mask, q, packed
+        )
+        given = (v, n, scale, coins, packing.levels, places, slots, mask)
+        yield Case("quantise_pack", (*given, Written.anew(packed), length, q % 2**32), cut)
+        factors = [0.1 + slot for slot in range(slots)]
+        reference.unpack(mask, packing.bases, factors, q, back)
+        tables = (np.array(packing.bases, dtype=np.int32), np.array(factors))
+        restored = Written.anew(back)
+        yield Case("unpack", (mask, *tables, slots, length, restored, n, q % 2**32))
+
+
+def rotation_cases(rng: np.random.Generator, n: int) -> Iterator[Case]:
+    """Both passes over n entries and their padding, some entries huge and some subnormal."""
+    rotation = Rotation(n)
+    block, length = rotation.block, rotation.length
+    before, after = rng.integers(0, 2**32, rotation.signs_shape, dtype=np.uint32)
+    for kind in (np.float32, np.float64):
+        x = rng.standard_t(2, n).astype(kind)
+        x[::7], x[::11] = -1e-42, 3e38
+        out = np.empty(length, dtype=np.float32)
+        reference.rotate_blocks(x, 3.0, before, after, block, out)
+        given = (x, n, 3.0, before, after, block)
+        bits = 8 * x.itemsize
+        yield Case(f"rotate_blocks{bits}", (*given, Written.anew(out), length))
+        total = Written.anew(np.array([reference.sum_of_squares(x)]))
+        yield Case(f"sum_of_squares{bits}", (x, n, total))
+    turned = out.copy()
+    reference.rotate_strided(turned, block, 1 / block)
+    yield Case("rotate_strided", (Written(out, turned), block, 1 / block, length))
 
 
 def total_cases(rng: np.random.Generator, q: int, n: int) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.field import reference
-from lightsecagg.field.reference import Elements, Floats, Positions, Totals
+from lightsecagg.field.reference import Coins, Elements, Floats, Positions, Singles, Totals
 
 
 class Loops(Protocol):
@@ -42,6 +42,36 @@ class Loops(Protocol):
     def unmask_dequantise(
         self, masked: Elements, mask: Elements, scale: float, q: int, out: Floats
     ) -> None: ...
+    def quantise_pack(
+        self,
+        v: Singles,
+        scale: float,
+        coins: Coins,
+        levels: int,
+        places: Sequence[int],
+        mask: Elements,
+        q: int,
+        out: Elements,
+    ) -> int: ...
+    def unpack(
+        self,
+        total: Elements,
+        bases: Sequence[int],
+        factors: Sequence[float],
+        q: int,
+        out: Singles,
+    ) -> None: ...
+    def rotate_blocks(
+        self,
+        x: Floats,
+        factor: float,
+        before: Elements,
+        after: Elements,
+        block: int,
+        out: Singles,
+    ) -> None: ...
+    def rotate_strided(self, x: Singles, rows: int, factor: float) -> None: ...
+    def sum_of_squares(self, x: Floats) -> float: ...
     def find_out_of_range(self, values: Elements, q: int) -> int: ...
     def cut_and_find(self, words: Elements, q: int) -> Positions: ...
     def find_beyond(self, x: Floats, bound: float) -> int: ...

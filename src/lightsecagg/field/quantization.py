@@ -316,23 +316,32 @@ class Quantizer:
         return min(int(samples), self.max_samples)
 
     def _admit(self, x: Reals) -> NDArray[Any]:
-        if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
-            kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-            raise InputRefused(f"the vector must be a float32 or float64 array, got {kind}")
-        if x.ndim != 1:
-            raise InputRefused(f"the vector must be one-dimensional, got shape {x.shape}")
-        values: NDArray[Any] = np.ascontiguousarray(x)
-        position = kernels.active().find_beyond(values, _in_precision(self.bound, values.dtype))
+        values, position = find_beyond(x, self.bound)
         if position < 0:
             return values
-        broken = np.flatnonzero(~np.isfinite(values))
-        if broken.size:
-            raise InputRefused(f"entry {broken[0]} of the vector is NaN or infinite")
         raise InputRefused(
             f"entry {position} of the vector lies beyond the bound {self.bound}; "
             "raise the bound (`bound=`, --bound, aggregation.bound) or ask for clipping "
             "(`clip=True`, client.clip)"
         )
+
+
+def find_beyond(x: Reals, bound: float) -> tuple[NDArray[Any], int]:
+    """`x` as contiguous real numbers, and where the first one beyond the bound is, or -1.
+
+    `InputRefused` for what is not a vector of float32 or float64 numbers, all of them finite.
+    """
+    if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
+        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise InputRefused(f"the vector must be a float32 or float64 array, got {kind}")
+    if x.ndim != 1:
+        raise InputRefused(f"the vector must be one-dimensional, got shape {x.shape}")
+    values: NDArray[Any] = np.ascontiguousarray(x)
+    position = kernels.active().find_beyond(values, _in_precision(bound, values.dtype))
+    broken = np.flatnonzero(~np.isfinite(values)) if position >= 0 else np.empty(0)
+    if broken.size:
+        raise InputRefused(f"entry {broken[0]} of the vector is NaN or infinite")
+    return values, position
 
 
 def with_room(length: int) -> Elements:
@@ -375,6 +384,11 @@ def clip_to_bound(x: Reals, bound: float) -> Reals:
         return x
     clipped: Reals = np.where(np.isfinite(x), x.clip(-limit, limit), x)
     return clipped
+
+
+def percent_clipped(x: Reals, clipped: Reals) -> float:
+    """How many of the entries `clip_to_bound` has cut, for the log of whoever owns `x`."""
+    return 0.0 if clipped is x else 100 * float(np.mean(np.abs(clipped) < np.abs(x)))
 
 
 def _in_precision(bound: float, dtype: np.dtype[Any]) -> float:

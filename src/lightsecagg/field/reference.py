@@ -2,7 +2,7 @@
 
 Every function here has a twin of the same name and contract in the native library. Arrays are
 C-contiguous uint32 with elements below q unless said otherwise; callers have checked that. q is a
-prime below 2^32; `add`, `subtract`, `quantise_mask` and `unmask_dequantise` take 2^32 as well.
+prime below 2^32; `add`, `subtract` and the loops that quantise and back take 2^32 as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 Elements = NDArray[np.uint32]
 Totals = NDArray[np.uint64]
 Positions = NDArray[np.int64]
-Floats = NDArray[np.float32] | NDArray[np.float64]
+Singles = NDArray[np.float32]
+Floats = Singles | NDArray[np.float64]
+Coins = NDArray[np.uint16]
 
 _BLOCK = 1 << 15  # elements per block: the temporaries of one block stay in the second-level cache
 
@@ -162,6 +164,127 @@ def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, ou
         value[value < 0] += q
         value[value >= q // 2] -= q
         out[part] = value * scale
+
+
+def quantise_pack(
+    v: Singles,
+    scale: float,
+    coins: Coins,
+    levels: int,
+    places: Sequence[int],
+    mask: Elements,
+    q: int,
+    out: Elements,
+) -> int:
+    """out = packed stochastic rounding of scale * v, + mask mod q; how many entries were clamped.
+
+    Entry i becomes z_i = floor(scale * v_i + coins_i / 2^16), clamped to -levels..levels; product
+    and sum are rounded apart, to float32. Element e is the sum over the slots j of
+    places[j] * z_i, i = j * out.size + e, which the caller keeps within (q - 3) / 2. `scale` is a
+    float32 number, every entry of v finite; `out` may be the mask. The native loop keeps subnormal
+    numbers even where the processor was told to flush them, NumPy cannot.
+    """
+    factor, cut = np.float32(scale), 0
+    for start in range(0, out.size, _BLOCK):
+        stop = min(start + _BLOCK, out.size)
+        total = mask[start:stop].astype(np.int64)
+        for slot, place in enumerate(places):
+            part = slice(slot * out.size + start, slot * out.size + stop)
+            with np.errstate(over="ignore"):
+                y = v[part] * factor
+            y += coins[part][: y.size] * np.float32(2.0**-16)
+            z = np.floor(y)
+            kept = np.clip(z, -levels, levels)
+            cut += int(np.count_nonzero(kept != z))
+            total[: kept.size] += kept.astype(np.int64) * place
+        out[start:stop] = total % q
+    return cut
+
+
+def unpack(
+    total: Elements, bases: Sequence[int], factors: Sequence[float], q: int, out: Singles
+) -> None:
+    """out[i] = factors[j] * the digit j of element e, i = j * total.size + e.
+
+    An element stands for the signed integer of least size; its digits in odd bases b are in
+    -(b - 1) / 2..(b - 1) / 2, the last digit is what is left. There is one base less than factors.
+    """
+    for start in range(0, total.size, _BLOCK):
+        rest = total[start : start + _BLOCK].astype(np.int64)
+        rest[rest >= q // 2] -= q
+        for slot, factor in enumerate(factors):
+            digit = rest
+            if slot < len(bases):
+                rest = (digit + bases[slot] // 2) // bases[slot]
+                digit = digit - bases[slot] * rest
+            part = out[slot * total.size + start :][: digit.size]
+            part[:] = digit[: part.size] * factor
+
+
+def rotate_blocks(
+    x: Floats, factor: float, before: Elements, after: Elements, block: int, out: Singles
+) -> None:
+    """out = D_after P D_before (factor * x, 0, ...), P a Walsh-Hadamard transform of every block.
+
+    `block` is a power of two from 16 on and divides out.size; x is no longer than out, finite, and
+    may be out. Products are taken in float64, cut to +-2^90 and rounded to float32. Bit i % 32 of
+    word i / 32 of the signs turns the sign of entry i. The native loop keeps subnormal numbers.
+    """
+    step = max(block, _BLOCK)
+    for start in range(0, out.size, step):
+        part = out[start : start + step]
+        given = x[start : start + step]
+        with np.errstate(over="ignore"):
+            weighed = np.clip(given.astype(np.float64) * factor, -(2.0**90), 2.0**90)
+        part[: weighed.size] = weighed
+        part[weighed.size :] = 0
+        part *= _signs(before, start, part.size)
+        _butterflies(part.reshape(-1, block, 1))
+        part *= _signs(after, start, part.size)
+
+
+def rotate_strided(x: Singles, rows: int, factor: float) -> None:
+    """x = factor * (a Walsh-Hadamard transform of every column of x, cut into `rows` rows)."""
+    matrix = x.reshape(rows, -1)
+    width = max(_BLOCK // rows, 16)
+    for start in range(0, matrix.shape[1], width):
+        part = matrix[:, start : start + width].copy()
+        _butterflies(part[None])
+        part *= np.float32(factor)
+        matrix[:, start : start + width] = part
+
+
+def _signs(words: Elements, start: int, count: int) -> Singles:
+    some = words[start // 32 : -(-(start + count) // 32)]
+    bits = np.unpackbits(some.view(np.uint8), count=count, bitorder="little")
+    return np.float32(1) - np.float32(2) * bits
+
+
+def _butterflies(x: Singles) -> None:
+    """A Walsh-Hadamard transform along the middle axis: stages of distance 1, 2, 4, ..."""
+    outer, rows, columns = x.shape
+    half = 1
+    while half < rows:
+        pairs = x.reshape(outer, rows // (2 * half), 2, half, columns)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        difference = low - high
+        low += high
+        high[:] = difference
+        half *= 2
+
+
+def sum_of_squares(x: Floats) -> float:
+    """The sum of x^2 in float64: eight running sums of every eighth entry, added in pairs."""
+    lanes = np.zeros(8)
+    for start in range(0, x.size, _BLOCK):
+        squares = np.zeros((1 + -(-min(_BLOCK, x.size - start) // 8), 8))
+        squares[0] = lanes
+        block = x[start : start + _BLOCK].astype(np.float64)
+        squares[1:].reshape(-1)[: block.size] = block * block
+        lanes = np.add.accumulate(squares, axis=0)[-1]
+    while lanes.size > 1:
+        lanes = lanes[::2] + lanes[1::2]
+    return float(lanes[0])
 
 
 def find_out_of_range(values: Elements, q: int) -> int:

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,7 @@
 
 namespace {
 
+using u16 = std::uint16_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 using i32 = std::int32_t;
@@ -90,9 +92,25 @@ void in_parallel(size_t n, size_t grain, const Work& work) {
 // A range shorter than this is not worth a thread.
 constexpr size_t GRAIN = 1 << 16;
 
+// While one lives, this thread rounds to nearest and keeps subnormal numbers, whatever its program
+// has asked the processor for.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&before_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 // -- one element --------------------------------------------------------------------------------
 
-// In add, subtract, quantise_mask and unmask_dequantise q = 0 stands for 2^32: words wrap around by
+// In add, subtract and the loops that quantise and back q = 0 stands for 2^32: words wrap around by
 // themselves, and a correction by q is none.
 
 INLINE u32 add_one(u32 a, u32 b, u32 q) {
@@ -415,6 +433,8 @@ INLINE void unmask_dequantise64_loop(const u32* masked, const u32* mask, double 
 COMPILED_TWICE(unmask_dequantise64,
                (const u32* masked, const u32* mask, double scale, u32 q, double* out, size_t n),
                (masked, mask, scale, q, out, n))
+
+#include "packed.h"
 
 // -- matrix product, plain ----------------------------------------------------------------------
 
@@ -1172,6 +1192,54 @@ EXPORT void lightsecagg_unmask_dequantise64(const u32* masked, const u32* mask, 
   in_parallel(n, GRAIN, [=](size_t i, size_t end) {
     unmask_dequantise64(masked + i, mask + i, scale, q, out + i, end - i);
   });
+}
+
+EXPORT u64 lightsecagg_quantise_pack(const float* v, size_t n, double scale, const u16* coins,
+                                     i32 levels, const i32* places, size_t slots, const u32* mask,
+                                     u32* out, size_t elements, u32 q) {
+  std::atomic<u64> cut{0};
+  in_parallel(elements, GRAIN, [&](size_t begin, size_t end) {
+    const DefaultArithmetic mode;
+    u64 here;
+    quantise_pack(v, n, static_cast<float>(scale), coins, levels, {places, slots, elements}, mask,
+                  out, begin, end, q, &here);
+    cut += here;
+  });
+  return cut;
+}
+
+EXPORT void lightsecagg_unpack(const u32* total, const i32* bases, const double* factors,
+                               size_t slots, size_t elements, float* out, size_t n, u32 q) {
+  in_parallel(elements, GRAIN, [=](size_t begin, size_t end) {
+    const DefaultArithmetic mode;
+    unpack(total, bases, factors, slots, elements, out, n, begin, end, q);
+  });
+}
+
+EXPORT void lightsecagg_rotate_blocks32(const float* x, size_t given, double factor,
+                                        const u32* before, const u32* after, size_t block,
+                                        float* out, size_t n) {
+  rotate_blocks(x, given, factor, before, after, block, out, n);
+}
+
+EXPORT void lightsecagg_rotate_blocks64(const double* x, size_t given, double factor,
+                                        const u32* before, const u32* after, size_t block,
+                                        float* out, size_t n) {
+  rotate_blocks(x, given, factor, before, after, block, out, n);
+}
+
+EXPORT void lightsecagg_rotate_strided(float* x, size_t rows, double factor, size_t n) {
+  rotate_strided(x, rows, factor, n);
+}
+
+EXPORT void lightsecagg_sum_of_squares32(const float* x, size_t n, double* total) {
+  const DefaultArithmetic mode;
+  sum_of_squares32(x, n, total);
+}
+
+EXPORT void lightsecagg_sum_of_squares64(const double* x, size_t n, double* total) {
+  const DefaultArithmetic mode;
+  sum_of_squares64(x, n, total);
 }
 
 EXPORT size_t lightsecagg_find_out_of_range(const u32* x, size_t n, u32 q) {

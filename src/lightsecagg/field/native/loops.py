@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.field import native
-from lightsecagg.field.reference import Elements, Floats, Positions, Totals
+from lightsecagg.field.reference import Coins, Elements, Floats, Positions, Singles, Totals
 
 _ABI = 1
 _FILE = "kernels.dll" if sys.platform == "win32" else "kernels.so"
@@ -45,6 +45,28 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "unmask_dequantise32": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
     "unmask_dequantise64": (None, [c_void_p, c_void_p, c_double, c_uint32, c_void_p, c_size_t]),
+    "quantise_pack": (
+        c_uint64,
+        [c_void_p, c_size_t, c_double, c_void_p, c_int32]
+        + [c_void_p, c_size_t]
+        + [c_void_p] * 2
+        + [c_size_t, c_uint32],
+    ),
+    "unpack": (
+        None,
+        [c_void_p] * 3 + [c_size_t, c_size_t, c_void_p, c_size_t, c_uint32],
+    ),
+    "rotate_blocks32": (
+        None,
+        [c_void_p, c_size_t, c_double] + [c_void_p] * 2 + [c_size_t, c_void_p, c_size_t],
+    ),
+    "rotate_blocks64": (
+        None,
+        [c_void_p, c_size_t, c_double] + [c_void_p] * 2 + [c_size_t, c_void_p, c_size_t],
+    ),
+    "rotate_strided": (None, [c_void_p, c_size_t, c_double, c_size_t]),
+    "sum_of_squares32": (None, [c_void_p, c_size_t, c_void_p]),
+    "sum_of_squares64": (None, [c_void_p, c_size_t, c_void_p]),
     "find_out_of_range": (c_size_t, [c_void_p, c_size_t, c_uint32]),
     "cut_and_find": (c_size_t, [c_void_p, c_size_t, c_uint32, c_uint32, c_void_p, c_size_t]),
     "find_beyond32": (c_size_t, [c_void_p, c_size_t, c_double]),
@@ -191,6 +213,47 @@ def quantise_mask(
 def unmask_dequantise(masked: Elements, mask: Elements, scale: float, q: int, out: Floats) -> None:
     call = _call[f"unmask_dequantise{8 * out.itemsize}"]
     call(_at(masked), _at(mask), scale, q, _at(out), out.size)
+
+
+def quantise_pack(
+    v: Singles,
+    scale: float,
+    coins: Coins,
+    levels: int,
+    places: Sequence[int],
+    mask: Elements,
+    q: int,
+    out: Elements,
+) -> int:
+    table = np.array(places, dtype=np.int32)
+    call = _call["quantise_pack"]
+    arguments = (levels, _at(table), table.size, _at(mask), _at(out), out.size, q)
+    return int(call(_at(v), v.size, scale, _at(coins), *arguments))
+
+
+def unpack(
+    total: Elements, bases: Sequence[int], factors: Sequence[float], q: int, out: Singles
+) -> None:
+    table, scales = np.array(bases, dtype=np.int32), np.array(factors, dtype=np.float64)
+    arguments = (scales.size, total.size, _at(out), out.size, q)
+    _call["unpack"](_at(total), _at(table), _at(scales), *arguments)
+
+
+def rotate_blocks(
+    x: Floats, factor: float, before: Elements, after: Elements, block: int, out: Singles
+) -> None:
+    call = _call[f"rotate_blocks{8 * x.itemsize}"]
+    call(_at(x), x.size, factor, _at(before), _at(after), block, _at(out), out.size)
+
+
+def rotate_strided(x: Singles, rows: int, factor: float) -> None:
+    _call["rotate_strided"](_at(x), rows, factor, x.size)
+
+
+def sum_of_squares(x: Floats) -> float:
+    total = np.empty(1, dtype=np.float64)
+    _call[f"sum_of_squares{8 * x.itemsize}"](_at(x), x.size, _at(total))
+    return float(total[0])
 
 
 def find_out_of_range(values: Elements, q: int) -> int:
