@@ -29,7 +29,6 @@ from lightsecagg import (
     NeedInput,
     Parameters,
     Policy,
-    ProtocolName,
     Quantizer,
     RoundAborted,
     Send,
@@ -138,7 +137,7 @@ def main() -> None:
     allow_list = AllowList({client: key.public for client, key in enumerate(identities)})
     session = bytes(32)  # names the federation; draw it once and give it to everybody
     settings = Settings(
-        protocol=ProtocolName.LIGHTSECAGG,
+        protocol="lightsecagg",
         parameters=Parameters(clients=CLIENTS, privacy=1, dropouts=1),
         quantizer=Quantizer(DEFAULT_FIELD, bound=1.0, summands=CLIENTS),
         dimension=DIMENSION,

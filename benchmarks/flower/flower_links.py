@@ -20,7 +20,6 @@ from deployment import CONTESTANTS, PROGRAMS, Deployment
 from fedml_cell import FedMLCell
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg_lab.experiments.cells import (
     VERSION,
     Cell,
@@ -43,6 +42,7 @@ from lightsecagg_lab.experiments.processes import terminable
 from lightsecagg_lab.experiments.report import Report, Table, write_report
 from lightsecagg_lab.experiments.shaped_links import shaped_links
 from lightsecagg_lab.experiments.statistics import Spread
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 EXCHANGES = {"plain": 1, "secagg+": 4, "lightsecagg": 2}
 """Messages to each node, and replies, of one round."""
@@ -383,24 +383,24 @@ def _method(cells: Sequence[Cell], results: Results) -> list[str]:
     flower = next(cell for cell in cells if isinstance(cell, FlowerCell))
     versions = {results[cell.key]["fedml"] for cell in cells if isinstance(cell, FedMLCell)}
     return [
-        f"Method. Every party is in a network namespace of its own, as in `lightsecagg experiments "
+        f"Method. Every party is in its own network namespace, as in `lightsecagg experiments "
         f"links`: {LATENCY:g} ms one way, a token bucket for each direction of each client's link, "
         "none at the server's. Flower: SuperLink and ServerApp in the server's namespace, each "
-        "SuperNode with its ClientApps in a client's, TLS and node keys, programs as they come but "
-        f"for a SuperExec that looks for tasks every {POLL:g} s instead of every second. Ours: "
-        "server and clients of this package, mutual TLS.",
+        "SuperNode with its ClientApps in a client's, TLS and node keys. The programs are "
+        f"unchanged, except a SuperExec that looks for tasks every {POLL:g} s instead of every "
+        "second. Ours: server and clients of this package, mutual TLS.",
         f"d = {flower.dimension:,}, all weights equal, nobody drops, T = N/2 - 1, D = N/4, "
         "honest-but-curious; Flower's SecAgg+ over the complete graph, threshold N - D. An update "
-        f"is ready {flower.pause:g} s after the model, in which nobody computes; that pause is in "
-        "no figure. Of ours the phases are added up, though sharing could hide behind training. "
-        "Every average, of ours the last one, is compared with the plain mean: a wrong one "
-        "would be no measurement. The enrolment of our mod, once per run, is in no round.",
+        f"is ready {flower.pause:g} s after the model; nobody computes in that pause, and no "
+        "figure includes it. Our phases are added up, though training could hide sharing. Every "
+        "average (of ours, the last one) is compared with the plain mean; a wrong one would be "
+        "no measurement. No round includes the enrolment of our mod, once per run.",
         *(
             f"FedML {version}: the classes of its cross-silo LightSecAgg over its gRPC, without "
             "its cloud; T = N/2 and U = N, as it sets them, so nobody may drop; a field of 15 "
             "bits; shares neither sealed nor under TLS. Its parties wait by asking without a "
-            "pause, each on a core of its own if it has one; here all share the same. So these are "
-            "not the seconds of its parties on machines of their own."
+            "pause, each on its own core if it has one; here all share the same cores. So these "
+            "are not the seconds of its parties on separate machines."
             for version in sorted(versions)
         ),
     ]
