@@ -36,7 +36,7 @@ MEANING = {
 }
 OF_EPOCHS = {
     "_on_roster": "→ Registered",
-    "_on_complete": "report",
+    "_on_wanted": "report",
     "_on_dropped": "keep",
     "_on_buffer": "→ Signed / Answered",
     "_on_another_buffer": "repeat, → Signed / Answered",
@@ -44,7 +44,7 @@ OF_EPOCHS = {
 OF_SERVERS = {
     "_on_advertise": "take",
     "_on_shares": "relay",
-    "_on_report": "take",
+    "_on_reports": "take",
     "_on_upload": "take",
     "_on_signature": "take",
     "_on_refusal": "take",

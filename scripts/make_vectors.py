@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,23 @@ import numpy as np
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey, check_public_key
 from lightsecagg.crypto.identity import IdentityKey, verify
-from lightsecagg.crypto.sealing import SealingKey, ShareHeader, ShareKind, open_sealed, seal
+from lightsecagg.crypto.sealing import (
+    ShareHeader,
+    ShareKeys,
+    ShareKind,
+    open_sealed,
+    seal,
+    share_salt,
+)
 from lightsecagg.crypto.transcript import context_hash
-from lightsecagg.errors import LightSecAggError
+from lightsecagg.errors import LightSecAggError, ParameterError
 from lightsecagg.field import ntt
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.words import WORDS
 from lightsecagg.masks import short_keys
-from lightsecagg.masks.checked_sharing import BLINDS, check_coefficients, commit, report_on_shares
+from lightsecagg.masks.checked_sharing import BLINDS, report_on_share
 from lightsecagg.masks.mask_encoding import MaskId, expand_share
-from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import (
     DEFAULT_MODULUS,
     PAPER_MODULUS,
@@ -48,7 +54,8 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import check_keys, fix_round, sign_keys
-from lightsecagg.protocol.settings import ProtocolName, Settings, _Fields
+from lightsecagg.protocol.settings import Settings, _Fields
+from lightsecagg.protocol.share_exchange import mask_header, root_of
 from lightsecagg.protocol.wire import TAGS, VERSION, Codec
 
 FOLDER = Path(__file__).parents[1] / "tests" / "vectors"
@@ -104,17 +111,30 @@ def _points(modulus: int, count: int) -> list[int]:
     return _ints(ntt.points(PrimeField(modulus), count))
 
 
-def _commit(secret: str) -> str:
-    return commit(bytes.fromhex(secret)).hex()
+def _mask_header(context: str, owner: int, serial: int, salt: str, root: str) -> str:
+    parts = map(bytes.fromhex, (context, salt, root))
+    context_, salt_, root_ = parts
+    return mask_header(context_, owner, serial, salt_, root_).hex()
 
 
-def _report(secret: str, context: str, share: list[int], modulus: int) -> list[int]:
-    field, length = PrimeField(modulus), len(share) - BLINDS
-    coefficients = check_coefficients(
-        bytes.fromhex(secret), bytes.fromhex(context), length, modulus
-    )
+def _root(bundle: str) -> str:
+    shares = Codec(PrimeField(DEFAULT_MODULUS)).decode(bytes.fromhex(bundle))
+    if not isinstance(shares, m.ShareBundle):
+        raise TypeError("the vector holds no shares")
+    return root_of(shares.shares).hex()
+
+
+def _report(header: str, share: list[int], modulus: int) -> list[int]:
+    field = PrimeField(modulus)
     elements = field.check(np.array(share, dtype=np.uint32))
-    return _ints(report_on_shares(field, [elements], coefficients)[0])
+    if len(share) <= BLINDS:
+        raise ParameterError(f"a share has more than {BLINDS} elements")
+    return _ints(report_on_share(field, elements, bytes.fromhex(header)))
+
+
+def _salt(key: str, shares: list[tuple[int, str, str]]) -> str:
+    line = [(recipient, ShareKind[kind], bytes.fromhex(text)) for recipient, kind, text in shares]
+    return share_salt(bytes.fromhex(key), line).hex()
 
 
 def _ints(elements: Any) -> list[int]:
@@ -168,14 +188,25 @@ def _header(header: dict[str, Any]) -> ShareHeader:
 
 def _seal(private: str, peer: str, header: dict[str, Any], plaintext: str) -> str:
     secret = AgreementKey(bytes.fromhex(private)).agree(bytes.fromhex(peer), header["recipient"])
-    key = SealingKey(secret, _header(header))
+    key = ShareKeys(secret, _header(header))
     return seal(key, _header(header), bytes.fromhex(plaintext)).hex()
 
 
 def _open(private: str, peer: str, header: dict[str, Any], sealed: str) -> str:
     secret = AgreementKey(bytes.fromhex(private)).agree(bytes.fromhex(peer), header["sender"])
-    key = SealingKey(secret, _header(header))
+    key = ShareKeys(secret, _header(header))
     return open_sealed(key, _header(header), bytes.fromhex(sealed)).hex()
+
+
+def _bind(private: str, peer: str, header: dict[str, Any], mask: str) -> str:
+    secret = AgreementKey(bytes.fromhex(private)).agree(bytes.fromhex(peer), header["recipient"])
+    return ShareKeys(secret, _header(header)).bind(bytes.fromhex(mask)).hex()
+
+
+def _check_binding(private: str, peer: str, header: dict[str, Any], mask: str, mac: str) -> bool:
+    secret = AgreementKey(bytes.fromhex(private)).agree(bytes.fromhex(peer), header["sender"])
+    ShareKeys(secret, _header(header)).check_binding(bytes.fromhex(mask), bytes.fromhex(mac))
+    return True
 
 
 def _sign(private: str, label: str, fields: list[str]) -> str:
@@ -254,6 +285,8 @@ def _short_key_strip(total: list[int], dimension: int, step: int, squares: int) 
 def _pairwise_mask(
     self_seed: str, pairwise: list[tuple[int, str]], own: int, length: int
 ) -> dict[str, Any]:
+    from lightsecagg_lab.schemes.pairwise_masks import client_mask
+
     seeds = {peer: bytes.fromhex(seed) for peer, seed in pairwise}
     return _digest(client_mask(bytes.fromhex(self_seed), seeds, own, length))
 
@@ -269,7 +302,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "prg.expand": _prg_expand,
     "share.expand": _share_expand,
     "code.points": _points,
-    "check.commit": _commit,
+    "check.root": _root,
+    "check.header": _mask_header,
     "check.report": _report,
     "context.hash": _context_hash,
     "context.settings": _settings_context,
@@ -279,6 +313,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "agreement.check": _agreement_check,
     "sealing.seal": _seal,
     "sealing.open": _open,
+    "sealing.salt": _salt,
+    "sealing.bind": _bind,
+    "sealing.check_binding": _check_binding,
     "identity.sign": _sign,
     "identity.verify": _verify,
     "advertise.verify": _verify_keys,
@@ -305,24 +342,40 @@ def vector(name: str, operation: str, refused: bool = False, **inputs: Any) -> V
 # -- wire ----------------------------------------------------------------------------------------
 
 
+def sealed_shares() -> tuple[m.SealedShare, ...]:
+    """Two shares of one mask, on their way to the server."""
+    salt = fixed("salt", 16)
+    return tuple(
+        m.SealedShare(
+            7,
+            recipient,
+            ShareKind.SEED,
+            32,
+            salt,
+            fixed(f"sealed for {recipient}", 48),
+            mac=fixed(f"mac for {recipient}", 16),
+        )
+        for recipient in (300, 70000)
+    )
+
+
 def examples() -> list[m.Message]:
     vector_ = np.array([0, 1, DEFAULT_MODULUS - 1, 12345], dtype=np.uint32)
-    tag = m.Tag(7, 2, 3, fixed("model"), fixed("digest"), fixed("signature", 64))
+    tag = m.Tag(7, 2, fixed("header"), 3, fixed("model"), fixed("digest"), fixed("signature", 64))
     member = m.Member(7, (fixed("key"),), fixed("signature", 64))
     return [
         m.Opening(b"settings"),
         m.Advertise((fixed("key"),), fixed("signature", 64)),
-        m.Roster(
-            (member, m.Member(300, (fixed("other key"),), fixed("other signature", 64))),
-            checks=(fixed("commitment"),),
-        ),
+        m.Roster((member, m.Member(300, (fixed("other key"),), fixed("other signature", 64)))),
         m.ShareBundle(
             (
                 m.SealedShare(7, 300, ShareKind.SEED, 32, fixed("salt", 16), fixed("sealed", 48)),
                 m.SealedShare(7, 9, ShareKind.SEED, 32, fixed("salt 2", 16), fixed("more", 48)),
             )
         ),
-        m.SharesClosed((7, 300, 70000), fixed("check secret")),
+        m.ShareBundle(sealed_shares()),
+        m.ShareBundle(tuple(replace(s, root=root_of(sealed_shares())) for s in sealed_shares())),
+        m.SharesClosed((7, 300, 70000)),
         m.MaskedUpload(b"\x05", vector_, vector_[::-1].copy()),
         m.SumRequest(0, (7, 300)),
         m.Consent(0, fixed("signature", 64)),
@@ -338,9 +391,13 @@ def examples() -> list[m.Message]:
         m.Refusal(9, (7,)),
         m.AggregatedShare(vector_, 9),
         m.UploadDropped(2),
-        m.MaskComplete(7, 2, fixed("check secret")),
-        m.MaskReport(7, 2, (12345, DEFAULT_MODULUS - 1)),
+        m.Reports((m.Report(7, 2, (12345, DEFAULT_MODULUS - 1, 0, 1)), m.Report(300, 0, ()))),
+        m.ReportsWanted(((7, 2), (300, 0))),
     ]
+
+
+def _binding(bundle: m.ShareBundle) -> int:
+    return bool(bundle.shares[0].mac) + bool(bundle.shares[0].root)
 
 
 def wire_vectors() -> Iterator[Vector]:
@@ -355,11 +412,13 @@ def wire_vectors() -> Iterator[Vector]:
     for message in examples():
         name, data = type(message).__name__, codec.encode(message)
         name += " of a buffer" if getattr(message, "time", 0) else ""
+        if isinstance(message, m.ShareBundle):
+            name += (", unchecked", ", bound", ", relayed")[_binding(message)]
         yield decode(name, data, refused=False)
         yield decode(f"{name}, last byte missing", data[:-1])
         yield decode(f"{name}, one byte too many", data + b"\0")
     data = codec.encode(examples()[4])
-    for version in (0, 1, 2, 255):
+    for version in (0, 1, 2, 3, 255):
         yield decode(f"version {version}", bytes([version]) + data[1:])
     for tag in (0, 127, 255):
         yield decode(f"unknown tag {tag}", bytes([VERSION, tag]) + data[2:])
@@ -380,11 +439,11 @@ def wire_vectors() -> Iterator[Vector]:
         "an extension": "920091d40100",
         "a length of 4 GiB": "9200ddffffffff",
         "no time": "91920102",
-        "a tag of five fields": "92059195010203c400c400",
+        "a tag of six fields": "92059196010203c400c400c400",
     }.items():
         yield decode(f"SumRequest, {name}", body(m.SumRequest, bytes.fromhex(content)))
-    yield decode("SharesClosed, no secret", body(m.SharesClosed, bytes.fromhex("919101")))
-    yield decode("Roster, no commitments", body(m.Roster, bytes.fromhex("929090")))
+    yield decode("SharesClosed, a secret", body(m.SharesClosed, bytes.fromhex("929101c400")))
+    yield decode("Roster, commitments", body(m.Roster, bytes.fromhex("93909091c400")))
     for name, count in {"more reports than elements": 2, "4 G reports": 2**32 - 1}.items():
         content = struct.pack("<HI", 5, 1) + bytes(4) + struct.pack("<I", count) + b"\x05"
         yield decode(f"MaskedUpload, {name}", body(m.MaskedUpload, content))
@@ -408,9 +467,13 @@ def wire_vectors() -> Iterator[Vector]:
     claim = struct.pack("<HI", 8, 2**32 - 1)
     yield decode("AggregatedShare, claims 16 GiB", body(m.AggregatedShare, claim))
     for kind_value, length in ((0, 32), (4, 32), (1, 31), (1, 33), (2, 2**32 - 1)):
-        header = struct.pack("<QQQBI", 7, 300, 0, kind_value, length) + fixed("salt", 16)
+        header = struct.pack("<QQQBBI", 7, 300, 0, kind_value, 0, length) + fixed("salt", 16)
         name = f"ShareBundle, kind {kind_value}, length {length}"
         yield decode(name, body(m.ShareBundle, header + fixed("sealed", 48)))
+    for binding, size in ((3, 48), (255, 48), (1, 48), (2, 48), (1, 48 + 48), (2, 48 + 16)):
+        header = struct.pack("<QQQBBI", 7, 300, 0, 1, binding, 32) + fixed("salt", 16)
+        name = f"ShareBundle, binding {binding}, {size} bytes behind the salt"
+        yield decode(name, body(m.ShareBundle, header + fixed("sealed", size)))
 
 
 # -- expansion -----------------------------------------------------------------------------------
@@ -459,32 +522,64 @@ def expansion_vectors() -> Iterator[Vector]:
 
 
 def check_vectors() -> Iterator[Vector]:
-    secret = fixed("check secret").hex()
-    yield vector("a commitment", "check.commit", secret=secret)
-    yield vector("another commitment", "check.commit", secret=fixed("another secret").hex())
-    for length in (0, 31, 33):
-        short = fixed("check secret", length).hex()
-        yield vector(f"a secret of {length} bytes", "check.commit", True, secret=short)
+    context = fixed("C1").hex()
+    codec = Codec(PrimeField(DEFAULT_MODULUS))
+
+    def bundle(shares: Iterable[m.SealedShare]) -> str:
+        return codec.encode(m.ShareBundle(tuple(shares))).hex()
+
+    first, second = sealed_shares()
+    for name, shares in {
+        "a root": (first, second),
+        "a root of one share": (first,),
+        "a root, another sealed share": (replace(first, sealed=fixed("other", 48)), second),
+        "a root, another recipient": (replace(first, recipient=301), second),
+    }.items():
+        yield vector(name, "check.root", bundle=bundle(shares))
+    header = {
+        "context": context,
+        "owner": 7,
+        "serial": 2,
+        "salt": fixed("salt", 16).hex(),
+        "root": root_of(sealed_shares()).hex(),
+    }
+    yield vector("a header", "check.header", **header)
+    for name, change in {
+        "another round": {"context": fixed("another C1").hex()},
+        "another owner": {"owner": 8},
+        "another serial": {"serial": 3},
+        "another salt": {"salt": fixed("another salt", 16).hex()},
+        "another root": {"root": fixed("another root").hex()},
+    }.items():
+        yield vector(f"a header, {name}", "check.header", **(header | change))
+    for name, change in {
+        "a negative owner": {"owner": -1},
+        "a negative serial": {"serial": -1},
+        "a serial of 2^64": {"serial": 2**64},
+    }.items():
+        yield vector(f"a header, {name}", "check.header", True, **(header | change))
     report = {
-        "secret": secret,
-        "context": fixed("C1").hex(),
-        "share": [3, 1, 4, 1, 5, 9],
+        "header": fixed("header").hex(),
+        "share": [3, 1, 4, 1, 5, 9, 2],
         "modulus": DEFAULT_MODULUS,
     }
     yield vector("a report", "check.report", **report)
     for name, change in {
-        "another secret": {"secret": fixed("another secret").hex()},
-        "another context": {"context": fixed("another C1").hex()},
-        "another share": {"share": [3, 1, 4, 2, 5, 9]},
-        "another blind": {"share": [3, 1, 4, 1, 5, 8]},
+        "another header": {"header": fixed("another header").hex()},
+        "another share": {"share": [3, 1, 5, 1, 5, 9, 2]},
+        "another blind": {"share": [3, 1, 4, 1, 5, 9, 3]},
         "the paper's field": {"modulus": PAPER_MODULUS},
     }.items():
         yield vector(f"a report, {name}", "check.report", **(report | change))
-    yield vector(
-        "a report, short secret", "check.report", True, **(report | {"secret": secret[:-2]})
-    )
-    beyond = [3, 1, 4, 1, 5, DEFAULT_MODULUS]
-    yield vector("a report, beyond q", "check.report", True, **(report | {"share": beyond}))
+    for place in range(7):
+        beyond = [*report["share"]]
+        beyond[place] = DEFAULT_MODULUS
+        name = f"a report, element {place} beyond q"
+        yield vector(name, "check.report", True, **(report | {"share": beyond}))
+    for length in (0, 1, 4):
+        name = f"a report on {length} elements"
+        share = report["share"][:length]
+        yield vector(name, "check.report", True, **(report | {"share": share}))
 
 
 # -- contexts ------------------------------------------------------------------------------------
@@ -497,7 +592,7 @@ def settings() -> Settings:
     parameters = Parameters(4, 1, 0, 3, ThreatModel.MALICIOUS_SERVER)
     quantizer = Quantizer(PrimeField(DEFAULT_MODULUS), 1.0, 4, 100, weighted=True, scale=1000.0)
     return Settings(
-        ProtocolName.LIGHTSECAGG,
+        "lightsecagg",
         parameters,
         quantizer,
         dimension=10,
@@ -514,7 +609,7 @@ def roster() -> m.Roster:
     for client, identity in IDENTITIES.items():
         keys = (AgreementKey(fixed(f"ephemeral {client}")).public,)
         members.append(m.Member(client, keys, sign_keys(identity, context, client, keys)))
-    return m.Roster(tuple(members), checks=(fixed("commitment"),))
+    return m.Roster(tuple(members))
 
 
 def context_vectors() -> Iterator[Vector]:
@@ -537,12 +632,11 @@ def context_vectors() -> Iterator[Vector]:
         yield vector(name, "context.allow_list", True, identities=[*ALLOWED, entry])
     yield from settings_vectors()
     codec = Codec(PrimeField(DEFAULT_MODULUS))
-    members, checks = roster().members, roster().checks
+    members = roster().members
     for name, line in {
-        "a roster": m.Roster(members, (), checks),
-        "a roster in another order": m.Roster(members[::-1], (), checks),
-        "a smaller roster": m.Roster(members[:3], (), checks),
-        "a roster with another commitment": m.Roster(members, (), (fixed("other commitment"),)),
+        "a roster": m.Roster(members),
+        "a roster in another order": m.Roster(members[::-1]),
+        "a smaller roster": m.Roster(members[:3]),
     }.items():
         encoded = codec.encode(line).hex()
         yield vector(
@@ -713,6 +807,45 @@ def sealing_vectors() -> Iterator[Vector]:
     yield vector(
         "opened with another key", "sealing.open", True, **stranger, header=header, sealed=sealed
     )
+    yield from binding_vectors(ours, theirs, header)
+
+
+def binding_vectors(
+    ours: dict[str, str], theirs: dict[str, str], header: dict[str, Any]
+) -> Iterator[Vector]:
+    """A share counts under one header of its mask; and all shares of a mask have one salt."""
+    mask = fixed("header").hex()
+    made = vector("a binding", "sealing.bind", **ours, header=header, mask=mask)
+    mac = made["result"]
+    yield made
+    given = {**theirs, "header": header, "mask": mask, "mac": mac}
+    yield vector("a binding is taken", "sealing.check_binding", **given)
+    for name, change in {
+        "to another header": {"mask": fixed("another header").hex()},
+        "to no header": {"mask": ""},
+        "without a mac": {"mac": ""},
+        "with a short mac": {"mac": mac[:-2]},
+        "with a long mac": {"mac": mac + "00"},
+        "with a bit flipped": {"mac": f"{int(mac[:2], 16) ^ 1:02x}" + mac[2:]},
+        "with another key": {"private": fixed("mallory").hex()},
+        "of another round": {"header": header | {"context": fixed("another C1").hex()}},
+        "of another sender": {"header": header | {"sender": 8}},
+        "of another recipient": {"header": header | {"recipient": 301}},
+        "reflected": {"header": header | {"sender": 300, "recipient": 7}},
+        "of another mask": {"header": header | {"mask_id": 1}},
+        "of another salt": {"header": header | {"salt": fixed("another salt", 16).hex()}},
+    }.items():
+        yield vector(f"a binding {name}", "sealing.check_binding", True, **(given | change))
+    shares = [(300, "SEED", fixed("share").hex()), (70000, "EXPLICIT", fixed("long", 40).hex())]
+    key = fixed("salt key").hex()
+    yield vector("a salt", "sealing.salt", key=key, shares=shares)
+    for name, other in {
+        "another share": [shares[0], (70000, "EXPLICIT", fixed("other", 40).hex())],
+        "another kind": [shares[0], (70000, "SEED", fixed("long", 40).hex())],
+        "another recipient": [shares[0], (70001, "EXPLICIT", fixed("long", 40).hex())],
+        "another order": shares[::-1],
+    }.items():
+        yield vector(f"a salt, {name}", "sealing.salt", key=key, shares=other)
 
 
 def signature_vectors() -> Iterator[Vector]:
@@ -881,7 +1014,6 @@ def short_key_settings_vectors() -> Iterator[Vector]:
         ("short_keys", [2048, 256, t, 0]),
         ("short_keys", None),
         ("share_mode", "seeded"),
-        ("protocol", "secagg"),
         ("modulus", PAPER_MODULUS),
         ("dimension", 2**21),
         ("scale", 1e6),
@@ -919,7 +1051,7 @@ def pairwise_vectors() -> Iterator[Vector]:
         inputs = {"self_seed": short, "pairwise": [], "own": 5, "length": 4}
         yield vector(f"a seed of {length} bytes", "pairwise.mask", True, **inputs)
     quantizer = Quantizer(WORDS, 1.0, 4, 100, weighted=True, scale=1000.0)
-    secagg = replace(settings(), protocol=ProtocolName.SECAGG, quantizer=quantizer)
+    secagg = replace(settings(), protocol="secagg", quantizer=quantizer)
     fields, order = msgspec.msgpack.decode(secagg.to_bytes()), _Fields.__struct_fields__
     yield vector("settings", "context.settings", settings=secagg.to_bytes().hex())
     for bits in (None, 0, 31, 33, 64, True, 32.0):

@@ -8,6 +8,7 @@ tables, metrics from what a server exposes, messages from the wire's table, name
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import runpy
@@ -246,6 +247,7 @@ def metrics_page() -> str:
     from lightsecagg.session.record import MetricMean, PhaseRecord, RoundRecord
 
     metrics = Metrics()
+    metrics.expires = {"server": 0.0}
     metrics.serve(0)
     try:
         metrics.record(
@@ -269,7 +271,7 @@ def metrics_page() -> str:
     parts = [
         "# Metrics",
         "",
-        "What `server.metrics_port` serves for Prometheus, on 127.0.0.1, as `/metrics`. "
+        "What `server.metrics_port` serves for Prometheus, as `/metrics`. "
         "[Watch a federation](../observability.md#prometheus-and-grafana) has a dashboard.",
         "",
         "| metric | type | labels | |",
@@ -282,9 +284,8 @@ def metrics_page() -> str:
         name = family.name + ("_total" if family.type == "counter" else "")
         named = ", ".join(f"`{label}`" for label in labels)
         parts.append(f"| `{name}` | {family.type} | {named} | {_cell(family.documentation)} |")
-    return "\n".join(
-        [*parts, "", "`/health` answers JSON: `status`, `uptime`, `connected`, `rounds`."]
-    )
+    keys = ", ".join(f"`{key}`" for key in json.loads(metrics.health()))
+    return "\n".join([*parts, "", f"`/health` answers JSON: {keys}."])
 
 
 def messages_page() -> str:

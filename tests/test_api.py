@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightsecagg
+from laboratory import baseline, needs_laboratory
 from lightsecagg import aggregate
 from lightsecagg.drivers import aggregation
 from lightsecagg.drivers.local import run_round
 from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
 from lightsecagg.params import PAPER_MODULUS, ThreatModel
 from lightsecagg.protocol.interface import Aggregate
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg.protocol.schemes.traits import protocols
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,6 +40,9 @@ def test_every_public_name_exists_and_is_typed() -> None:
     for name in lightsecagg.__all__:
         assert getattr(lightsecagg, name) is not None
         assert name in dir(lightsecagg)
+    assert set(lightsecagg.__all__) == {
+        name for name in dir(lightsecagg) if not name.startswith("__")
+    } | {"__version__"}
     assert sorted(lightsecagg._HOME_OF) == sorted(set(lightsecagg.__all__) - {"__version__"})
     with pytest.raises(AttributeError, match="no attribute 'agregate'"):
         lightsecagg.agregate  # noqa: B018 - a name that does not exist
@@ -80,7 +84,7 @@ def _vectors(clients: int, shape: tuple[int, ...] = (5,)) -> list[np.ndarray[Any
     return list(np.random.default_rng(1).uniform(-1, 1, (clients, *shape)))
 
 
-@pytest.mark.parametrize("protocol", list(ProtocolName))
+@pytest.mark.parametrize("protocol", protocols())
 def test_every_protocol_gives_sum_and_mean(protocol: str) -> None:
     vectors = _vectors(6, (3, 4))
     result = aggregate(vectors, protocol=protocol, privacy=2, dropouts=1, bound=1.0)
@@ -231,11 +235,19 @@ def test_S13_an_entry_beyond_the_bound_is_refused_with_its_client(value: float) 
         aggregate(vectors, privacy=1, bound=1.0)
 
 
-def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity() -> None:
+def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     vectors = _vectors(5)
     vectors[3][2] = 7.0
     result = aggregate(vectors, privacy=1, bound=1.0, clip=True)
+    cut = 100 / vectors[3].size
+    assert caplog.messages == [
+        f"{cut / 5:.3g} % of the entries were clipped to the bound 1; of client 3's, {cut:.3g} %"
+    ]
     vectors[3][2] = 1.0
+    aggregate(vectors, privacy=1, bound=1.0, clip=True)
+    assert len(caplog.messages) == 1
     np.testing.assert_allclose(result.sum, np.sum(vectors, axis=0), atol=1e-7)
     for broken in (np.nan, np.inf, -np.inf):
         vectors[3][2] = broken
@@ -250,22 +262,34 @@ def test_S13_clipping_is_for_those_who_ask_and_never_for_nan_or_infinity() -> No
         (5, {}, InputRefused, "vectors is int; give a list with one array, or None, per client"),
         ({"a": [1.0]}, {}, InputRefused, "vectors is dict; give a list"),
         ([["a", "b"]] * 4, {}, InputRefused, "the array is list of <U1; only numbers"),
-        ([[1.0, [2.0]]] * 4, {}, InputRefused, "the array is list, of which numpy makes no array"),
+        ([], {}, ParameterError, "vectors is empty"),
+        ([[1.0, [2.0]]] * 4, {}, InputRefused, "the array is a list of parts that make no array"),
         ([{"w": np.array([1j])}] * 4, {}, InputRefused, "array 'w' is ndarray of complex128"),
         ([np.zeros(3)] * 4, {"bound": "1"}, ParameterError, "bound = '1' must be a number"),
         ([np.zeros(3)] * 4, {"bound": None}, ParameterError, "bound = None must be a number"),
         ([np.zeros(3)] * 4, {"bound": True}, ParameterError, "bound = True must be a number"),
         ([np.zeros(3)] * 4, {"privacy": "1"}, ParameterError, "privacy T = '1' must be an integer"),
         ([np.zeros(3)] * 3 + [np.zeros(4)], {}, InputRefused, r"client 3 is .* of shape \(4,\)"),
-        ([{"a": np.zeros(2)}] * 3 + [{"b": np.zeros(2)}], {}, InputRefused, "client 3 has other"),
+        ([{"a": np.zeros(2)}] * 3 + [{}], {}, InputRefused, "client 3 .*: 'a' is missing"),
+        (
+            [{"a": np.zeros(2)}] * 3 + [{"a": np.zeros(2), "b": np.zeros(2)}],
+            {},
+            InputRefused,
+            "client 3 has other arrays than the first client: 'b' is new",
+        ),
         ([{"a": np.zeros(2)}] * 3 + [np.zeros(2)], {}, InputRefused, "client 3 has other"),
         ([np.zeros(3)] * 4, {"weights": [1, 2]}, ParameterError, "2 weights were given for 4"),
         ([np.zeros(3)] * 4, {"weights": [1, 2, 0, 1]}, ParameterError, "client 2 is 0"),
         ([np.zeros(3)] * 4, {"weights": [1, 2, 0.5, 1]}, ParameterError, "client 2 is 0.5"),
         ([np.zeros(3)] * 4, {"protocol": "rot13"}, ParameterError, "choose one of lightsecagg"),
-        ([np.zeros(3)] * 4, {"privacy": 3}, ParameterError, "lower T or D"),
-        ([np.zeros(0)] * 4, {}, ParameterError, "dimension d = 0"),
         (
+            [np.zeros(3)] * 4,
+            {"privacy": 3},
+            ParameterError,
+            r"lower privacy \(T\) or dropouts \(D\)",
+        ),
+        ([np.zeros(0)] * 4, {}, ParameterError, "dimension d = 0"),
+        baseline(
             [np.zeros(3)] * 20,
             {"protocol": "secagg+", "privacy": 8, "neighbours": 4, "threshold": 2},
             ParameterError,
@@ -280,6 +304,42 @@ def test_what_cannot_be_aggregated_is_refused(
         aggregate(vectors, **{"privacy": 1, "bound": 1.0, **options})
 
 
+def test_tensors_give_tensors_of_their_own_type() -> None:
+    torch = pytest.importorskip("torch")
+
+    def model(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+    models = [model(seed) for seed in range(4)]
+    result = aggregate([each.state_dict() for each in models], privacy=1, bound=2.0)
+    mean = torch.stack([each[0].weight for each in models]).mean(dim=0)
+    models[0].load_state_dict(result.mean)
+    assert torch.allclose(models[0][0].weight, mean, atol=1e-6)
+    for kind in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        halves = aggregate([torch.full((2, 3), 0.5, dtype=kind)] * 4, privacy=1, bound=1.0)
+        assert halves.mean.dtype == halves.sum.dtype == kind
+        assert torch.allclose(halves.sum, torch.full((2, 3), 2.0, dtype=kind), atol=1e-6)
+    parameters = list(models[0].parameters())
+    for wrong, reason in (
+        (torch.eye(3).to_sparse(), "is a sparse tensor; give it as a dense one"),
+        (parameters, "give a dict of arrays, such as a state dict"),
+        ([torch.zeros(2), torch.zeros(3)], "a list of parts that make no array"),
+    ):
+        with pytest.raises(InputRefused, match=reason):
+            aggregate([wrong] * 4, privacy=1, bound=2.0)
+
+
+def test_a_result_is_printed_in_a_line() -> None:
+    shown = repr(aggregate([{"w": np.zeros((30, 40))}] * 4, privacy=1, bound=1.0))
+    arrays = "<1 arrays, 1,200 entries>"
+    assert shown == (
+        f"AggregationResult(mean={arrays}, sum={arrays}, weight=4, included=(0, 1, 2, 3))"
+    )
+    assert "<float64 of shape (1000,)>" in repr(aggregate([np.zeros(1000)] * 4, privacy=1, bound=1))
+    assert "mean=[0. 0.]" in repr(aggregate([np.zeros(2)] * 4, privacy=1, bound=1))
+
+
 @pytest.mark.parametrize("option", [{"threat_model": "gentle"}, {"share_mode": "loud"}])
 def test_unknown_choices_are_refused_with_the_known_ones(option: dict[str, str]) -> None:
     with pytest.raises(ParameterError, match="choose one of"):
@@ -289,14 +349,15 @@ def test_unknown_choices_are_refused_with_the_known_ones(option: dict[str, str])
 # -- bring your own transport --------------------------------------------------------------------
 
 
+@needs_laboratory
 def test_a_party_speaks_one_protocol() -> None:
     identities = {client: lightsecagg.IdentityKey.generate() for client in range(4)}
     allow_list = lightsecagg.AllowList({c: key.public for c, key in identities.items()})
-    both = (ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
+    both = ("secagg", "secagg+")
     policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=both)
     ledger = lightsecagg.Ledger.volatile()
     assert lightsecagg.client_party(0, identities[0], policy, ledger).client == 0
-    mixed = (ProtocolName.SECAGG, ProtocolName.PLAIN)
+    mixed = ("secagg", "plain")
     policy = lightsecagg.Policy(allow_list, bytes(32), privacy=1, protocols=mixed)
     with pytest.raises(ParameterError, match="one protocol, but the policy names secagg, plain"):
         lightsecagg.client_party(0, identities[0], policy, ledger)

@@ -31,10 +31,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_paper_map_names_only_what_exists() -> None:
     """Every `module.name` in the map is importable; every test file is there."""
     text = read("docs/paper-map.md")
-    names = re.findall(r"`((?:field|masks|crypto|protocol|params|training)\.[\w.]+)`", text)
+    names = re.findall(r"`((?:field|masks|crypto|protocol|params|training|lab)\.[\w.]+)`", text)
     assert len(names) > 20
     for name in names:
-        resolve(f"lightsecagg.{name}")
+        if not name.startswith("lab."):
+            resolve(f"lightsecagg.{name}")
+        elif find_spec("lightsecagg_lab") is not None:
+            resolve(f"lightsecagg_{name}")
     for test in re.findall(r"`((?:lab/)?tests/[\w/]+\.py)`", text):
         assert (ROOT / test).is_file(), test
 
@@ -46,6 +49,24 @@ def test_modules_and_names_in_documents_exist(page: Path) -> None:
     for name in re.findall(r"`(lightsecagg(?:_lab)?(?:\.\w+)+)`", page.read_text("utf-8")):
         if find_spec(name.split(".")[0]) is not None:
             resolve(name)
+
+
+def test_the_page_on_upgrades_names_the_numbers_of_formats() -> None:
+    from lightsecagg.drivers.federation import journal, membership
+    from lightsecagg.drivers.flower import parcels
+    from lightsecagg.protocol import ledger, wire
+    from lightsecagg.session import envelope
+
+    page = read("docs/upgrading.md")
+    for what, number in {
+        "messages between server and clients": envelope.VERSION,
+        "the protocol's messages inside them": wire.VERSION,
+        "the server's journal": int(journal._VERSION),
+        "a client's ledger": ledger._VERSION,
+        "the signed allow-list": membership._VERSION,
+        "Flower: parcels": parcels.PROTOCOL,
+    }.items():
+        assert f"| {what} | {number} |" in page, what
 
 
 def test_the_list_of_documents_is_complete() -> None:

@@ -21,7 +21,7 @@ from lightsecagg.crypto.transcript import context_hash
 from lightsecagg.drivers.federation import client_ledger, membership
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
-from lightsecagg.drivers.federation.durable import seal, write_synced
+from lightsecagg.drivers.federation.durable import checksummed, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.protocol import settings
 from lightsecagg.protocol.allow_list import AllowList
@@ -104,7 +104,7 @@ def test_S41_deep_nesting_in_a_snapshot_is_a_malformed_snapshot() -> None:
 
 def test_S41_deep_nesting_in_a_clients_ledger_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    write_synced(path, seal(client_ledger._PLACE, deep_client_ledger()))
+    write_synced(path, checksummed(client_ledger._PLACE, deep_client_ledger()))
     with pytest.raises(RecursionError):
         client_ledger._decoder.decode(deep_client_ledger())
     with pytest.raises(JournalError, match=f"{path} is damaged: malformed entry"):
@@ -147,6 +147,7 @@ def test_S41_an_interruption_is_not_a_malformed_message() -> None:
 # Programs that read back what they wrote themselves, from folders of their own.
 OWN_FILES = {
     "src/lightsecagg/drivers/federation/demo_audit.py",
+    "src/lightsecagg/drivers/federation/demo_notes.py",
     "src/lightsecagg/drivers/federation/demo_processes.py",
     "src/lightsecagg/drivers/federation/history.py",
     "lab/src/lightsecagg_lab/experiments/campaign.py",

@@ -14,7 +14,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "mutate"
-FOLDERS = ("src/lightsecagg/protocol/roles", "src/lightsecagg/protocol/schemes")
+FOLDERS = (
+    "src/lightsecagg/protocol/roles",
+    "src/lightsecagg/protocol/schemes",
+    "lab/src/lightsecagg_lab/schemes",
+)
 
 
 @pytest.fixture(scope="module")

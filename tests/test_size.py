@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# What there was when the laboratory moved out, rounded up. The goal is 31,500 and 15,500.
-LINES = {"src/lightsecagg": 38_200, "lab/src/lightsecagg_lab": 15_000}
+# What there is, rounded up; modules still move. The goal is 31,500 and 15,500. The last rises:
+# what an operator sees (gauges, absent members, names, `status`), checks in the Flower plug-in;
+# packing, ranges, rotation and their loops (900); all of a party in its interface (100).
+LINES = {"src/lightsecagg": 37_850, "lab/src/lightsecagg_lab": 16_950}
 
 
 @pytest.mark.parametrize("package", LINES)

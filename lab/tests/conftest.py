@@ -9,6 +9,6 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parents[2] / "tests"
-for folder in ("protocol", "protocol/schemes", "drivers/federation", "fuzz"):
+for folder in ("protocol", "protocol/schemes", "drivers/federation", "fuzz", "session"):
     if str(_TESTS / folder) not in sys.path:
         sys.path.append(str(_TESTS / folder))

@@ -45,13 +45,13 @@ def test_every_recorded_result_is_in_the_index(claims: ModuleType) -> None:
         assert f"]({picture.name})" in text
 
 
-def test_a_wrong_figure_is_found_and_mended(claims: ModuleType) -> None:
+def test_a_wrong_figure_is_found_and_corrected(claims: ModuleType) -> None:
     for claim in claims.claims():
         text = (ROOT / claim.page).read_text("utf-8")
         start, end = claim.found(text).span(1)
         wrong = text[:start] + "123.4" + text[end:]
         assert claim.stated(wrong)[0] == "123.4" != claim.values[0]
-        assert claim.mended(wrong) == text
+        assert claim.corrected(wrong) == text
 
 
 def test_a_sentence_that_is_gone_is_noticed(claims: ModuleType) -> None:

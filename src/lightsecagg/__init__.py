@@ -15,7 +15,7 @@ and, to run the protocols over your own transport (docs/own-transport.md):
     Buffering, StalenessTable         the same for an epoch
     Phase, Opening, AbortRound, NO_MODEL, clip_to_bound
     ThreatModel, ShareMode, hash_model, every error of lightsecagg.errors
-    IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD, ProtocolName
+    IdentityKey, Ledger, Update, Codec, SERVER, DEFAULT_FIELD
 
 Names are imported when they are first used, so that `import lightsecagg` costs nothing.
 """
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         restore_party,
         server_party,
     )
-    from lightsecagg.protocol.settings import NO_MODEL, ProtocolName, Settings, hash_model
+    from lightsecagg.protocol.settings import NO_MODEL, Settings, hash_model
     from lightsecagg.protocol.wire import Codec
 
 __version__ = "0.1.0.dev0"
@@ -131,7 +131,6 @@ __all__ = [
     "Phase",
     "Policy",
     "ProtocolError",
-    "ProtocolName",
     "Quantizer",
     "RecoveryError",
     "Refused",
@@ -211,7 +210,7 @@ _HOMES = {
         "restore_party",
         "server_party",
     ),
-    "lightsecagg.protocol.settings": ("NO_MODEL", "ProtocolName", "Settings", "hash_model"),
+    "lightsecagg.protocol.settings": ("NO_MODEL", "Settings", "hash_model"),
     "lightsecagg.protocol.wire": ("Codec",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -224,4 +223,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

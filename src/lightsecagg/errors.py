@@ -2,7 +2,7 @@
 
     LightSecAggError
     ├── ParameterError          parameters that can never work together
-    ├── ConfigurationError      a file, flag or data set that the user must mend
+    ├── ConfigurationError      a file, flag or data set that the user must fix
     │   ├── MissingExtra        a package that only an extra of this one brings
     │   └── MissingLaboratory   something that only the laboratory has
     ├── InputRefused            a model or vector that must not be masked (NaN, Inf, over range)
@@ -17,7 +17,7 @@
     │   │   └── MaskAlreadyUsed a second use of a mask, or of an update that is spent
     │   └── RemoteProtocolError a peer (named in the message) broke the protocol
     ├── TransportError          no stream to a peer: unreachable, or refused for the stated reason
-    │   ├── Refused             refused for good: a certificate, name or version has to be mended
+    │   ├── Refused             refused for good: a certificate, name or version has to be fixed
     │   └── PeerGone            a stream that ended: the peer left, stalled or was cut
     ├── JournalError            durable state that is damaged or of another federation
     └── Aborted                 the round ended without a result, for the stated reason
@@ -49,7 +49,7 @@ class ParameterError(LightSecAggError, ValueError):
 
 
 class ConfigurationError(LightSecAggError):
-    """A file, flag or data set that the user must mend."""
+    """A file, flag or data set that the user must fix."""
 
 
 class MissingExtra(ConfigurationError):  # noqa: N818 - reads as what is wrong
@@ -136,7 +136,7 @@ class TransportError(LightSecAggError):
 
 
 class Refused(TransportError):  # noqa: N818
-    """No stream, and another attempt would end like this one: somebody must mend something."""
+    """No stream, and another attempt would end like this one: somebody must fix something."""
 
 
 class PeerGone(TransportError):  # noqa: N818

@@ -135,17 +135,17 @@ class Parameters:
         if N - D < T + 2:
             raise ParameterError(
                 f"N - D = {N - D} clients may remain, but a sum over fewer than T + 2 = {T + 2} "
-                "protects nobody from T colluders; lower T or D"
+                "protects nobody from T colluders; lower privacy (T) or dropouts (D)"
             )
         if U <= T:
             raise ParameterError(
                 f"survivors U = {U} must exceed privacy T = {T}: raise U, at most to N - D = "
-                f"{N - D}, or lower T"
+                f"{N - D}, or lower privacy (T)"
             )
         if N - D < U:
             raise ParameterError(
                 f"survivors U = {U} is out of reach: with N = {N} clients and D = {D} dropouts "
-                f"only {N - D} remain; lower U or D"
+                f"only {N - D} remain; lower survivors (U) or dropouts (D)"
             )
         if self.modulus <= N:
             raise ParameterError(
@@ -156,7 +156,7 @@ class Parameters:
             raise ParameterError(
                 f"malicious-server mode needs T + 2D < N, but T = {T}, D = {D}, N = {N}: "
                 f"the quorum of {self.quorum} signatures exceeds the {N - D} clients that remain; "
-                "lower T or D"
+                "lower privacy (T) or dropouts (D)"
             )
 
     @property

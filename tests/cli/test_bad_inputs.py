@@ -49,7 +49,7 @@ RUN = {
     "run --seed -1": "--seed = -1 must be at least 0",
     "run --samples -4": "samples_per_client is -4",
     "run --survivors 99": "survivors U = 99 is out of reach",
-    "run --privacy 9": "lower T or D",
+    "run --privacy 9": "lower privacy (T) or dropouts (D)",
     "run --dropouts -1": "--dropouts -1",
     "run --dropout 7": "--dropout 7 must be 0 to D = 2",
     "run --rounds 0": "--rounds = 0 must be at least 1",
@@ -62,7 +62,6 @@ RUN = {
     "run --out /proc/x": "--out /proc/x cannot be written",
     "run --save-model model.doc": "must end in one of .pt, .safetensors, .npz",
     "run --save-model nowhere/model.pt": "cannot be written",
-    "run --protocol secagg+ --threat-model malicious-server": "use lightsecagg or secagg",
 }
 LIBRARY = {
     "task check nosuch": "there is no task 'nosuch'; choose one of digits",
@@ -78,7 +77,7 @@ LIBRARY = {
     "provision --clients 2 --out new": "clients N = 2 must be at least 3",
     "provision --clients 4 --out fed": "fed exists; its keys would be lost",
     "provision --clients 4 --out new --task nosuch": "there is no task 'nosuch'",
-    "provision --clients 4 --out new --privacy 3": "lower T or D",
+    "provision --clients 4 --out new --privacy 3": "lower privacy (T) or dropouts (D)",
     "provision --clients 4 --out new --vectors 3 --task digits": "not both",
     "provision --clients 4 --out new --bound 0": "bound = 0.0 must be positive",
     "provision --clients 4 --out /proc/new": "/proc/new cannot be written",
@@ -91,9 +90,8 @@ PROGRAMS = {
     f"{SERVER} --set rounds.numbr=3": "rounds.numbr is not a key; known here: number",
     f"{SERVER} --set rounds.number=0": "rounds.number = 0: Input should be",
     f"{SERVER} --set rounds.min_clients=9": "no round would ever start",
-    f"{SERVER} --set aggregation.privacy=9": "lower T or D",
+    f"{SERVER} --set aggregation.privacy=9": "lower privacy (T) or dropouts (D)",
     f"{SERVER} --set aggregation.protocol=nosuch": "Input should be one of 'lightsecagg'",
-    f"{SERVER} --set aggregation.protocol=secagg+": "use lightsecagg or secagg",
     f"{SERVER} --set training.local.epoch=3": "epoch is not a key; known here: ",
     f"{SERVER} --set training.local.epochs=0": "epochs is 0; it must be at least 1",
     f"{SERVER} --set training.local.learning_rate=nan": "learning_rate is nan",
@@ -174,7 +172,7 @@ def test_a_command_of_the_laboratory_says_in_one_line_what_to_install(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the laboratory is installed here or not."""
-    monkeypatch.setattr(main, "added_commands", dict)
+    monkeypatch.setattr(main, "added", lambda group: {})
     assert tell(f"{command} --clients 5", capsys) == (
         USAGE,
         f"error: {command} is a command of the laboratory, lightsecagg-lab; "

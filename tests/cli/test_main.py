@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lightsecagg import __version__
+from lightsecagg import __version__, plugins
 from lightsecagg.cli import main
 from lightsecagg.cli.main import COMMANDS, app
 from lightsecagg.errors import MissingExtra
@@ -38,8 +38,8 @@ def other_distribution(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """As if another distribution that is installed had these commands."""
     value = "lightsecagg.cli.task:app"
     points = {name: EntryPoint(name, value, main.GROUP) for name in names}
-    monkeypatch.setattr(main, "entry_points", lambda group: points.values())
-    monkeypatch.setattr(main, "added_commands", main.added_commands.__wrapped__)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points.values())
+    monkeypatch.setattr(main, "added", plugins.added.__wrapped__)
 
 
 def test_another_distribution_adds_commands_by_entry_points(

@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 
 from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
-from lightsecagg.drivers.federation.demo import _RoundProcesses, plan_deaths
+from lightsecagg.drivers.federation.demo import plan_deaths
 from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.demo_processes import Processes
 from lightsecagg.drivers.federation.provisioning import provision
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, ParameterError
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -57,6 +58,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # on a busy machine the run's own --timeout ends it, and says so
 def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_to_end(
     tmp_path: Path,
 ) -> None:
@@ -82,14 +84,14 @@ def test_run_trains_kills_compares_reports_and_shows_its_page_until_it_is_told_t
         addresses = re.findall(r"dashboard on (http://127\.0\.0\.1:\d+/)", told)
         assert len(addresses) == 2, told
         assert addresses[0] == addresses[1], "a page that was open goes on"
-        with urllib.request.urlopen(f"{addresses[0]}rounds/2", timeout=60) as page:  # noqa: S310
+        with urllib.request.urlopen(f"{addresses[0]}rounds/2", timeout=300) as page:  # noqa: S310
             assert json.load(page)["aborted"] is None
         left = {path.name for path in work.rglob("*") if path.is_file()}
         assert "rounds.json" in left
         assert not [name for name in left if name.endswith((".key", ".pem"))]
-        assert not [name for name in left if name.startswith(("update-", "spans-", "client-"))]
+        assert not [name for name in left if name.startswith(("update-", "notes-", "client-"))]
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert not list(work.glob("lightsecagg-*"))
     document = json.loads(stdout)
@@ -139,7 +141,7 @@ class Interrupted:
             return bool(self.folders())
         if moment == "its processes":
             return len(processes_of(self.process.pid)) >= 5
-        return any((folder / "trace" / "average-1.npz").exists() for folder in self.folders())
+        return any((folder / "notes" / "average-1.npz").exists() for folder in self.folders())
 
     def wait_for(self, moment: str) -> None:
         while not self.reached(moment):
@@ -287,10 +289,26 @@ def test_more_kills_than_dropouts_are_a_usage_error() -> None:
     assert isinstance(result.exception, ConfigurationError)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["--mode", "async", "--rounds", "3"], "--rounds belongs to the synchronous mode"),
+        (["--buffer=3"], "--buffer belongs to the asynchronous mode; add --mode async"),
+        (["--mode", "async", "--slow", "7"], "--slow 7 must be 0 to N - K = 4"),
+    ],
+)
+def test_an_option_that_does_not_fit_the_mode_is_refused_by_name(
+    arguments: list[str], refusal: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, ["run", *arguments, "--out", str(tmp_path)])
+    assert isinstance(result.exception, ParameterError | ConfigurationError)
+    assert str(result.exception).startswith(refusal)
+
+
 def test_the_time_a_demonstration_takes_decides_nothing_before_its_timeout(tmp_path: Path) -> None:
     """On a busy machine a round began before a killed client was back, and lost one too many."""
-    processes = _RoundProcesses.__new__(_RoundProcesses)
-    processes._config, processes.trace = DemoConfig(clients=5, timeout=777.0), tmp_path
+    processes = Processes.__new__(Processes)
+    processes.config = DemoConfig(clients=5, timeout=777.0)
     made = provision(tmp_path / "federation", 5)
     rounds = load_config(ServerConfig, made.server, processes._overrides(), environment={}).rounds
     assert rounds.min_clients == 5

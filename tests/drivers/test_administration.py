@@ -160,7 +160,7 @@ def test_the_commands(made: Provisioned) -> None:
     output = run("revoke", "4")
     assert "4 members remain." in output
     assert "Rounds take N = 4 clients from now on, with T = 1, D = 1 and U = 2." in output
-    assert "too few for T and D" in run("revoke", "3", "--anyway")
+    assert "Too few remain for T and D" in run("revoke", "3", "--anyway")
     assert "allow-list number" not in run("renew", "--server")
     assert "allow-list number 7" in run("renew", "0", "--revoke-old")
     rows = json.loads(run("list", "--json"))

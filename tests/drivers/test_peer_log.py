@@ -45,6 +45,25 @@ def test_S48_a_noisy_peer_gets_its_share_of_lines_and_the_rest_is_counted(
     assert said(caplog) == ["4 lines about client 7 were left out here"]
 
 
+def test_what_was_left_out_is_as_loud_as_its_loudest_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    for levels, level in (([logging.INFO], logging.INFO), ([20, 30, 20], logging.WARNING)):
+        log = PeerLog(LOG, Clock(), burst=1)
+        log.write(logging.INFO, "the server", "first")
+        caplog.clear()
+        for each in levels:
+            log.write(each, "the server", "more")
+        log.close()
+        (record,) = caplog.records
+        assert record.levelno == level
+        lines = (
+            "1 line about the server was" if len(levels) == 1 else "3 lines about the server were"
+        )
+        assert record.getMessage() == f"{lines} left out here"
+
+
 def test_S48_a_noisy_peer_silences_no_other(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     log = PeerLog(LOG, Clock())

@@ -233,6 +233,11 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         ({"vectors": 10, "task": "digits"}, r"trains a task \(digits\) or sums vectors, not both"),
         ({"weighted": True}, "weighted is for vectors"),
         ({"bound": 0.0}, "bound = 0.0 must be positive"),
+        ({"names": ["a", "b", "c"]}, "3 names were given for 4 clients"),
+        ({"names": ["a", "b", "c", "a"]}, "two clients have one name"),
+        ({"names": ["a", "b", "c", ""]}, "'' is no name"),
+        ({"names": ["a", "b", "c", "d\n"]}, "is no name: give 1 to 40 printable"),
+        ({"names": ["a", "b", "c", "d" * 41]}, "is no name"),
     ],
 )
 def test_impossible_arguments_are_named(
@@ -299,6 +304,9 @@ def test_R59_defaults_locate_one_liar_beside_as_many_dropouts_as_possible(
         if missing < parameters.dropouts:
             assert not other.liars(missing + 1), "another U would do more"
     assert "can stop every round" not in describe_liars(parameters)
+    # Of N uploads m + 2 must be left when it and the peer that it cheated give no signature.
+    silent = "one that also refuses to sign stops rounds while it stays"
+    assert (silent in describe_liars(parameters)) == (clients - missing < parameters.quorum + 2)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +361,32 @@ def test_command_prints_json_without_secrets_and_refuses_a_second_time(tmp_path:
     assert isinstance(again.exception, ConfigurationError)
     shown = CliRunner().invoke(app, ["provision", "--clients", "3", "--out", f"{out}2"])
     assert "keep offline" in shown.output
+
+
+def test_names_are_in_the_servers_file_and_in_the_list_of_members(tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    out = str(tmp_path / "fed")
+    run("provision", "--names", "Charité, ucl,upenn", "--out", out)
+    server = load_config(ServerConfig, tmp_path / "fed" / "server" / "server.toml")
+    assert server.server.names == {0: "Charité", 1: "ucl", 2: "upenn"}
+    assert server.aggregation.clients == 3
+    added = run("members", "add", "--names", "sinai,karolinska", "--federation", out)
+    assert '\n  3 = "sinai"\n  4 = "karolinska"\n' in added
+    rows = run("members", "list", "--federation", out).splitlines()
+    assert "  client 4 (karolinska)  certificate until 2" in rows[-1]
+    assert len({row.index("  certificate") for row in rows[1:]}) == 1  # aligned
+    clients = json.loads(run("members", "list", "--federation", out, "--json"))["clients"]
+    assert [client["name"] for client in clients][:2] == ["Charité", "ucl"]
+    for wrong in (["--names", "ucl"], ["--names", "a,b", "--count", "3"]):
+        done = CliRunner().invoke(app, ["members", "add", *wrong, "--federation", out])
+        assert isinstance(done.exception, ParameterError)
+    neither = CliRunner().invoke(app, ["provision", "--out", f"{out}2"])
+    assert neither.exit_code == 2
+    assert "give --clients, or --names" in neither.output
 
 
 @pytest.mark.parametrize("job", [{}, {"vectors": 3, "weighted": True}])

@@ -17,23 +17,23 @@ from async_driver import AsyncFederation
 from film import Film
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from fuzz_target import Target
+from mortal import Mortal
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.drivers.federation import client_ledger, epoch_journal, journal, marked_database
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.dashboard.web import Gate, RefusedError, parse_request
-from lightsecagg.drivers.federation.durable import seal
+from lightsecagg.drivers.federation.durable import checksummed
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
 from lightsecagg.drivers.flower import node, parcels
 from lightsecagg.drivers.flower.node import Memory as NodeMemory
 from lightsecagg.drivers.flower.node import Operator
 from lightsecagg.drivers.flower.parcels import Parcel
-from lightsecagg.drivers.transport import framing, torch_rpc
+from lightsecagg.drivers.transport import framing
 from lightsecagg.drivers.transport.framing import Reassembler
 from lightsecagg.drivers.transport.tls import client_of_pem
-from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
 from lightsecagg.errors import (
     ConfigurationError,
     CryptoError,
@@ -49,12 +49,10 @@ from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
 from lightsecagg.field.words import WORDS
 from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_memory import Memory
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
-from lightsecagg.protocol.plain_epoch import PlainUpload
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -126,10 +124,6 @@ def read_ledger(data: bytes) -> None:
     assert Ledger.from_bytes(content).to_bytes() == content
 
 
-def read_plain_upload(data: bytes) -> None:
-    assert PlainUpload.from_bytes(data).to_bytes() == data
-
-
 def read_elements(data: bytes) -> None:
     """The first byte says how many elements are expected."""
     for group in (WORDS, DEFAULT_FIELD):
@@ -165,35 +159,6 @@ def frames() -> Iterator[bytes]:
     for length in (1, framing.PAYLOAD, framing.PAYLOAD + 5, 3 * framing.PAYLOAD):
         cut = [*framing.chunks(bytes(length)), framing.GOODBYE]
         yield b"".join(chunk[:8] + (len(chunk) - 8).to_bytes(4, "big") for chunk in cut)
-
-
-def read_rpc_request(data: bytes) -> None:
-    """Of a server with one stream, whose token is sixteen zeros, and no place for another."""
-
-    def refuse(*_: object) -> Any:
-        return Refused("not expected")
-
-    def accept(_: int) -> Any:
-        raise refuse()
-
-    async def nothing(*_: object) -> bytes:
-        return b""
-
-    server = object.__new__(TorchRpcServer)
-    streams: dict[bytes, object] = {bytes(16): None}
-    vars(server).update(_streams=streams, accept=accept, _refuse=refuse)
-    vars(server).update(_push=nothing, _pull=nothing, _forget=streams.pop)
-    try:
-        server._serve(data).send(None)
-    except StopIteration:  # answered
-        return
-    raise AssertionError("it waits for something")
-
-
-def rpc_requests() -> Iterator[bytes]:
-    for operation in range(5):
-        yield torch_rpc._REQUEST.pack(operation, bytes(16)) + b"payload"
-    yield torch_rpc._REQUEST.pack(0, bytes(16)) + torch_rpc._OPENING.pack(1, 7)
 
 
 GATE = Gate("127.0.0.1", "0123456789abcdef", secure=True)
@@ -277,13 +242,32 @@ def epoch_snapshots() -> list[bytes]:
     return [party.snapshot()[HASH_LENGTH:] for party in epoch().clients.values()]
 
 
-def read_server_snapshot(data: bytes) -> None:
-    def recall(tag: Tag) -> UploadInMemory:
-        return UploadInMemory(np.zeros(epoch().settings.length, dtype=np.uint32))
+def read_facts(data: bytes) -> None:
+    """Of an epoch that has begun: behind its roster."""
+    mortal = mortals()
+    disk = mortal.disk
+    assert disk is not None
 
-    memory = Memory.from_bytes(sealed("epoch server snapshot", data))
-    assert Memory.from_bytes(memory.to_bytes()) == memory
-    EpochServer.restore(memory.to_bytes(), epoch().allow_list, recall)
+    def recall(tag: Tag) -> UploadInMemory:
+        return UploadInMemory(np.zeros(mortal.settings.length, dtype=np.uint32))
+
+    EpochServer.restore([disk.facts[0], data], mortal.allow_list, recall, disk.recall_shares)
+
+
+@cache
+def mortals() -> Mortal:
+    federation = Mortal(threat_model=ThreatModel.MALICIOUS_SERVER).open()
+    assert isinstance(federation, Mortal)
+    for client in range(4):
+        federation.upload(client)
+    federation.settle()
+    return federation
+
+
+def facts() -> list[bytes]:
+    disk = mortals().disk
+    assert disk is not None
+    return disk.facts
 
 
 # -- rows of a journal, and files with a checksum -------------------------------------------------
@@ -300,7 +284,7 @@ ROWS = (
 def read_row(data: bytes) -> None:
     """The first byte chooses the column."""
     decoder = ROWS[sum(data[:1]) % len(ROWS)]
-    journal._unpack(decoder, "place", seal("place", data[1:]))
+    journal._unpack(decoder, "place", checksummed("place", data[1:]))
 
 
 def rows() -> Iterator[bytes]:
@@ -329,8 +313,8 @@ def read_epoch_row(data: bytes) -> None:
     if sum(data[:1]) % 2:
         EpochJournal.hashes(SimpleNamespace(_meta=lambda _: data[1:]))  # type: ignore[arg-type]
         return
-    tag = Tag(1, 2, 3, bytes(32), bytes(32), bytes(64))
-    content = seal(epoch_journal._place(1, tag), data[1:])
+    tag = Tag(1, 2, bytes(32), 3, bytes(32), bytes(32), bytes(64))
+    content = checksummed(epoch_journal._place(1, tag), data[1:])
     self = SimpleNamespace(
         _db=_Database(content),
         _stored=lambda number, tag, row: SimpleNamespace(
@@ -347,7 +331,7 @@ def epoch_rows() -> Iterator[bytes]:
 
 def read_mark(data: bytes) -> None:
     self = SimpleNamespace(forgetful=JournalError)
-    MarkedDatabase._unsealed(self, seal("mark", data))  # type: ignore[arg-type]
+    MarkedDatabase._mark_in(self, checksummed("mark", data))  # type: ignore[arg-type]
 
 
 def marks() -> Iterator[bytes]:
@@ -358,7 +342,7 @@ def read_client_ledger(data: bytes) -> None:
     """The content of the file, with the right checksum."""
     path = Path(_scratch()) / "ledger"
     path.touch(0o600)
-    path.write_bytes(seal(client_ledger._PLACE, data))
+    path.write_bytes(checksummed(client_ledger._PLACE, data))
     ledger = object.__new__(ClientLedger)
     vars(ledger).update(_path=path, _session=bytes(32), _client=0)
     ledger._load()
@@ -420,8 +404,8 @@ def read_node_memory(data: bytes) -> None:
     memory = node._Volatile(context).load()
     assert memory is not None
     folder = Path(_scratch())
-    (folder / "memory").write_bytes(seal(node._PLACE, data))
-    (folder / "mark").write_bytes(seal(node._MARK, msgspec.msgpack.encode(0)))
+    (folder / "memory").write_bytes(checksummed(node._PLACE, data))
+    (folder / "mark").write_bytes(checksummed(node._MARK, msgspec.msgpack.encode(0)))
     repr(node._Folder(folder).load())
 
 
@@ -432,7 +416,7 @@ def node_memories() -> Iterator[bytes]:
 def read_node_mark(data: bytes) -> None:
     folder = Path(_scratch()) / "marked"
     folder.mkdir(exist_ok=True)
-    (folder / "mark").write_bytes(seal(node._MARK, data))
+    (folder / "mark").write_bytes(checksummed(node._MARK, data))
     node._Folder(folder).load()
 
 
@@ -457,7 +441,30 @@ def node_configs() -> Iterator[bytes]:
 MESSAGE = (DecodeError,)
 STORED = (JournalError, DecodeError)
 
+
+def read_health_page(data: bytes) -> None:
+    """Of a server that may be another one, and what is printed of it."""
+    from lightsecagg.cli.status import _lines, read_health
+
+    text = "\n".join(_lines(read_health(data), "source", 1e9))
+    assert "\x1b" not in text
+
+
+def health_pages() -> list[bytes]:
+    return [
+        b'{"state": "running", "rounds_done": 3, "rounds_wanted": 9, "connected": 2, "admitted": 3,'
+        b' "needed": 2, "round": 4, "last_success": 1.5e9, "certificates": {"server": 2e9}}'
+    ]
+
+
 DECODERS = [
+    Target(
+        "health",
+        read_health_page,
+        health_pages,
+        MESSAGE,
+        ("cli/status.py:read_health",),
+    ),
     Target(
         "message",
         read_message,
@@ -491,13 +498,6 @@ DECODERS = [
         ("protocol/ledger.py:Ledger.from_bytes",),
     ),
     Target(
-        "plain-upload",
-        read_plain_upload,
-        lambda: [PlainUpload(3, np.ones(4, dtype=np.float32)).to_bytes()],
-        MESSAGE,
-        ("protocol/plain_epoch.py:PlainUpload.from_bytes",),
-    ),
-    Target(
         "elements",
         read_elements,
         lambda: [b"\x03" + bytes(12), b"\x02" + b"\xff\xff\xf7\x7f" * 2],
@@ -510,13 +510,6 @@ DECODERS = [
         frames,
         MESSAGE,
         ("drivers/transport/framing.py:Reassembler.feed",),
-    ),
-    Target(
-        "rpc-request",
-        read_rpc_request,
-        rpc_requests,
-        MESSAGE,
-        ("drivers/transport/torch_rpc.py:TorchRpcServer._serve",),
     ),
     Target(
         "http-request",
@@ -547,11 +540,11 @@ DECODERS = [
         ("protocol/client_machine.py:ClientMachine.restore",),
     ),
     Target(
-        "server-snapshot",
-        read_server_snapshot,
-        lambda: [epoch().server.snapshot()[HASH_LENGTH:]],
+        "facts",
+        read_facts,
+        facts,
         (DecodeError, ParameterError, CryptoError, FieldError, RemoteProtocolError),
-        ("protocol/epoch_memory.py:Memory.from_bytes",),
+        ("protocol/journal_facts.py:decode_facts",),
         slow=True,
     ),
     Target(
@@ -576,7 +569,7 @@ DECODERS = [
         read_mark,
         marks,
         (JournalError,),
-        ("drivers/federation/marked_database.py:MarkedDatabase._unsealed",),
+        ("drivers/federation/marked_database.py:MarkedDatabase._mark_in",),
     ),
     Target(
         "client-ledger",

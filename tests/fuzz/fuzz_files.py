@@ -17,7 +17,7 @@ from fuzz_decoders import film, memory_folder
 from fuzz_target import Target
 
 from lightsecagg.drivers.federation.dashboard.folder import FolderBoard
-from lightsecagg.drivers.federation.durable import seal
+from lightsecagg.drivers.federation.durable import checksummed
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.errors import ConfigurationError, JournalError, TransportError
 from lightsecagg.protocol.messages import Roster
@@ -46,8 +46,8 @@ COVERS = {
     "certificate": ("drivers/transport/tls.py:_parse",),
     "key": ("drivers/transport/tls.py:Credentials.load",),
     "ledger": (f"{FEDERATION}/client_ledger.py:ClientLedger._load",),
-    "journal": (f"{FEDERATION}/marked_database.py:MarkedDatabase._unsealed",),
-    "mark": (f"{FEDERATION}/marked_database.py:MarkedDatabase._unsealed",),
+    "journal": (f"{FEDERATION}/marked_database.py:MarkedDatabase._mark_in",),
+    "mark": (f"{FEDERATION}/marked_database.py:MarkedDatabase._mark_in",),
     "authority key": (f"{FEDERATION}/administration.py:Administration.__init__",),
     "best": (f"{FEDERATION}/checkpoints.py:load_best",),
     "model": (f"{FEDERATION}/models.py:read_model",),
@@ -133,14 +133,14 @@ def board() -> tuple[FolderBoard, sqlite3.Connection]:
         "survivors BLOB, outcome TEXT)"
     )
     database.execute("CREATE TABLE uploads (number INTEGER, client INTEGER, content BLOB)")
-    settings = seal("1/settings", film().federation.settings().to_bytes())
+    settings = checksummed("1/settings", film().federation.settings().to_bytes())
     database.execute("INSERT INTO rounds VALUES (1, ?, NULL, NULL, NULL, NULL)", (settings,))
     return FolderBoard(folder), database
 
 
 def read_board(data: bytes) -> None:
     looked, database = board()
-    database.execute("UPDATE rounds SET roster = ?", (seal("1/roster", data),))
+    database.execute("UPDATE rounds SET roster = ?", (checksummed("1/roster", data),))
     looked._stamps = ()
     looked.look()
 
@@ -165,11 +165,11 @@ def read_png_labels(data: bytes) -> None:
 
 def read_member_certificate(data: bytes) -> None:
     """Whose end `members list` looks up."""
-    from lightsecagg.drivers.federation.administration import _end
+    from lightsecagg.drivers.transport.tls import end_of
 
     path = Path(_folder().name) / "member.pem"
     path.write_bytes(data)
-    _end(path)
+    end_of(path)
 
 
 FILES = [
@@ -202,6 +202,6 @@ FILES = [
         read_member_certificate,
         lambda: [content_of("certificate")],
         (ConfigurationError,),
-        (f"{FEDERATION}/administration.py:_end",),
+        ("drivers/transport/tls.py:end_of",),
     ),
 ]

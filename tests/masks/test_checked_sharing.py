@@ -5,7 +5,6 @@ That the reports reveal nothing is enumerated in `test_exact_privacy`.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 
 import numpy as np
@@ -14,24 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightsecagg.crypto import prg
-from lightsecagg.crypto.transcript import derive_key, transcript, uint
-from lightsecagg.errors import CryptoError, InconsistentAnswers, ParameterError
+from lightsecagg.crypto.transcript import context_hash
+from lightsecagg.errors import InconsistentAnswers
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, Elements, PrimeField
 from lightsecagg.masks.checked_sharing import (
     BLINDS,
-    CheckChain,
     Pair,
     check_coefficients,
-    commit,
     find_accused,
-    is_in_chain,
     name_liars,
-    report_on_shares,
+    part_quarrels,
+    report_on_share,
 )
 
-SECRET, CONTEXT = bytes(range(32)), bytes(32)
+HEADER = bytes(range(32))
 L = 9
 
 
@@ -59,9 +56,13 @@ class Sharing:
 
     def reports(self, holders: range | list[int] | None = None) -> dict[int, dict[int, Elements]]:
         q, everybody = self.code.field.modulus, range(self.code.clients)
-        coefficients = check_coefficients(SECRET, CONTEXT, L, q)
         said = {
-            j: report_on_shares(self.code.field, self.shares[:, j], coefficients)
+            j: np.stack(
+                [
+                    report_on_share(self.code.field, row[j], bytes([i]) * 32)
+                    for i, row in enumerate(self.shares)
+                ]
+            )
             for j in (everybody if holders is None else holders)
         }
         for owner, holder in self.lies:
@@ -77,73 +78,45 @@ class Sharing:
 
 
 @pytest.mark.parametrize("field", [DEFAULT_FIELD, PAPER_FIELD, PrimeField(5)])
-def test_S46_a_report_is_the_combination_that_the_secret_fixes(
+def test_S46_a_report_is_the_combination_that_the_header_fixes(
     backend: str, field: PrimeField
 ) -> None:
     """Against Python integers, and against the derivation spelt out."""
     q = field.modulus
-    r = [
-        prg.expand(derive_key(SECRET, CONTEXT, "check coefficients", uint(b)), L, q).tolist()
-        for b in range(BLINDS)
-    ]
-    for count in (0, 1, 31, 32, 33, 70):
-        shares = uniform((count, L + BLINDS), q, seed=count)
-        reports = report_on_shares(field, shares, check_coefficients(SECRET, CONTEXT, L, q))
-        assert reports.tolist() == [
-            [(sum(r[b][k] * share[k] for k in range(L)) + share[L + b]) % q for b in range(BLINDS)]
-            for share in shares.tolist()
+    seed = context_hash("check coefficients", HEADER)
+    for length in (1, 2, 9, 1000):
+        stream = prg.expand(seed, BLINDS * length, q).tolist()
+        share = uniform((length + BLINDS,), q, seed=length)
+        entries = share.tolist()
+        assert report_on_share(field, share, HEADER).tolist() == [
+            (sum(stream[b * length + k] * entries[k] for k in range(length)) + entries[length + b])
+            % q
+            for b in range(BLINDS)
         ]
 
 
-def test_S46_secret_and_context_change_every_coefficient_but_the_blinds_own() -> None:
+def test_S46_the_header_changes_every_coefficient() -> None:
     q = DEFAULT_FIELD.modulus
-    ours = check_coefficients(SECRET, CONTEXT, 100, q)
-    for other in (
-        check_coefficients(bytes(32), CONTEXT, 100, q),
-        check_coefficients(SECRET, bytes(31) + b"\1", 100, q),
-    ):
-        assert (ours[:100] != other[:100]).mean() > 0.95
-        assert other[100:].tolist() == [[1, 0], [0, 1]]
-    assert (ours[:100, 0] != ours[:100, 1]).mean() > 0.95
+    ours = check_coefficients(HEADER, 100, q)
+    assert (ours != check_coefficients(bytes(32), 100, q)).mean() > 0.95
+    for one, other in itertools.combinations(ours, 2):
+        assert (one != other).mean() > 0.95
 
 
-def test_S46_a_commitment_binds_the_secret_and_hides_nothing_longer() -> None:
-    assert commit(SECRET) == commit(bytes(range(32))) != commit(bytes(32))
-    for wrong in (b"", bytes(31), bytes(33)):
-        with pytest.raises(CryptoError, match="a check secret has 32 bytes"):
-            commit(wrong)
-        with pytest.raises(CryptoError, match="a check secret has 32 bytes"):
-            check_coefficients(wrong, CONTEXT, 3, 5)
+def test_S46_two_columns_could_be_ground_and_four_cannot() -> None:
+    """A lie about one share passes if its combinations vanish: q^-B for each header tried."""
+    field, length = PrimeField(5), 3
+    difference = field.vector([1, 0, 2])
 
+    def passes(header: int, blinds: int) -> bool:
+        r = check_coefficients(header.to_bytes(32, "big"), length, 5)[:blinds].astype(int)
+        return not ((r @ difference.astype(int)) % 5).any()
 
-# -- chains ------------------------------------------------------------------------------------
-
-
-def _hashed(element: bytes, times: int) -> bytes:
-    for _ in range(times):
-        element = hashlib.sha256(transcript("check chain") + element).digest()
-    return element
-
-
-def test_S46_a_chain_is_followed_both_ways_and_by_no_other_element() -> None:
-    seed = bytes(range(32))
-    chain = CheckChain(seed)
-    elements = {serial: chain[serial] for serial in (-1, 0, 1, 2, 9, 4095)}
-    assert elements[4095] == seed
-    assert elements[-1] == _hashed(seed, 4096)
-    assert elements[9] == _hashed(seed, 4086)
-    assert len(set(elements.values())) == 6
-    for known, serial in itertools.product(elements, elements):
-        if serial >= 0:
-            assert is_in_chain(elements[known], known, elements[serial], serial)
-            assert not is_in_chain(elements[known], known, bytes(32), serial)
-            if serial < 4095:
-                assert not is_in_chain(elements[known], known, elements[serial], serial + 1)
-    assert not is_in_chain(elements[-1], -1, elements[-1], -1)
-    assert not is_in_chain(elements[-1], -1, elements[4095], 4096)
-    for beyond in (-2, 4096):
-        with pytest.raises(ParameterError, match="secrets for 4096 masks"):
-            chain[beyond]
+    tries = 20_000
+    for blinds in (1, 2, BLINDS):
+        expected = tries / 5**blinds
+        found = sum(passes(header, blinds) for header in range(tries))
+        assert abs(found - expected) < 5 * expected**0.5
 
 
 # -- accused pairs -------------------------------------------------------------------------------
@@ -156,7 +129,7 @@ def test_S46_honest_reports_accuse_nobody(backend: str, field: PrimeField) -> No
         assert sharing.accused(list(holders)) == frozenset()
 
 
-@pytest.mark.parametrize("column", [0, L - 1, L, L + 1])
+@pytest.mark.parametrize("column", [0, L - 1, L, L + BLINDS - 1])
 def test_S46_a_wrong_share_accuses_its_pair_whatever_column_is_wrong(
     backend: str, column: int
 ) -> None:
@@ -187,7 +160,7 @@ def test_S46_accused_are_exactly_the_pairs_that_lie(data: st.DataObject) -> None
         for holder in wrong:
             expected.add((owner, holder))
             if data.draw(st.booleans()):
-                sharing.spoil(owner, holder, column=data.draw(st.integers(0, L + 1)))
+                sharing.spoil(owner, holder, column=data.draw(st.integers(0, L + BLINDS - 1)))
             else:
                 sharing.lies.add((owner, holder))
     assert sharing.accused(holders) == expected
@@ -282,3 +255,17 @@ def test_S46_too_many_errors_are_refused_by_the_code(backend: str) -> None:
     values[[0, 2]] += np.uint32(1)
     with pytest.raises(InconsistentAnswers):
         code.find_errors(range(11), values)
+
+
+# -- R59: who answers ------------------------------------------------------------------------------
+
+
+def test_R59_who_contradicts_itself_leaves_alone() -> None:
+    left, doubted = part_quarrels(range(1, 6), {(3, 3), (3, 4)})
+    assert (left, doubted) == ({1, 2, 4, 5}, {3})
+
+
+def test_R59_owners_with_most_quarrels_leave_first() -> None:
+    """Else every pair would be left by two, of whom one has no other quarrel."""
+    left, doubted = part_quarrels(range(1, 6), {(2, 1), (2, 3), (3, 4)})
+    assert (left, doubted) == ({1, 4, 5}, {2, 3})

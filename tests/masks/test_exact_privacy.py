@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
-from lightsecagg.masks.checked_sharing import report_on_shares
 from lightsecagg.masks.mask_encoding import (
     EncodedMask,
     encode_mask,
@@ -128,7 +127,7 @@ def report(field: PrimeField, masks: Masks, holder: int, coefficients: Elements)
     """What a holder says in every outcome: (outcomes, c)."""
     shares = np.concatenate([masks.shares[:, holder], masks.blinds[:, holder]], axis=1)
     every_share = every_vector(field.modulus, shares.shape[1]).T.copy()
-    return report_on_shares(field, every_share, coefficients)[number(shares, field.modulus)]
+    return field.matmul(every_share, coefficients)[number(shares, field.modulus)]
 
 
 BOTH_MODES = pytest.mark.parametrize("draw", [paper_mode, seeded_mode])
@@ -498,6 +497,30 @@ def test_S46_reports_under_two_blinds_are_independent_of_the_mask(
             if j not in colluders:  # a colluder's report is no news to it
                 mixed = (*both[:j], other[j], *both[j + 1 :])
                 assert not reports_are_independent(code, masks, colluders, [mixed])
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("colluder", [0, 1, 2])
+def test_S46_coefficients_may_depend_on_the_upload_and_on_what_a_colluder_holds(
+    draw: Draw, colluder: int
+) -> None:
+    """As a hash of sealed shares might; without its blind a report is detected all the same."""
+    code, q = vandermonde(5, N=3, U=2, T=1), 5
+    masks = draw(code, 1, 0, 1)
+    held = masks.shares[:, colluder, 0].astype(np.int64)
+
+    def views(x: int, blind: int) -> NDArray[np.int64]:
+        upload = (masks.masks[:, 0].astype(np.int64) + x) % q
+        r = (2 * upload + held + 1) % q
+        reports = [
+            (r * masks.shares[:, j, 0] + blind * masks.blinds[:, j, 0]) % q for j in range(3)
+        ]
+        seen = [upload, held, masks.blinds[:, colluder, 0], *reports]
+        return np.sort(number(np.stack(seen, axis=1).astype(np.uint32), q))
+
+    first = views(0, 1)
+    assert all(np.array_equal(first, views(x, 1)) for x in range(1, q))
+    assert not all(np.array_equal(views(0, 0), views(x, 0)) for x in range(1, q))
 
 
 @pytest.mark.parametrize("colluders", [(), (1,)])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from bundles import Part, whole
+from disk import Disk
 from links import Link, Links
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
@@ -45,7 +46,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
@@ -79,9 +80,9 @@ class AsyncFederation(Links):
         modulus: int = DEFAULT_MODULUS,
         dimension: int = 11,
         max_attempts: int = 1000,
-        spare_answers: int = 0,
         publish: bool = True,
-        protocol: str = ProtocolName.LIGHTSECAGG,
+        durable: bool = False,
+        protocol: str = "lightsecagg",
         scale: float = 1.0,
         decoding: Decoding | None = None,
         policy: Mapping[str, Any] = MappingProxyType({"scale": 0.0}),
@@ -90,6 +91,7 @@ class AsyncFederation(Links):
     ) -> None:
         """Not strict, and with clients that accept every c_l, unless told otherwise.
 
+        * `durable`: whether the server asks for its promises to be stored; `disk` has them.
         * `publish`: whether the server names the model of each version, as it should.
         * `entropy`: party's name -> where it draws from; "keys", "server", "client 0", ...
         """
@@ -145,8 +147,9 @@ class AsyncFederation(Links):
             self.allow_list,
             buffer_size,
             entropy=entropy("server"),
-            spare_answers=spare_answers,
+            durable=durable,
         )
+        self.disk = Disk() if durable else None
         self.publishes = publish
         sources = self.sources = {client: entropy(f"client {client}") for client in self.keys}
         clients = {
@@ -221,10 +224,12 @@ class AsyncFederation(Links):
         return [link for link in super().busy() if link[1] not in self.away]
 
     def settle(self) -> None:
-        """Deliver everything, one packet per link in turn."""
-        while links := self.busy():
+        """Deliver everything, one packet per link in turn; then shares that wait for others."""
+        while (links := self.busy()) or self.server.has_shares_to_relay:
             for link in links:
                 self.deliver(self.take(*link))
+            if not links:
+                self.call(SERVER, self.server.relay)
 
     # -- what happens to clients -------------------------------------------------------------
 

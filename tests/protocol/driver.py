@@ -42,7 +42,7 @@ from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
 HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
@@ -126,7 +126,7 @@ class Federation:
             decoding=self.decoding,
         )
         settings = Settings(
-            ProtocolName.LIGHTSECAGG,
+            "lightsecagg",
             self.parameters,
             quantizer,
             self.dimension,

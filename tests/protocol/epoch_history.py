@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from disk import Disk, memory_of
 from history import SHORT, History, Kind
+from links import stored
 
 from lightsecagg.drivers.local import Packet
 from lightsecagg.errors import (
     LocalProtocolError,
 )
-from lightsecagg.field.prime import Elements
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.protocol import epoch_states
 from lightsecagg.protocol.buffering import Buffering
@@ -28,7 +29,6 @@ from lightsecagg.protocol.interface import (
     Phase,
     Update,
 )
-from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.messages import (
     BufferedUpload,
     SumRequest,
@@ -52,7 +52,6 @@ class Epochs(History):
         self.summed: dict[int, set[tuple[int, ...]]] = {}
         """Client -> the masks of all buffers that it has consented to."""
         self.consented: dict[tuple[int, int], SumRequest] = {}
-        self.disk: dict[tuple[int, int], Elements] = {}
         super().__init__(kind, seed)
 
     def buffering(self) -> Buffering:
@@ -63,7 +62,7 @@ class Epochs(History):
     def begin(self) -> None:
         self.number += 1
         self.forget_the_wire()
-        self.announced, self.summed, self.consented, self.disk = {}, {}, {}, {}
+        self.announced, self.summed, self.consented = {}, {}, {}
         self.settings = replace(self.settings, round=self.number)
         self.clients = {c: self.make_client(c) for c in self.ids}
         self.server = EpochServer(
@@ -72,9 +71,9 @@ class Epochs(History):
             self.SIZE,
             self.ids,
             self.sources[SERVER],
-            spare_answers=self.coins.randint(0, 1),
-            keep=self.keep,
+            durable=True,
         )
+        self.disk = Disk()
         self.server.publish(self.model_of(0))
         self.call(SERVER, self.server.start)
 
@@ -84,15 +83,6 @@ class Epochs(History):
     def make_client(self, client: int) -> EpochClient:
         source, identity = self.sources[client], self.identities[client]
         return EpochClient(client, identity, self.policy, self.ledgers[client], source)
-
-    def keep(self, upload: BufferedUpload) -> Upload:
-        key = (upload.tag.owner, upload.tag.serial)
-        assert key not in self.disk, "stored twice"
-        self.disk[key] = upload.vector.copy()
-        return UploadInMemory(self.disk[key])
-
-    def recall(self, tag: Tag) -> Upload:
-        return UploadInMemory(self.disk[tag.owner, tag.serial])
 
     def train(self, client: int, lag: int = -1) -> None:
         party = self.clients[client]
@@ -128,6 +118,18 @@ class Epochs(History):
         if isinstance(output, BufferAggregate | BufferFailed):
             self.server.publish(self.model_of(output.time + 1), output.time + 1)
 
+    def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
+        """What the server promises is stored on the spot."""
+        kept = stored(self.server, outputs, self.disk) if party == SERVER else outputs
+        return super().compute(party, kept)
+
+    def everything_arrives(self) -> None:
+        """Shares that wait for others leave at a moment of the driver's choice."""
+        super().everything_arrives()
+        if self.coins.random() < 0.7 and self.server.has_shares_to_relay:
+            self.call(SERVER, self.server.relay)
+            super().everything_arrives()
+
     def leave(self, client: int) -> None:
         super().leave(client)
         self.call(SERVER, partial(self.server.drop, client))
@@ -148,11 +150,15 @@ class Epochs(History):
         self.call(SERVER, partial(self.server.rejoin, client))
 
     def crash(self) -> None:
-        snapshot = self.server.snapshot()
-        self.server = EpochServer.restore(
-            snapshot, self.allow_list, self.recall, self.sources[SERVER], self.keep
-        )
-        assert self.server.snapshot() == snapshot
+        if self.server._roster is None or self.disk is None:
+            return  # nothing was promised: the driver drops such an epoch
+        before, ready = self.server, {c: self.server.serials(c)[0] for c in self.ids}
+        self.server = self.disk.restored(self.allow_list, self.sources[SERVER])
+        assert self.server.time == before.time
+        assert self.server._needed() == before._needed()
+        assert {c: self.server.serials(c)[0] for c in self.ids} == ready
+        for version in range(self.server.time + 1):
+            self.server.publish(self.model_of(version), version)
         self.call(SERVER, self.server.resume)
         for client in self.ids:
             if client not in self.away:
@@ -170,7 +176,7 @@ class Epochs(History):
             super().it_begins_anew()
 
     def memory(self, party: int) -> object:
-        return self.server.snapshot() if party == SERVER else self.clients[party].snapshot()
+        return memory_of(self.server) if party == SERVER else self.clients[party].snapshot()
 
     def check_sums(self) -> None:
         masks = [(t.owner, t.serial) for b in self.announced.values() for t in b.tags]
@@ -241,7 +247,7 @@ class Epochs(History):
         raise AssertionError("no buffer is recovered any more")
 
     def settle_all(self) -> None:
-        while self.busy() or self.jobs:
+        while self.busy() or self.jobs or self.server.has_shares_to_relay:
             self.everything_arrives()
             self.work_is_done()
 

@@ -118,7 +118,7 @@ class Film:
         share = self.shares[0]
         messages: dict[type, Message] = {
             Opening: Opening(self.federation.settings(2).to_bytes()),
-            Roster: Roster(members, (), roster.checks),
+            Roster: Roster(members, ()),
             ShareBundle: whole(replace(share, recipient=others[-1])),
             SharesClosed: self.closed(others),
             SumRequest: SumRequest(0, others),
@@ -130,10 +130,8 @@ class Film:
         return messages
 
     def closed(self, owners: tuple[int, ...]) -> SharesClosed:
-        """The end of sharing with these owners, and the genuine secret of the check."""
-        genuine = self.genuine[SharesClosed]
-        assert isinstance(genuine, SharesClosed)
-        return SharesClosed(owners, genuine.check_secret)
+        """The end of sharing with these owners."""
+        return SharesClosed(owners)
 
     def client(self, step: str) -> RoundClient:
         """The client as it was at this step."""

@@ -54,10 +54,12 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     Certificate,
     Consent,
-    MaskComplete,
     MaskedUpload,
     Member,
     Message,
+    Report,
+    Reports,
+    ReportsWanted,
     Roster,
     ShareBundle,
     SharesClosed,
@@ -68,7 +70,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roles.contributor import hide
-from lightsecagg.protocol.schemes.traits import TRAITS
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -94,7 +96,7 @@ class Kind:
     threshold: int = 0
 
     def __str__(self) -> str:
-        share_mode = f" {self.share_mode}" if TRAITS[self.protocol].share_modes else ""
+        share_mode = f" {self.share_mode}" if traits_of(self.protocol).share_modes else ""
         return f"{self.mode}: {self.protocol}{share_mode}, {self.threat_model}"
 
 
@@ -129,7 +131,7 @@ class History(Links, ABC):
     def __init__(self, kind: Kind, seed: int) -> None:
         name = f"{kind} {seed}"
         self.kind, self.coins, self.rough = kind, random.Random(name), seed % 2 == 1
-        traits = TRAITS[kind.protocol]
+        traits = traits_of(kind.protocol)
         self.ids = tuple(3 * k + 2 for k in range(6))
         self.sources = {party: CountingEntropy(f"{name} {party}") for party in (*self.ids, SERVER)}
         self.identities = {c: IdentityKey(self.sources[c](32)) for c in self.ids}
@@ -392,19 +394,15 @@ class History(Links, ABC):
                 changed, harmless = ShareBundle((*shares[:k], bad, *shares[k + 1 :])), False
             case Advertise(keys, signature):
                 changed = Advertise(keys, self.flipped(signature))
-            case Roster(members, graph, checks):
+            case Roster(members, graph):
                 first, *others = members
                 keys = (self.flipped(first.keys[0]), *first.keys[1:])
                 other = Member(first.client, keys, first.signature)
-                changed = Roster((other, *others), graph, checks)
+                changed = Roster((other, *others), graph)
                 if self.coins.random() < 0.5:  # another round: who believes in it is alone
-                    changed, harmless = Roster(members[1:], graph, checks), False
-            case SharesClosed(owners, secret):
-                if secret and self.coins.random() < 0.5:
-                    changed = SharesClosed(owners, self.flipped(secret))
-                else:
-                    others = tuple(c for c in owners if c != packet.recipient)
-                    changed = SharesClosed(others, secret)
+                    changed, harmless = Roster(members[1:], graph), False
+            case SharesClosed(owners):
+                changed = SharesClosed(tuple(c for c in owners if c != packet.recipient))
             case SumRequest(time, terms):
                 stranger = self.coins.random() < 0.5
                 others = (*terms, 999) if stranger else self.without_one(packet.recipient, terms)
@@ -419,8 +417,10 @@ class History(Links, ABC):
                 changed = Certificate(time, ((client, self.flipped(signature)), *rest))
             case BufferedUpload(tag, vector):
                 changed = BufferedUpload(tag, np.roll(vector, 1))
-            case MaskComplete(owner, serial, secret):
-                changed = MaskComplete(owner, serial, self.flipped(secret))
+            case ReportsWanted(masks):
+                changed = ReportsWanted((*masks, (999, 0)))
+            case Reports((report, *others)):
+                changed = Reports((Report(report.owner, report.serial, (1, 2)), *others))
             case AggregatedShare(vector, time):
                 changed = AggregatedShare(vector[1:], time)
             case UnmaskingShares(of_seeds, of_keys):

@@ -6,29 +6,40 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from disk import Disk
+
 from lightsecagg.drivers.local import Packet, Wire
-from lightsecagg.protocol.interface import SERVER, Persist, UploadTaken
-from lightsecagg.protocol.jobs import UploadInMemory
+from lightsecagg.protocol.interface import SERVER, EpochChanged, Persist, UploadTaken
+from lightsecagg.protocol.jobs import Compute, UploadInMemory
 from lightsecagg.protocol.messages import Message
 
 Link = tuple[int, int]
 """Sender and recipient."""
 
 
-def stored(server: Any, outputs: Sequence[object]) -> list[object]:
+def stored(server: Any, outputs: Sequence[object], disk: Disk | None = None) -> list[object]:
     """The outputs of a durable server's call, the uploads among them stored: in memory."""
     done: list[object] = []
+    after: list[object] = []
     for output in outputs:
-        if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
-            kept = UploadInMemory(output.record.upload.vector)
-            done += stored(server, server.stored(output.record, kept))
+        record = output.record if isinstance(output, Persist) else None
+        if isinstance(record, UploadTaken):
+            kept = UploadInMemory(record.upload.vector)
+            done += stored(server, server.stored(record, kept))
+        elif isinstance(record, EpochChanged) and disk is not None:
+            upload = disk.store(record)
+            if record.upload is not None:
+                after += stored(server, server.stored(record, upload), disk)
         else:
             done.append(output)
-    return done
+    return done + after
 
 
 class Links(Wire):
     """Every link is first in, first out; which one is next is up to the test."""
+
+    disk: Disk | None = None
+    """Of a durable server of an epoch."""
 
     def busy(self) -> list[Link]:
         """Links with something on its way."""
@@ -54,9 +65,13 @@ class Links(Wire):
         return [self.take(sender, recipient) for _ in self.on(sender, recipient)]
 
     def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
-        """A durable server's uploads are stored on the spot."""
-        kept = stored(self.server, outputs) if party == SERVER else outputs
-        return super().compute(party, kept)
+        """What a durable server promises is stored on the spot, also what its jobs lead to."""
+        if party != SERVER:
+            return super().compute(party, outputs)
+        kept = stored(self.server, outputs, self.disk)
+        while any(isinstance(output, Compute) for output in kept):
+            kept = stored(self.server, super().compute(party, kept), self.disk)
+        return kept
 
     def _queue(self, recipient: int) -> deque[Packet]:
         return self.up if recipient == SERVER else self.down

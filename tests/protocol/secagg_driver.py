@@ -47,7 +47,7 @@ from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
 SESSION = bytes(range(32))
@@ -77,7 +77,7 @@ class Fault:
 class Federation(Wire):
     """One round. Replace `clients[i]` or set `tamper` before `run` to misbehave."""
 
-    protocol: str = ProtocolName.SECAGG
+    protocol: str = "secagg"
     N: int = 8
     T: int = 2
     D: int = 2
@@ -114,7 +114,7 @@ class Federation(Wire):
         self.result: Aggregate | RoundAborted | None = None
 
     def make_settings(self, **changes: Any) -> Settings:
-        sparse = self.protocol is ProtocolName.SECAGG_PLUS
+        sparse = self.protocol == "secagg+"
         parameters = Parameters(
             clients=self.N,
             privacy=self.T,

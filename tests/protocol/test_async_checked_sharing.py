@@ -6,20 +6,36 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pytest
-from async_driver import AsyncFederation, change
+from async_driver import AsyncFederation
+from bundles import relayed
 
 from lightsecagg.crypto import prg
+from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy
-from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.drivers.local import Packet
+from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import BLINDS, report_on_share
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import sign_tag
 from lightsecagg.protocol.interface import SERVER, Phase, Send
-from lightsecagg.protocol.messages import MaskComplete, MaskReport, SealedShare, ShareBundle
+from lightsecagg.protocol.messages import (
+    AggregatedShare,
+    Refusal,
+    Report,
+    Reports,
+    ReportsWanted,
+    SealedShare,
+    ShareBundle,
+    SumRequest,
+)
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask
-from lightsecagg.protocol.share_exchange import Share
+from lightsecagg.protocol.share_exchange import OutgoingShare, Share, root_of, seal_shares
 
 both_models = pytest.mark.parametrize("threat_model", ThreatModel)
 
@@ -41,9 +57,8 @@ class Liar(CodedMasksClient):
             outgoing.append(spoilt if share.recipient in self.cheated else share)
         return mask._replace(outgoing=outgoing)
 
-    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
-        (ref,) = held
-        values = super().report(held, check_secret)
+    def report(self, ref: MaskRef, share: Share, header: bytes) -> Elements:
+        values = super().report(ref, share, header)
         lie = prg.draw_uniform(len(values), self.settings.field.modulus)
         return lie if ref.owner in self.slandered else values
 
@@ -52,10 +67,11 @@ def federation(
     liars: Mapping[int, tuple[Collection[int], Collection[int]]],
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS,
     survivors: int = 4,
+    clients: int = 8,
 ) -> AsyncFederation:
     """Eight clients; with U = 4 reports tell two liars. Liar -> whom and about whom it lies."""
     fed = AsyncFederation(
-        clients=8, dropouts=2, survivors=survivors, threat_model=threat_model, strict=False
+        clients=clients, dropouts=2, survivors=survivors, threat_model=threat_model, strict=False
     )
     for client, (cheated, slandered) in liars.items():
 
@@ -82,16 +98,16 @@ def upload(fed: AsyncFederation, *owners: int) -> None:
 # -- the attack ----------------------------------------------------------------------------------
 
 
-def test_S46_attack_unchecked_a_lying_owner_spoils_the_sum_unnoticed(
+def test_S46_attack_unchecked_a_lying_owner_stops_a_buffer_unnamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four answers are awaited, and one of them sums garbage."""
+    """All answers but its own sum garbage."""
     monkeypatch.setattr(CodedMasksServer, "examine", lambda self, reports: Findings())
     fed = federation({0: ([1, 2, 3, 4, 5, 6, 7], ())})
     upload(fed, 0, 1, 2, 3)
-    (result,) = fed.results
-    assert result.suspects == ()
-    assert result.total.tolist() != fed.expected(0).tolist()
+    (failed,) = fed.failures
+    assert fed.results == []
+    assert failed.suspects == ()
 
 
 # -- owners that lie -----------------------------------------------------------------------------
@@ -113,6 +129,14 @@ def test_S46_R59_garbage_for_one_peer_costs_two_answers_and_for_more_the_update(
     assert len(cheated) > 1 or not set(result.responders) & {0, *cheated}
     assert result.suspects == ()
     fed.assert_exact()
+
+
+def test_R59_where_too_few_would_be_left_to_answer_holders_leave_alone() -> None:
+    """Three pairs quarrel, U = 5 of 10: without them four would be left, who doubt owner 3."""
+    fed = federation({0: ([1, 2], ()), 3: ([4, 5], ()), 6: ([7], ())}, survivors=5, clients=10)
+    masks = [MaskRef(owner, 0) for owner in (0, 3, 6, 8)]
+    assert fed.server._stock.part(masks) == (frozenset(range(10)), frozenset())
+    assert fed.server._stock.part(masks[1:]) == (frozenset({0, 1, 2, 5, 8, 9}), frozenset({3}))
 
 
 @both_models
@@ -172,6 +196,7 @@ def test_S46_an_upload_waits_for_the_reports_of_everybody_online() -> None:
     while links := [link for link in fed.busy() if link[0] != late or not reports(fed, late)]:
         for link in links:
             fed.deliver(fed.take(*link))
+    assert not fed.server.has_shares_to_relay, "everybody has shared: nothing is waited for"
     for owner in range(4):
         fed.upload(owner)
         fed.step_up(owner)
@@ -184,7 +209,7 @@ def test_S46_an_upload_waits_for_the_reports_of_everybody_online() -> None:
 
 def reports(fed: AsyncFederation, client: int) -> bool:
     """Whether this client's next message is a report."""
-    return isinstance(fed.under_way(client, SERVER)[0], MaskReport)
+    return isinstance(fed.under_way(client, SERVER)[0], Reports)
 
 
 @pytest.mark.parametrize("way", ["proceed", "flush", "drop"])
@@ -218,17 +243,64 @@ def test_S46_a_client_that_lost_its_connection_is_asked_again() -> None:
 # -- one set of coefficients, one report ---------------------------------------------------------
 
 
-def test_S46_a_secret_is_revealed_when_the_shares_of_its_mask_have_left() -> None:
+def test_S46_shares_leave_when_a_mask_is_complete_and_no_others_are_expected() -> None:
     fed = AsyncFederation().open(masks=1)
-    shares = shares_of(fed, 0)
-    assert fed.server.receive(0, ShareBundle(shares[:-1])) == []
-    outputs = fed.server.receive(0, ShareBundle(shares[-1:]))
-    messages = [output.message for output in outputs if isinstance(output, Send)]
-    assert [type(message) for message in messages[:5]] == [ShareBundle] * 5
-    assert (
-        messages[5:]
-        == [MaskComplete(0, 1, fed.server._stock.completion(MaskRef(0, 1)).check_secret)] * 6
+    first, second = shares_of(fed, 0), shares_of(fed, 1)
+    assert fed.server.receive(0, ShareBundle(first[:-1])) == []
+    assert not fed.server.has_shares_to_relay
+    assert fed.server.receive(0, ShareBundle(first[-1:])) == []
+    assert fed.server.has_shares_to_relay
+    assert fed.server.receive(1, ShareBundle(second)) == []
+    outputs = fed.server.relay()
+    sent = {output.to: output.message for output in outputs if isinstance(output, Send)}
+    assert {to: [s.owner for s in bundle.shares] for to, bundle in sent.items()} == {  # type: ignore[union-attr]
+        0: [1],
+        1: [0],
+    } | {client: [0, 1] for client in (2, 3, 4, 5)}
+    roots = {share.owner: share.root for bundle in sent.values() for share in bundle.shares}  # type: ignore[union-attr]
+    assert roots == {0: root_of(first), 1: root_of(second)}
+    assert fed.server.relay() == []
+
+
+def test_S46_an_upload_whose_shares_wait_makes_them_leave() -> None:
+    fed = AsyncFederation().open(masks=1)
+    for client, party in fed.clients.items():
+        fed.upload(client)
+        fed.send(client, party.restock()) if client == 0 else None
+    fed.settle()
+    fed.results.clear()
+    party = fed.clients[1]
+    fed.call(1, party.restock)
+    while fed.busy():
+        for link in fed.busy():
+            fed.deliver(fed.take(*link))
+    assert fed.server.has_shares_to_relay
+    fed.upload(1, fed.server.time)
+    fed.step_up(1)
+    assert not fed.server.has_shares_to_relay
+    assert all(isinstance(m, ShareBundle) for m in fed.under_way(SERVER, 3))
+
+
+def test_forty_clients_need_less_than_five_hundred_messages_for_a_buffer() -> None:
+    """Eleven for each: opening, keys, roster, shares and reports, upload, and four for the sum."""
+    fed = AsyncFederation(
+        clients=40, dropouts=4, buffer_size=40, threat_model=ThreatModel.MALICIOUS_SERVER
     )
+    count = 0
+
+    def carry(packet: Packet) -> list[Packet]:
+        nonlocal count
+        count += 1
+        return [*AsyncFederation.carry(fed, packet)]
+
+    fed.carry = carry  # type: ignore[method-assign]
+    fed.open(masks=1)
+    for owner in fed.clients:
+        fed.upload(owner)
+    fed.settle()
+    assert len(fed.results[0].owners) == 40
+    fed.assert_exact()
+    assert count == 12 * 40, "its own shares are reported on apart"
 
 
 def shares_of(fed: AsyncFederation, owner: int) -> tuple[SealedShare, ...]:
@@ -236,72 +308,116 @@ def shares_of(fed: AsyncFederation, owner: int) -> tuple[SealedShare, ...]:
     shares: list[SealedShare] = []
     for output in fed.clients[owner].restock():
         assert isinstance(output, Send)
-        assert isinstance(output.message, ShareBundle)
-        shares += output.message.shares
+        if isinstance(output.message, ShareBundle):
+            shares += output.message.shares
     return tuple(shares)
 
 
-def test_S46_only_the_roster_s_secret_of_that_owner_and_mask_is_accepted() -> None:
-    fed = AsyncFederation().open(masks=2)
-    secret = fed.server._stock.secret
-    for owner, serial, wrong in (
-        (0, 2, bytes(32)),
-        (0, 2, secret(0, 1)),
-        (0, 2, secret(0, 3)),
-        (0, 2, secret(1, 2)),
-        (0, 1, secret(0, 2)),
-        (0, 0, secret(0, 1)),
-        (0, -1, secret(0, -1)),
-        (0, 4096, secret(0, 4095)),
-        (77, 0, secret(0, 0)),
-        (0, 2, b"short"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=r"another secret|to be checked|32 bytes"):
-            fed.tell(5, MaskComplete(owner, serial, wrong))
-    assert fed.tell(5, MaskComplete(0, 2, secret(0, 2))) == [MaskReport(0, 2, ())]
+def test_S19_a_salt_hides_the_shares_that_it_follows_from() -> None:
+    """Whoever guesses shares cannot try them on the salt; of another mask it is another."""
+    fed = AsyncFederation().open(masks=1)
+    round_ = fed.server._scheme.round
+    shares = [OutgoingShare(peer, ShareKind.SEED, bytes([peer]) * 32) for peer in range(1, 6)]
+    key = AgreementKey(b"k" * 32)
+
+    def salt(key: AgreementKey, serial: int) -> bytes:
+        (one,) = {share.salt for share in seal_shares(round_, key, 0, shares, serial).shares}
+        return one
+
+    assert salt(key, 0) == salt(key, 0)
+    assert len({salt(key, 0), salt(key, 1), salt(AgreementKey(b"l" * 32), 0)}) == 3
 
 
-def test_S46_a_client_reports_once_and_repeats_itself() -> None:
+def test_S46_a_share_under_another_header_is_not_held() -> None:
+    fed = AsyncFederation().open(masks=1)
+    shares = shares_of(fed, 0)
+    mine = next(share for share in relayed(shares) if share.recipient == 5)
+    for wrong in (replace(mine, root=bytes(32)), replace(mine, mac=bytes(16))):
+        assert fed.tell(5, wrong) == [Reports((Report(0, 1, ()),))]
+        assert 1 not in fed.clients[5].state.kept[0]  # type: ignore[union-attr]
+    (said,) = fed.tell(5, mine)
+    assert isinstance(said, Reports)
+    assert len(said.reports[0].values) == BLINDS
+
+
+def test_S46_the_coefficients_are_those_of_the_header() -> None:
+    """A report is what the holder's share gives, by what follows from the owner's sealed shares."""
+    fed = AsyncFederation().open(masks=1)
+    for owner, holder in ((0, 5), (3, 1), (2, 2)):
+        kept = fed.clients[holder].state.kept[owner][0]  # type: ignore[union-attr]
+        assert fed.server._stock.shared[owner][0].header == kept.header
+        scheme = fed.clients[holder]._scheme(fed.clients[holder].state)
+        share = scheme.elements(MaskRef(owner), kept.share)  # type: ignore[attr-defined]
+        expected = report_on_share(fed.field, share, kept.header)
+        assert fed.server._stock.reports[MaskRef(owner)][holder] == tuple(expected)
+
+
+def test_S46_a_client_repeats_itself_whoever_asks_and_however() -> None:
     fed = AsyncFederation().open(masks=2)
-    for serial in (0, 1):  # also of a mask before the last one
-        asked = MaskComplete(0, serial, fed.server._stock.secret(0, serial))
-        first, second = fed.tell(5, asked), fed.tell(5, asked)
-        assert first == second
-        (report,) = first
-        assert isinstance(report, MaskReport)
+    missed = fed.server._mailbox.missed
+    assert not any(missed.values()), "everybody has reported"
+    again = relayed(shares_of(fed, 0))
+    mine = next(share for share in again if share.recipient == 5)
+    assert fed.tell(5, mine) == fed.tell(5, mine)
+    for serial in (0, 1):
+        (said,) = fed.tell(5, ReportsWanted(((0, serial),)))
         stored = fed.server._stock.reports[MaskRef(0, serial)][5]
-        assert report.values == stored
+        assert said == Reports((Report(0, serial, stored),))
+    assert fed.tell(5, ReportsWanted(((0, 9),))) == [Reports((Report(0, 9, ()),))]
+    with pytest.raises(RemoteProtocolError, match=r"clients \[77\] have no masks"):
+        fed.tell(5, ReportsWanted(((77, 0),)))
 
 
-@pytest.mark.parametrize("values", [(1,), (1, 2, 3), (-1, 0), (0, 2**31 - 2**19 + 1)])
+def test_S46_holders_answer_for_the_header_that_a_tag_names() -> None:
+    """Else shares of one mask under two headers could be asked for in one sum."""
+    fed = AsyncFederation().open(masks=1)
+    tags = [fed.make_upload(owner, 0).tag for owner in (0, 1, 2)]
+    context = fed.server._scheme.round.context
+    other = msgspec.structs.replace(tags[2], header=bytes(32))
+    lie = sign_tag(fed.keys[2], context, other)
+    assert fed.tell(5, SumRequest(0, (*tags[:2], lie))) == [Refusal(0, (2,))]
+    assert isinstance(fed.tell(5, SumRequest(0, tuple(tags)))[0], AggregatedShare)
+
+
+@pytest.mark.parametrize("header", [b"", bytes(31), bytes(33)])
+def test_S12_a_tag_names_a_header_of_one_length(header: bytes) -> None:
+    fed = AsyncFederation().open(masks=1)
+    tags = [fed.make_upload(owner, 0).tag for owner in (0, 1, 2)]
+    context = fed.server._scheme.round.context
+    bad = sign_tag(fed.keys[2], context, msgspec.structs.replace(tags[2], header=header))
+    with pytest.raises(RemoteProtocolError, match="malformed hashes"):
+        fed.tell(5, SumRequest(0, (*tags[:2], bad)))
+
+
+def test_S45_an_upload_under_another_header_than_the_shares_is_refused() -> None:
+    fed = AsyncFederation().open(masks=1)
+    message = fed.make_upload(0, 0)
+    context = fed.server._scheme.round.context
+    tag = sign_tag(fed.keys[0], context, msgspec.structs.replace(message.tag, header=bytes(32)))
+    with pytest.raises(RemoteProtocolError, match="another header of its mask 0"):
+        fed.server.receive(0, replace(message, tag=tag))
+    fed.server.receive(0, message)
+    assert fed.server.waiting == 1
+
+
+@pytest.mark.parametrize(
+    "values", [(1,), (1, 2), (1, 2, 3, 4, 5), (-1, 0, 0, 0), (0, 0, 0, 2**31 - 2**19 + 1)]
+)
 def test_S46_malformed_reports_are_refused(values: tuple[int, ...]) -> None:
     fed = AsyncFederation().open(masks=1)
-    with pytest.raises(RemoteProtocolError, match="instead of 2 elements"):
-        fed.server.receive(5, MaskReport(0, 0, values))
+    with pytest.raises(RemoteProtocolError, match="instead of 4 elements"):
+        fed.server.receive(5, Reports((Report(0, 0, values),)))
 
 
 def test_S46_a_second_different_report_is_refused_and_a_late_one_ignored() -> None:
     fed = AsyncFederation().open(masks=1)
     with pytest.raises(RemoteProtocolError, match="client 5 reported twice on one share"):
-        fed.server.receive(5, MaskReport(0, 0, (1, 2)))
-    before = fed.server.late_messages["MaskReport"]
-    assert fed.server.receive(5, MaskReport(0, 7, (1, 2))) == []
-    assert fed.server.late_messages["MaskReport"] == before + 1
-
-
-def test_S46_masks_beyond_the_chain_are_refused() -> None:
-    fed = AsyncFederation().open(masks=1)
-    change(fed.clients[0], stock={}, next_serial=4096)
-    with pytest.raises(LocalProtocolError, match="an epoch has 4096 masks of one client"):
-        fed.clients[0].restock()
-    change(fed.clients[0], next_serial=4095)
-    shares = shares_of(fed, 0)
-    beyond = ShareBundle((*shares[:1], replace(shares[1], serial=4096)))
-    with pytest.raises(RemoteProtocolError, match="shares its mask 4096"):
-        fed.server.receive(0, beyond)
-    fed.send(0, [Send(SERVER, ShareBundle(shares))])
-    fed.settle()
-    assert not fed.refusals
+        fed.server.receive(5, Reports((Report(0, 0, (1, 2, 3, 4)),)))
+    before = fed.server.late_messages["Reports"]
+    for late in (Report(0, 7, (1, 2, 3, 4)), Report(0, 0, ())):
+        assert fed.server.receive(5, Reports((late,))) == []
+    assert fed.server.late_messages["Reports"] == before + 2
+    assert len(fed.server._stock.reports[MaskRef(0, 0)][5]) == 4
 
 
 def test_S46_reports_are_forgotten_with_their_masks() -> None:

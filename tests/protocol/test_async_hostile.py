@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from async_driver import HONEST, MALICIOUS, AsyncFederation, model_of
-from bundles import shares_in
+from bundles import relayed, sealed_alone, shares_in
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.sealing import ShareKind
@@ -21,7 +21,7 @@ from lightsecagg.params import DEFAULT_MODULUS, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import buffer_statement, sign_tag
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.interface import SERVER, Send
+from lightsecagg.protocol.interface import SERVER
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AggregatedShare,
@@ -29,14 +29,16 @@ from lightsecagg.protocol.messages import (
     Consent,
     Opening,
     Refusal,
+    Report,
+    Reports,
     SealedShare,
     ShareBundle,
     SumRequest,
     Tag,
 )
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
-from lightsecagg.protocol.schemes.interface import Findings, MaskRef
-from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
+from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask
+from lightsecagg.protocol.share_exchange import OutgoingShare
 
 NOW = 5
 VICTIM = 5
@@ -63,15 +65,8 @@ def changed(tag: Tag, **changes: Any) -> Tag:
 def resigned(case: Hostile, tag: Tag, context: bytes | None = None, **changes: Any) -> Tag:
     """What a corrupt owner, or one in another epoch, would sign."""
     tag = changed(tag, **changes)
-    return sign_tag(
-        case.fed.keys[tag.owner],
-        case.fed.server._scheme.round.context if context is None else context,
-        tag.owner,
-        tag.serial,
-        tag.version,
-        tag.model,
-        tag.digest,
-    )
+    ours = case.fed.server._scheme.round.context
+    return sign_tag(case.fed.keys[tag.owner], ours if context is None else context, tag)
 
 
 def with_tag(case: Hostile, tag: Tag) -> SumRequest:
@@ -250,13 +245,16 @@ def test_S09_a_share_delivered_again_after_use_is_not_kept(threat_model: ThreatM
     kept: list[SealedShare] = []
     for client, party in fed.clients.items():
         outputs = party.restock()
-        kept += shares_in(outputs, VICTIM)
+        kept += [share for share in relayed(shares_in(outputs)) if share.recipient == VICTIM]
         fed.send(client, outputs)
     fed.settle()
     tags = tuple(fed.make_upload(client, 5).tag for client in range(4))
     fed.tell(VICTIM, SumRequest(NOW, tags))
     for share in kept:
-        assert fed.tell(VICTIM, share) == []
+        if share.owner < 4:
+            assert fed.tell(VICTIM, share) == [Reports((Report(share.owner, 0, ()),))]
+        else:
+            assert len(fed.tell(VICTIM, share)) == 1
     assert fed.clients[VICTIM].late_messages["SealedShare"] == len(kept)
     later = SumRequest(NOW + 1, tags[1:])
     assert fed.tell(VICTIM, later) == [Refusal(NOW + 1, (1, 2, 3))]
@@ -266,12 +264,14 @@ def test_S09_shares_of_non_increasing_serial_are_not_kept() -> None:
     fed = AsyncFederation()
     fed.call(SERVER, fed.server.start)
     fed.settle()
-    shares = shares_in(fed.clients[0].restock(2), VICTIM)
-    fed.tell(VICTIM, shares[1])
+    shares = shares_for_the_victim(fed, 2)
+    said = fed.tell(VICTIM, shares[1])
     before = fed.clients[VICTIM].state
-    for share in shares:
-        assert fed.tell(VICTIM, share) == []
-    assert fed.tell(VICTIM, ShareBundle(tuple(shares))) == []
+    nothing = Report(0, 0, ())
+    assert fed.tell(VICTIM, shares[0]) == [Reports((nothing,))]
+    assert fed.tell(VICTIM, shares[1]) == said
+    (report,) = said[0].reports  # type: ignore[union-attr]
+    assert fed.tell(VICTIM, ShareBundle(tuple(shares))) == [Reports((nothing, report))]
     assert fed.clients[VICTIM].state == before
 
 
@@ -279,13 +279,24 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
     fed = AsyncFederation()
     fed.call(SERVER, fed.server.start)
     fed.settle()
-    (share,) = shares_in(fed.clients[0].restock(), VICTIM)
-    flipped = bytes([share.sealed[0] ^ 1]) + share.sealed[1:]
-    for bad in (replace(share, sealed=flipped), replace(share, serial=9)):
-        assert fed.tell(VICTIM, bad) == []
-        assert "does not open" in fed.clients[VICTIM].refused_shares[0]
-    assert fed.tell(VICTIM, share) == []
+    (share,) = shares_for_the_victim(fed)
+    flipped = bytes([share.sealed[0] ^ 1]) + bytes(share.sealed[1:])
+    for bad, why in (
+        (replace(share, sealed=flipped), "does not open"),
+        (replace(share, serial=9), "not bound to the header"),
+    ):
+        assert fed.tell(VICTIM, bad) == [Reports((Report(0, bad.serial, ()),))]
+        assert why in fed.clients[VICTIM].refused_shares[0]
+    assert len(fed.tell(VICTIM, share)[0].reports[0].values) == 4  # type: ignore[union-attr]
     assert 0 in fed.clients[VICTIM].state.kept[0]
+
+
+def shares_for_the_victim(fed: AsyncFederation, count: int = 1) -> list[SealedShare]:
+    """Of the next masks of client 0, as the server passes them on."""
+    shares = shares_in(fed.clients[0].restock(count))
+    masks = sorted({share.serial for share in shares})
+    passed_on = [s for k in masks for s in relayed(s for s in shares if s.serial == k)]
+    return [share for share in passed_on if share.recipient == VICTIM]
 
 
 def registered() -> AsyncFederation:
@@ -299,7 +310,7 @@ def seal(fed: AsyncFederation, owner: int, serial: int, share: OutgoingShare) ->
     """What a corrupt owner can seal: anything."""
     party = fed.clients[owner]
     key = AgreementKey(party.state.private_keys[0])
-    return seal_share(party._scheme(party.state).round, key, owner, share, serial)
+    return sealed_alone(party._scheme(party.state).round, key, owner, share, serial)
 
 
 def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> None:
@@ -311,7 +322,7 @@ def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> 
         OutgoingShare(VICTIM, ShareKind.EXPLICIT, b"\xff" * length),
     ]
     for serial, share in enumerate(bad):
-        assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == []
+        assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == [Reports((Report(0, serial, ()),))]
         assert f"share {serial}" in fed.clients[VICTIM].refused_shares[0]
         assert not fed.clients[VICTIM].state.kept.get(0)
     good = OutgoingShare(VICTIM, ShareKind.EXPLICIT, bytes(length))
@@ -339,8 +350,9 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
     for time in (NOW, NOW + 7):  # one buffer to date the shares by, one to expire them
         for owner in (0, 1, 2):
             case.tags[owner] = fed.make_upload(owner, time).tag
-            for share in shares_in(fed.clients[owner].restock(), VICTIM):
-                fed.tell(VICTIM, share)
+            for share in relayed(shares_in(fed.clients[owner].restock())):
+                if share.recipient == VICTIM:
+                    fed.tell(VICTIM, share)
         assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], AggregatedShare)
     assert not fed.clients[VICTIM].state.kept[3]
     assert not fed.clients[VICTIM].stock
@@ -351,22 +363,27 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
     assert replies == [Refusal(NOW + 8, (3, 4))]
 
 
+class GivesSixZeros(CodedMasksClient):
+    """Sends client 6 zeros instead of its share."""
+
+    def prepare(self, *arguments: Any) -> PreparedMask:
+        mask = super().prepare(*arguments)
+        zeros = bytes(4 * self.settings.shared_length)
+        outgoing = [
+            OutgoingShare(6, ShareKind.EXPLICIT, zeros) if share.recipient == 6 else share
+            for share in mask.outgoing
+        ]
+        return mask._replace(outgoing=outgoing)
+
+
 def test_S14_an_owner_that_gives_one_peer_another_share_spoils_no_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Unnoticed by reports (S46), the peer's answer stands out, if there are spare ones."""
     monkeypatch.setattr(CodedMasksServer, "examine", lambda self, reports: Findings())
-    fed = AsyncFederation(clients=7, dropouts=2, survivors=5, spare_answers=2)
-    fed.call(SERVER, fed.server.start)
-    fed.settle()
-    lie = OutgoingShare(6, ShareKind.EXPLICIT, bytes(4 * fed.settings.shared_length))
-    for client, party in fed.clients.items():
-        shares = shares_in(party.restock())
-        if client == 0:
-            shares = [share for share in shares if share.recipient != 6]
-            shares.append(seal(fed, 0, 0, lie))
-        fed.send(client, [Send(SERVER, ShareBundle(tuple(shares)))])
-        fed.settle()
+    fed = AsyncFederation(clients=7, dropouts=2, survivors=5)
+    fed.clients[0]._scheme_class = GivesSixZeros
+    fed.open(masks=1)
     for owner in range(4):
         fed.upload(owner)
         fed.settle()

@@ -27,12 +27,13 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     Certificate,
     Consent,
-    MaskComplete,
     MaskedUpload,
-    MaskReport,
     Message,
     Opening,
     Refusal,
+    Report,
+    Reports,
+    ReportsWanted,
     Roster,
     SealedShare,
     ShareBundle,
@@ -91,7 +92,7 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     fed.settle()
     fresh = next(share for share in shares_of(fed, 0) if share.recipient == ME)
     messages[ShareBundle] = whole(fresh)
-    messages[MaskComplete] = MaskComplete(0, 1, fed.server._stock.secret(0, 1))
+    messages[ReportsWanted] = ReportsWanted(((0, 1),))
     tags = tuple(fed.make_upload(client, 0).tag for client in (0, 1, 2, ME))
     buffer = messages[SumRequest] = SumRequest(0, tags)
     messages[Certificate] = Certificate(
@@ -122,7 +123,7 @@ ANSWERS: dict[type, tuple[str, str, str, str, str, str]] = {
     ShareBundle: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     SumRequest: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     Certificate: (REFUSED, REFUSED, REFUSED, OK, OK, REFUSED),
-    MaskComplete: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
+    ReportsWanted: (REFUSED, REFUSED, OK, OK, OK, REFUSED),
     UploadDropped: (IGNORED, IGNORED, OK, IGNORED, IGNORED, REFUSED),
     AbortRound: (OK, OK, OK, OK, OK, OK),
 }
@@ -353,9 +354,10 @@ def test_S29_the_server_relays_good_shares_only() -> None:
     outputs = [
         output for share in (first, *shares) for output in fed.server.receive(0, whole(share))
     ]
+    assert outputs == [], "shares wait for others that go to the same clients"
+    outputs = fed.server.relay()
     sent = [output for output in outputs if isinstance(output, Send)]
     assert {o.to for o in sent if isinstance(o.message, ShareBundle)} == {1, 2, 3, 4, 5}
-    assert {o.to for o in sent if isinstance(o.message, MaskComplete)} == {0, 1, 2, 3, 4, 5}
     assert fed.server.late_messages == {"ShareBundle": 1}  # the first one again
     assert [fed.server.receive(0, whole(share)) for share in shares] == [[]] * 5  # the mask again
     assert fed.server.late_messages == {"ShareBundle": 6}
@@ -373,6 +375,7 @@ def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
     outputs = [
         output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
     ]
+    outputs += fed.server.relay()
     relayed = [output.message for output in outputs if isinstance(output, Send)]
     assert [s.serial for b in relayed if isinstance(b, ShareBundle) for s in b.shares] == [5] * 5
     assert list(fed.server._stock.shared[0]) == [5]
@@ -595,8 +598,8 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         UnmaskingShares(b"", b""),
         AbortRound("no"),
         UploadDropped(0),
-        MaskComplete(0, 0, b""),
-        MaskReport(0, 99, ()),
+        ReportsWanted(()),
+        Reports((Report(0, 99, ()),)),
         SumRequest(0, ()),
         Certificate(0, ()),
         upload,

@@ -203,9 +203,9 @@ def test_expired_masks_do_not_spoil_a_buffer() -> None:
     assert not party.stock  # it has seen the buffers too: its masks are gone with the shares
     fed.send(4, party.restock())
     fed.settle()
-    fed.server._stock.shared[4] = dict.fromkeys(
-        fed.server._stock.shared[4], 0
-    )  # as if shared at time 0
+    fed.server._stock.shared[4] = {
+        serial: mask._replace(time=0) for serial, mask in fed.server._stock.shared[4].items()
+    }
     fed.upload(4, fed.server.time)
     for owner in (0, 1, 2, 3):
         fed.send(owner, fed.clients[owner].restock())
@@ -330,7 +330,7 @@ def test_weights_too_far_apart_are_not_put_into_one_buffer() -> None:
 
 
 def test_S14_wrong_answers_are_named_with_two_spares() -> None:
-    fed = AsyncFederation(clients=7, dropouts=2, survivors=5, spare_answers=2).open()
+    fed = AsyncFederation(clients=7, dropouts=2, survivors=5).open()
     fill(fed, (0, 1, 2, 3))
     for client in range(7):
         fed.step_down(client)
@@ -344,7 +344,7 @@ def test_S14_wrong_answers_are_named_with_two_spares() -> None:
 
 
 def test_S14_one_spare_detects_a_wrong_answer_and_the_buffer_is_lost() -> None:
-    fed = AsyncFederation(spare_answers=1).open()
+    fed = AsyncFederation().open()  # six clients, U = 5
     fill(fed, (0, 1, 2, 3))
     for client in range(6):
         fed.step_down(client)

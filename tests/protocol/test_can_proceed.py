@@ -7,6 +7,7 @@ from async_driver import AsyncFederation
 from driver import HONEST, MALICIOUS, Federation
 from secagg_driver import Federation as SecAggFederation
 
+from laboratory import needs_laboratory
 from lightsecagg.errors import LocalProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Aggregate, BufferFailed, Phase, RoundAborted
@@ -39,6 +40,7 @@ def test_a_round_goes_on_exactly_if_its_server_said_so(threat_model: ThreatModel
     assert phases == set(Phase) - {Phase.DONE} - (set() if malicious else {Phase.AGREE})
 
 
+@needs_laboratory
 def test_secagg_needs_t_holders_of_every_secret() -> None:
     federation = SecAggFederation()
     server = federation.server

@@ -7,11 +7,13 @@ liar stops a round without being named, and with exactly U answers the sum is wr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from bundles import Part, whole
 from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network
 from film import Film
 from hypothesis import given
@@ -20,11 +22,19 @@ from links import stored
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy
+from lightsecagg.crypto.sealing import ShareKeys
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted
-from lightsecagg.protocol.messages import AggregatedShare, MaskedUpload, Message, SharesClosed
+from lightsecagg.protocol.messages import (
+    AggregatedShare,
+    MaskedUpload,
+    Message,
+    SealedShare,
+    SharesClosed,
+)
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.round_client import Uploaded
 from lightsecagg.protocol.round_server import RoundServer
@@ -57,12 +67,10 @@ class Liar(CodedMasksClient):
         garbage = prg.draw_uniform(count, field.modulus, entropy)
         return share._replace(plaintext=field.to_bytes(garbage))
 
-    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
-        reports = super().report(held, check_secret).reshape(-1, 2).copy()
-        for row, ref in zip(reports, held, strict=True):
-            if ref.owner in self.slandered:
-                row[:] = prg.draw_uniform(2, self.settings.field.modulus)
-        return reports.reshape(-1)
+    def report(self, ref: MaskRef, share: Share, header: bytes) -> Elements:
+        honest = super().report(ref, share, header)
+        lie = prg.draw_uniform(honest.size, self.settings.field.modulus)
+        return lie if ref.owner in self.slandered else honest
 
 
 def corrupt(
@@ -350,53 +358,62 @@ def test_S46_an_aborted_round_tells_its_server_who_was_accused() -> None:
 # -- one set of coefficients, one report -----------------------------------------------------------
 
 
-@both_modes
-def test_S46_coefficients_follow_from_the_roster_alone(share_mode: ShareMode) -> None:
-    """A server that shows one client another secret hears nothing from it."""
-    federation, network = make(share_mode=share_mode)
-    odd = federation.ids[0]
+def show_another_header(network: Network, odd: int) -> None:
+    """The server shows one client other roots than the shares have."""
 
-    def tamper(_sender: int, recipient: int, message: Message) -> list[Message]:
-        if recipient == odd and isinstance(message, SharesClosed):
-            return [SharesClosed(message.owners, bytes(32))]
-        return [message]
+    def tamper(sender: int, recipient: int, part: Part) -> list[Part]:
+        if recipient == odd and sender == SERVER and isinstance(part, SealedShare):
+            return [replace(part, root=bytes(32))]
+        return [part]
 
     network.tamper = tamper
-    network.start()
-    with pytest.raises(RemoteProtocolError, match="another secret than the roster binds"):
-        network.finish()
+
+
+@both_modes
+def test_S46_coefficients_follow_from_what_the_owner_has_sealed(share_mode: ShareMode) -> None:
+    """A server that shows one client another header hears nothing from it."""
+    federation, network = make(share_mode=share_mode)
+    odd = federation.ids[0]
+    show_another_header(network, odd)
+    network.start().finish()
     assert not [s for s, _, data in network.wire if s == odd and is_upload(federation, data)]
+    refused = network.clients[odd].refused_shares
+    assert refused == dict.fromkeys(
+        federation.ids[1:], "the share is not bound to the header that it came with"
+    )
+
+
+@both_modes
+def test_S46_control_without_the_binding_one_client_reports_by_other_coefficients(
+    share_mode: ShareMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShareKeys, "check_binding", lambda *_: None)
+    federation, network = make(share_mode=share_mode)
+    odd = federation.ids[0]
+    show_another_header(network, odd)
+    network.start().finish()
+    result = network.result
+    assert isinstance(result, Aggregate)
+    assert {holder for _, holder in result.accused} == {odd}, "its reports are off the code"
 
 
 def is_upload(federation: Federation, data: bytes) -> bool:
     return isinstance(federation.codec.decode(data), MaskedUpload)
 
 
-@pytest.mark.parametrize("step", ["Sharing, shares held", "Sharing, closed", "Uploaded", "Signed"])
-@pytest.mark.parametrize("secret", [b"", bytes(31), bytes(32), bytes(33)])
-def test_S46_another_secret_is_refused_in_every_state(step: str, secret: bytes) -> None:
-    scene = Film(MALICIOUS)
-    if step not in scene.snapshots:
-        pytest.fail(f"the film has no step {step!r}: {sorted(scene.snapshots)}")
-    client = scene.client(step)
-    before = client.snapshot()
-    with pytest.raises(RemoteProtocolError, match=r"another secret|a check secret has 32 bytes"):
-        scene.deliver(client, SharesClosed(scene.federation.ids, secret))
-    assert client.snapshot() == before
-
-
 def test_S46_a_client_reports_once() -> None:
-    """After its upload nothing makes it report again: the secret again changes nothing."""
+    """After its upload nothing makes it report again; shares that come again change nothing."""
     scene = Film(MALICIOUS)
     client = scene.client("Uploaded")
     assert isinstance(client.state, Uploaded)
     before = client.snapshot()
-    assert scene.deliver(client, scene.genuine[SharesClosed]) == []
-    assert client.snapshot() == before
-    assert not hasattr(client.state, "check_secret")
+    for message in (scene.genuine[SharesClosed], whole(scene.shares[0])):
+        assert scene.deliver(client, message) == []
+        assert client.snapshot() == before
+    assert not hasattr(client.state, "reports")
 
 
-def test_S46_reports_are_made_with_the_upload_and_stored_before_it_leaves() -> None:
+def test_S46_reports_leave_with_the_upload_and_are_gone_with_it() -> None:
     """The state that goes with the upload can no longer make one (S06: older ones are refused)."""
     federation, network = make()
     network.train_at_once = False
@@ -421,7 +438,7 @@ def test_S46_reports_of_another_length_are_refused(change: int) -> None:
 
     network.tamper = tamper
     network.start()
-    with pytest.raises(RemoteProtocolError, match="elements on 10 shares instead of 2 on each"):
+    with pytest.raises(RemoteProtocolError, match="elements on 10 shares instead of 4 on each"):
         network.run(
             until=lambda: network.server.phase not in (Phase.ADVERTISE, Phase.SHARE) and False
         )
@@ -433,7 +450,7 @@ def test_S46_answers_leave_the_blinds_out() -> None:
     settings = federation.settings()
     answers = network.messages(AggregatedShare, to=SERVER)
     assert {answer.vector.size for answer in answers} == {settings.share_length}
-    assert settings.shared_length == settings.share_length + 2
+    assert settings.shared_length == settings.share_length + BLINDS
 
 
 # -- a server that crashes -------------------------------------------------------------------------
@@ -444,7 +461,7 @@ def test_S46_answers_leave_the_blinds_out() -> None:
 def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
     threat_model: ThreatModel, peers: int
 ) -> None:
-    """Uploads are handed over again, and whoever had not uploaded is asked with the same secret."""
+    """Uploads are handed over again, and whoever had not uploaded is asked again."""
     federation, network = make(threat_model)
     liar, *others = federation.ids
     corrupt(network, liar, cheated=others[:peers])

@@ -248,11 +248,14 @@ def test_a_client_that_is_late_in_a_phase_is_told_and_forgets_its_secrets() -> N
 
 
 def corrupt_share(victim: int, recipients: set[int]) -> object:
+    """On the way down: what the server got is what its owner had sealed."""
+
     def tamper(sender: int, recipient: int, message: Message) -> list[Message]:
         if (
-            sender == victim
+            sender == SERVER
             and isinstance(message, SealedShare)
-            and message.recipient in recipients
+            and message.owner == victim
+            and recipient in recipients
         ):
             sealed = bytes(byte ^ 1 for byte in message.sealed)
             return [replace(message, sealed=sealed)]

@@ -305,7 +305,7 @@ def test_S42_a_repeat_in_another_reading_is_refused(change: dict[str, Any]) -> N
         again.start().finish()
 
 
-def test_S42_every_setting_that_decides_about_the_numbers_is_part_of_the_reading() -> None:
+def test_S42_S55_every_setting_that_decides_about_the_numbers_is_part_of_the_reading() -> None:
     federation = Federation(5, 1, 1)
     settings = federation.settings()
     plain = replace(settings.quantizer, weighted=False, max_samples=1)
@@ -315,6 +315,7 @@ def test_S42_every_setting_that_decides_about_the_numbers_is_part_of_the_reading
         federation.settings(quantizer=replace(settings.quantizer, max_samples=2)),
         federation.settings(quantizer=plain),
         federation.settings(dimension=8),
+        federation.settings(instructions=bytes(range(32))),
         replace(Federation(5, 1, 1, modulus=4294967291).settings(), allow_list=settings.allow_list),
     ]
     readings = {settings.reading, *(other.reading for other in others)}

@@ -226,6 +226,7 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             "salt": share.salt,
             "sealed": share.sealed,
             "serial": 0,
+            "mac": share.mac,
         }
         return lambda _client: whole(SealedShare(**(fields | changes)))
 

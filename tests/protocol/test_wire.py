@@ -30,7 +30,7 @@ whole = st.integers(-(2**63), 2**64 - 1)
 ids = st.lists(whole, max_size=4).map(tuple)
 pairs = st.lists(st.tuples(whole, short), max_size=3).map(tuple)
 keys = st.lists(short, max_size=3).map(tuple)
-tags = st.builds(m.Tag, whole, whole, whole, short, short, short)
+tags = st.builds(m.Tag, whole, whole, short, whole, short, short, short)
 uint32, uint64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
@@ -43,6 +43,7 @@ def vectors(field: PrimeField) -> st.SearchStrategy[np.ndarray]:
 def sealed_shares(draw: st.DrawFn) -> m.SealedShare:
     length = draw(st.integers(0, 40))
     size = sealed_length(length)
+    mac, root = draw(st.sampled_from([(0, 0), (16, 0), (16, 32)]))
     return m.SealedShare(
         draw(uint32),
         draw(uint32),
@@ -51,6 +52,8 @@ def sealed_shares(draw: st.DrawFn) -> m.SealedShare:
         draw(st.binary(min_size=SALT_LENGTH, max_size=SALT_LENGTH)),
         draw(st.binary(min_size=size, max_size=size)),
         draw(uint64),
+        draw(st.binary(min_size=mac, max_size=mac)),
+        draw(st.binary(min_size=root, max_size=root)),
     )
 
 
@@ -62,12 +65,11 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
             m.Roster,
             st.lists(st.builds(m.Member, whole, keys, short), max_size=3).map(tuple),
             ids,
-            keys,
         ),
         m.ShareBundle: st.builds(
             m.ShareBundle, st.lists(sealed_shares(), min_size=1, max_size=3).map(tuple)
         ),
-        m.SharesClosed: st.builds(m.SharesClosed, ids, short),
+        m.SharesClosed: st.builds(m.SharesClosed, ids),
         m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field), vectors(field)),
         m.UnmaskingShares: st.builds(m.UnmaskingShares, short, short),
         m.AbortRound: st.builds(m.AbortRound, st.text(max_size=20)),
@@ -78,8 +80,12 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
         m.Refusal: st.builds(m.Refusal, whole, ids),
         m.AggregatedShare: st.builds(m.AggregatedShare, vectors(field), uint64),
         m.UploadDropped: st.builds(m.UploadDropped, whole),
-        m.MaskComplete: st.builds(m.MaskComplete, whole, whole, short),
-        m.MaskReport: st.builds(m.MaskReport, whole, whole, ids),
+        m.Reports: st.builds(
+            m.Reports, st.lists(st.builds(m.Report, whole, whole, ids), max_size=3).map(tuple)
+        ),
+        m.ReportsWanted: st.builds(
+            m.ReportsWanted, st.lists(st.tuples(whole, whole), max_size=3).map(tuple)
+        ),
     }
 
 
@@ -90,13 +96,11 @@ def any_message(field: PrimeField = DEFAULT_FIELD) -> st.SearchStrategy[Any]:
 EXAMPLES: dict[type, Message] = {
     m.Opening: m.Opening(b"settings"),
     m.Advertise: m.Advertise((b"k" * 32,), b"s" * 64),
-    m.Roster: m.Roster(
-        (m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0), (b"c" * 32,)
-    ),
+    m.Roster: m.Roster((m.Member(1, (b"k" * 32,), b"s" * 64), m.Member(300, (), b"")), (1, 0)),
     m.ShareBundle: m.ShareBundle(
         (m.SealedShare(1, 2, ShareKind.SEED, 4, b"s" * 16, b"x" * 20, 3),)
     ),
-    m.SharesClosed: m.SharesClosed((1, 2, 300), b"r" * 32),
+    m.SharesClosed: m.SharesClosed((1, 2, 300)),
     m.MaskedUpload: m.MaskedUpload(
         b"\x03", np.arange(5, dtype=np.uint32), np.arange(4, dtype=np.uint32)
     ),
@@ -104,15 +108,15 @@ EXAMPLES: dict[type, Message] = {
     m.UnmaskingShares: m.UnmaskingShares(b"of seeds", b"of keys"),
     m.AbortRound: m.AbortRound("zu spät"),
     m.BufferedUpload: m.BufferedUpload(
-        m.Tag(1, 2, 3, b"m" * 32, b"d" * 32, b"s" * 64), np.arange(3, dtype=np.uint32)
+        m.Tag(1, 2, b"h" * 32, 3, b"m" * 32, b"d" * 32, b"s" * 64), np.arange(3, dtype=np.uint32)
     ),
-    m.SumRequest: m.SumRequest(5, (m.Tag(1, 2, 3, b"m", b"d", b"s"), 70000)),
+    m.SumRequest: m.SumRequest(5, (m.Tag(1, 2, b"h", 3, b"m", b"d", b"s"), 70000)),
     m.Consent: m.Consent(5, b"s" * 64),
     m.Refusal: m.Refusal(5, (1, 2)),
     m.AggregatedShare: m.AggregatedShare(np.arange(3, dtype=np.uint32), 5),
     m.UploadDropped: m.UploadDropped(7),
-    m.MaskComplete: m.MaskComplete(1, 2, b"r" * 32),
-    m.MaskReport: m.MaskReport(1, 2, (3, 70000)),
+    m.Reports: m.Reports((m.Report(1, 2, (3, 70000)), m.Report(1, 3, ()))),
+    m.ReportsWanted: m.ReportsWanted(((1, 2), (1, 70000))),
 }
 each_type = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 
@@ -195,7 +199,7 @@ def test_S12_bytes_left_over_are_refused(kind: type) -> None:
             CODEC.decode(encoded + rest)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 4, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, 255])
 def test_S12_other_versions_are_refused(version: int) -> None:
     encoded = CODEC.encode(EXAMPLES[m.Refusal])
     with pytest.raises(DecodeError, match=f"wire version {version} is not supported"):
@@ -204,11 +208,11 @@ def test_S12_other_versions_are_refused(version: int) -> None:
 
 def test_R37_the_messages_of_the_version_before_are_refused_and_it_refuses_ours() -> None:
     """Both sides name the two versions, and what to do."""
-    before = bytes.fromhex("0207") + b"\x91\x92\x01\x02"  # its survivor set (1, 2)
-    with pytest.raises(DecodeError, match="version 2 is not supported; this is 3: use the same"):
+    before = bytes.fromhex("0307") + b"\x92\x00\x92\x01\x02"  # its request for (1, 2)
+    with pytest.raises(DecodeError, match="version 3 is not supported; this is 4: use the same"):
         CODEC.decode(before)
     ours = CODEC.encode(m.SumRequest(0, (1, 2)))
-    assert ours[0] == 3, "which version 2 refuses by its first byte, as we refuse its"
+    assert ours[0] == 4, "which version 3 refuses by its first byte, as we refuse its"
 
 
 def test_S12_ids_have_64_bits() -> None:
@@ -281,13 +285,20 @@ def test_S12_reserved_and_derived_fields_are_checked() -> None:
     with pytest.raises(DecodeError, match="trailer of 7 bytes"):
         CODEC.decode(prefixed(m.AggregatedShare, struct.pack("<HI", 7, 0) + bytes(7)))
     for kind in (0, 4, 255):
-        header = struct.pack("<QQQBI", 1, 2, 0, kind, 4)
+        header = struct.pack("<QQQBBI", 1, 2, 0, kind, 0, 4) + bytes(16)
         with pytest.raises(DecodeError, match=f"unknown kind of share {kind}"):
             CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
-    for length in (3, 5, 2**32 - 1):
-        header = struct.pack("<QQQBI", 1, 2, 0, 1, length)
-        with pytest.raises(DecodeError, match="a sealed share of"):
-            CODEC.decode(prefixed(m.ShareBundle, header + bytes(20)))
+    for binding in (3, 255):
+        header = struct.pack("<QQQBBI", 1, 2, 0, 1, binding, 4) + bytes(16)
+        with pytest.raises(DecodeError, match=f"unknown binding of a share {binding}"):
+            CODEC.decode(prefixed(m.ShareBundle, header + bytes(68)))
+    for binding, more in ((0, 0), (1, 16), (2, 48)):
+        right = struct.pack("<QQQBBI", 1, 2, 0, 1, binding, 4) + bytes(16 + more + 20)
+        CODEC.decode(prefixed(m.ShareBundle, right))
+        for length in (5, 2**32 - 1):
+            header = struct.pack("<QQQBBI", 1, 2, 0, 1, binding, length)
+            with pytest.raises(DecodeError, match="a sealed share of"):
+                CODEC.decode(prefixed(m.ShareBundle, header + bytes(16 + more + 20)))
 
 
 def test_S12_nothing_but_shares_is_in_a_bundle() -> None:
@@ -324,7 +335,7 @@ def test_shares_of_a_bundle_are_used_where_they_lie() -> None:
         prefixed(m.AggregatedShare, struct.pack("<HI", 0, 2**32 - 1)),
         prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
         prefixed(m.BufferedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
-        prefixed(m.ShareBundle, struct.pack("<QQQBI", 1, 2, 0, 2, 2**32 - 1)),
+        prefixed(m.ShareBundle, struct.pack("<QQQBBI", 1, 2, 0, 2, 0, 2**32 - 1)),
     ],
 )
 def test_S25_a_header_that_claims_gigabytes_costs_no_memory(data: bytes) -> None:

@@ -18,10 +18,15 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_memory import Memory
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import EpochChanged, LedgerChanged
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
+from lightsecagg.protocol.journal_facts import (
+    SumAnnounced,
+    SumEnded,
+    decode_facts,
+    encode_fact,
+)
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import SealedShare, SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
@@ -59,9 +64,9 @@ class EpochDisk:
     def __init__(self) -> None:
         self.opened: dict[int, Settings] = {}
         self.over: dict[int, str] = {}
-        self.memory = b""
+        self.facts: list[bytes] = []
         self.uploads: dict[tuple[int, int, int], UploadInMemory] = {}
-        self.shares: list[SealedShare] = []
+        self.shares: dict[tuple[int, int], tuple[SealedShare, ...]] = {}
         self.keeps_shares = True
         """Or it is naive, and takes what was sent for what has arrived."""
         self.refuses: Callable[[AnyRecord], bool] = lambda record: False
@@ -84,8 +89,8 @@ class EpochDisk:
                 self.opened[number] = settings
             case RoundAbandoned(reason):
                 self.left |= dict.fromkeys(self.uploads, reason)
-                self.over[number], self.memory, self.uploads = reason, b"", {}
-                self.shares = []
+                self.over[number], self.facts, self.uploads = reason, [], {}
+                self.shares = {}
             case EpochChanged():
                 return self.change(number, record)
             case _:
@@ -93,19 +98,24 @@ class EpochDisk:
         return None
 
     def change(self, number: int, record: EpochChanged) -> Upload | None:
-        self.memory = record.memory
+        self.facts += [encode_fact(fact) for fact in record.facts]
         stored = None
         if record.upload is not None:
             tag = record.upload.tag
             stored = UploadInMemory(record.upload.vector.copy())
             self.uploads[number, tag.owner, tag.serial] = stored
             self.versions[number, tag.owner, tag.serial] = tag.version
-        kept = {(number, owner, serial) for owner, serial in record.kept}
-        assert kept <= set(self.uploads), "an upload that is needed was never stored"
-        self.gone |= dict.fromkeys(set(self.uploads) - kept, self.version)
-        self.uploads = {key: upload for key, upload in self.uploads.items() if key in kept}
-        shares = [*self.shares, *record.shares] if self.keeps_shares else []
-        self.shares = [s for s in shares if (s.owner, s.serial) in record.relayed]
+        past = {(number, owner, serial) for owner, serial in record.past}
+        past = set(self.uploads) if record.is_over else past & set(self.uploads)
+        self.gone |= dict.fromkeys(past, self.version)
+        self.uploads = {key: upload for key, upload in self.uploads.items() if key not in past}
+        for share in record.shares if self.keeps_shares else ():
+            mask = (share.owner, share.serial)
+            self.shares[mask] = (*self.shares.get(mask, ()), share)
+        for mask in record.past:
+            self.shares.pop(mask, None)
+        if record.is_over:
+            self.facts, self.shares = [], {}
         return stored
 
     @property
@@ -121,8 +131,11 @@ class EpochDisk:
         def recall(tag: Tag) -> Upload:
             return self.uploads[number, tag.owner, tag.serial]
 
-        settings, shares = self.opened[number], list(self.shares)
-        return UnfinishedEpoch(settings, self.memory, recall, lab.allow_list, shares)
+        def recall_shares(owner: int, serial: int) -> tuple[SealedShare, ...]:
+            return self.shares.get((owner, serial), ())
+
+        settings = self.opened[number]
+        return UnfinishedEpoch(settings, self.facts, recall, recall_shares, lab.allow_list)
 
 
 class EpochLaboratory(Laboratory):
@@ -256,7 +269,13 @@ class EpochLaboratory(Laboratory):
         self.tell(Applied(self.disk.announcement))
 
     def renew(self, effect: Renew) -> None:
-        flight = Memory.from_bytes(self.disk.memory).buffer if self.disk.memory else None
+        flight: SumRequest | None = None
+        for fact in decode_facts(self.disk.facts)[1] if self.disk.facts else ():
+            match fact:
+                case SumAnnounced(request):
+                    flight = request
+                case SumEnded():
+                    flight = None
         for tag in () if flight is None else flight.tags:
             self.disk.failed.add((effect.epoch, tag.owner, tag.serial))
         self.renewals.append(effect.version)

@@ -29,7 +29,6 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.jobs import Compute, Job, UploadInMemory, complete
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import (
@@ -121,7 +120,7 @@ class Laboratory:
         self.identities = {i: IdentityKey.generate() for i in range(clients)}
         self.allow_list = AllowList({i: key.public for i, key in self.identities.items()})
         self.settings = Settings(
-            ProtocolName.LIGHTSECAGG,
+            "lightsecagg",
             Parameters(clients, 1, dropouts, threat_model=ThreatModel.MALICIOUS_SERVER),
             Quantizer(DEFAULT_FIELD, bound=1.0, summands=clients),
             DIMENSION,

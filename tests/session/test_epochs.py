@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from epoch_lab import BUFFERING, EpochLaboratory, finish_training, opened
+from epoch_lab import BUFFERING, EpochDisk, EpochLaboratory, finish_training, opened
 
+from laboratory import needs_laboratory
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, EpochChanged, Phase
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Opening, SumRequest
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
     EpochBegins,
@@ -30,7 +30,9 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.epoch_client import EpochClientSession
+from lightsecagg.session.instructions import Instructions
 from lightsecagg.session.interface import (
+    Announcement,
     Post,
     Received,
     Stop,
@@ -119,6 +121,38 @@ def test_S56_R31_older_updates_without_company_are_given_up_when_no_buffer_can_b
     assert lab.party.waiting == 2
     lab.wait(30)
     assert lab.party.waiting == 0
+
+
+def test_S56_who_has_uploaded_from_a_model_is_no_company_that_may_still_come() -> None:
+    lab = opened()
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 5)
+    finish_training(lab, 0, 1, 2)
+    assert lab.dropped == [(5, 0)], "4 alone may bring another"
+    assert lab.party.waiting == 3
+
+
+def test_S56_who_has_no_memory_of_an_epoch_is_no_company_that_may_still_come() -> None:
+    lab = opened(clients=7)
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4, 5)
+    lab.restart(6)
+    lab.settle()
+    finish_training(lab, 0, 1, 2, 3)
+    assert lab.party.waiting == 0
+    assert lab.dropped == [(4, 0), (5, 0)]
+
+
+@pytest.mark.parametrize("asked", [Instructions({"epochs": 9}), None])
+def test_S55_an_update_waits_for_an_epoch_with_its_own_instructions(
+    asked: Instructions | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch's clients have what they were asked for; only then is it uploaded."""
+    announced = property(lambda disk: Announcement(disk.model.tobytes(), asked))
+    monkeypatch.setattr(EpochDisk, "announcement", announced)
+    lab = opened()
+    finish_training(lab, 0, 1, 2, 3)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
 
 
 def test_fast_clients_do_not_queue_up_ever_older_updates() -> None:
@@ -226,9 +260,10 @@ def test_what_is_lost_with_a_connection_is_sent_again_or_forgotten() -> None:
     assert [name_of(data) for _, data in lab.up] == [
         "BufferedUpload",
         "ShareBundle",
+        "Reports",
         "Fetch",
     ]
-    lab.disconnect(0)  # all three are on their way
+    lab.disconnect(0)  # all four are on their way
     ready, waiting = lab.clients[0]._round.party.serials  # type: ignore[union-attr]
     assert waiting == (0,)
     lab.connect(0)
@@ -369,13 +404,14 @@ class Unprotected(EpochLaboratory):
 
     def start(self) -> None:
         parameters = replace(self.settings.parameters, threat_model=self.threat_model)
-        self.settings = replace(self.settings, protocol=ProtocolName.PLAIN, parameters=parameters)
+        self.settings = replace(self.settings, protocol="plain", parameters=parameters)
         super().start()
 
     def policy(self, **changes: Any) -> Policy:
-        return super().policy(**{"protocols": (ProtocolName.PLAIN,)} | changes)
+        return super().policy(**{"protocols": ("plain",)} | changes)
 
 
+@needs_laboratory
 @pytest.mark.parametrize("crash", [False, True])
 def test_fedbuff_runs_without_protection_over_the_same_sessions(crash: bool) -> None:
     lab = Unprotected(number=5)
@@ -398,11 +434,12 @@ def test_fedbuff_runs_without_protection_over_the_same_sessions(crash: bool) -> 
     lab.assert_summed_once()
 
 
+@needs_laboratory
 def test_S01_no_server_talks_a_client_into_going_unprotected() -> None:
     lab = Unprotected(number=1, retries=0, wait_for_clients=5.0)
     lab.connect(0, 1, 2, 3)
     lab.clients[4] = lab.client(4)
-    careful = lab.policy(protocols=(ProtocolName.LIGHTSECAGG,))
+    careful = lab.policy(protocols=("lightsecagg",))
     lab.clients[5] = EpochClientSession(5, lab.identities[5], careful, Ledger(), patience=600.0)
     lab.connect(4, 5)
     lab.wait(10)
@@ -472,6 +509,7 @@ def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged()
     lab.do(0, client.handle(Trained(train.round, lab.update(0, train.round)), lab.now))
     assert [name_of(data) for _, data in lab.up] == [
         "ShareBundle",
+        "Reports",
         "BufferedUpload",
         "Fetch",
     ]
@@ -499,7 +537,6 @@ def test_R31_a_buffer_in_flight_waits_for_those_who_were_away_when_its_server_wa
     lab.settle(lambda: lab.party._flight is not None and len(signatures(lab)) == 3)
     (unsigned,) = {0, 1, 2, 3} - set(signatures(lab))
     lab.disconnect(unsigned)
-    lab.disk.memory = lab.party._memory().promises().to_bytes()  # as with whatever comes next
     lab.crash()
     lab.start()
     assert lab.renewals == []
@@ -796,3 +833,18 @@ def test_a_client_that_refuses_the_settings_withdraws_from_the_epoch_and_says_wh
     finish_training(lab, 1, 2, 3)
     lab.wait(lab.flushing.flush_after + 1)
     assert lab.sums[-1][1] == (1, 2, 3)
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_S55_an_update_is_not_uploaded_in_an_epoch_with_other_instructions(naive: bool) -> None:
+    """Training may outlast its epoch, and the next one may ask for something else."""
+    lab = opened()
+    ((_, train),) = [each for each in lab.trainings if each[0] == 0]
+    epoch = lab.clients[0]._round
+    assert epoch is not None
+    if not naive:
+        epoch.announcement = Announcement(b"", Instructions({"epochs": 9}))
+    event = Trained(train.round, lab.update(0, train.round))
+    sent = posted(lab.clients[0].handle(event, lab.now))
+    assert ("BufferedUpload" in sent) == naive
+    assert any(isinstance(each, Fetch) for each in sent), "it goes on with another model"

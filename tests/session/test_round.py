@@ -36,7 +36,6 @@ from lightsecagg.protocol.messages import (
     Roster,
     SharesClosed,
 )
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.budgets import phase_budget
@@ -73,7 +72,7 @@ from lightsecagg.session.round import RoundInProgress
 EVERYBODY = tuple(range(6))
 START, GRACE, NUMBER = 1000.0, 5.0, 7
 SETTINGS = Settings(
-    ProtocolName.LIGHTSECAGG,
+    "lightsecagg",
     Parameters(6, 1, 2, threat_model=ThreatModel.MALICIOUS_SERVER),
     Quantizer(DEFAULT_FIELD, bound=1.0, summands=6),
     DIMENSION,
@@ -83,7 +82,7 @@ SETTINGS = Settings(
 )
 CODEC = Codec(SETTINGS.field)
 UPLOAD = MaskedUpload(b"\0", np.zeros(DIMENSION, np.uint32))
-CLOSED = SharingClosed(Roster(()), SharesClosed(EVERYBODY[:5], b""))
+CLOSED = SharingClosed(Roster(()), SharesClosed(EVERYBODY[:5]))
 
 
 class StubParty:

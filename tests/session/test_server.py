@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+import session_lab
 from session_lab import CLIENTS, DIMENSION, Disk, Laboratory
 
 from lightsecagg.errors import Aborted
@@ -195,6 +197,56 @@ def test_R31_another_survivor_set_than_the_announced_one_is_refused() -> None:
     del lab.disk.rounds[1]["uploads"][0]
     with pytest.raises(Exception, match="do not give the survivor set that was announced"):
         lab.start()
+
+
+def abandoned(monkeypatch: pytest.MonkeyPatch) -> list[RoundAbandoned]:
+    """What is stored of the rounds that end without a sum."""
+    ends: list[RoundAbandoned] = []
+    store = Disk.store
+
+    def noted(disk: Disk, number: int, record: AnyRecord) -> Any:
+        if isinstance(record, RoundAbandoned):
+            ends.append(record)
+        return store(disk, number, record)
+
+    monkeypatch.setattr(Disk, "store", noted)
+    return ends
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_R59_S42_a_set_that_clients_may_have_answered_for_is_asked_again(
+    crashes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too few sign: nobody has answered, unless a certificate left before a crash."""
+    monkeypatch.setattr(session_lab, "Announcement", lambda: Announcement(b"a model"))
+    ends = abandoned(monkeypatch)
+    lab = at("agree")
+    if crashes:
+        lab.crash()
+        lab.start()
+        lab.connect(0, 1)
+    else:
+        lab.disconnect(*EVERYBODY[2:])
+    lab.wait(100.0)
+    assert "clients signed, m = 4 are needed" in ends[0].reason
+    assert ends[0].renews != crashes
+    assert lab.server._announced[1] == (tuple(EVERYBODY) if crashes else None)
+
+
+def test_R59_a_model_is_renewed_whose_predecessor_had_a_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The set of the round before is of another model: it keeps nobody to this one."""
+    models = count()
+    monkeypatch.setattr(session_lab, "Announcement", lambda: Announcement(b"%d" % next(models)))
+    lab = Laboratory(number=2)
+    ends = abandoned(monkeypatch)
+    lab.connect()
+    lab.until_seen("MaskedUpload", CLIENTS + 1)
+    lab.disconnect(*EVERYBODY[2:])
+    lab.wait(1000.0)
+    assert [record.aborted is None for record in lab.records] == [True, False]
+    assert [end.renews for end in ends] == [True]
 
 
 def test_a_round_without_an_upload_is_dropped_after_a_crash() -> None:

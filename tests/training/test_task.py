@@ -97,6 +97,15 @@ def test_modules_that_are_missing_are_named(tmp_path: Path) -> None:
         load_task(TaskConfig(f"{tmp_path}/needy.py:Task"))
 
 
+def test_a_bound_with_room_is_suggested() -> None:
+    report = check_task(
+        TaskConfig("synthetic-mnist", clients=2, samples_per_client=3), LocalConfig(), 0
+    )
+    room = report["suggested_bound"] / report["largest_change"]
+    assert 1.9 < room < 2.1
+    assert len(f"{report['suggested_bound']:g}".replace(".", "").strip("0").split("e")[0]) <= 2
+
+
 def test_unknown_built_in_tasks_and_settings_are_refused() -> None:
     with pytest.raises(ParameterError, match="there is no task 'imagenet'; choose one of digits"):
         load_task(TaskConfig("imagenet"))

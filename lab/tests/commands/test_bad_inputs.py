@@ -9,14 +9,14 @@ from lightsecagg.cli.output import exit_codes
 
 SIMULATE = "simulate --clients 5 --privacy 1 --dropouts 1"
 VALUES = {
-    "simulate --clients 3 --privacy 5 --dropouts 2 --dim 10": "lower T or D",
+    "simulate --clients 3 --privacy 5 --dropouts 2 --dim 10": "lower privacy (T) or dropouts (D)",
     f"{SIMULATE} --dim -1": "dimension d = -1 must be at least 1",
     f"{SIMULATE} --dim 10 --drop upload=9": "9 clients should drop, but there are only 5",
     f"{SIMULATE} --dim 10 --buffer 3": "--buffer belongs to the asynchronous mode",
     f"{SIMULATE} --mode async --dim 10 --buffer 9": "--buffer K = 9 must be at most N = 5",
     f"{SIMULATE} --mode async --dim 9 --buffer 3 --task digits": "give either --dim",
     "plan --clients 10 --dim 100 --privacy 2 --dropouts 2 --liars 5": "lower E, T or D",
-    "plan --clients 3 --dim 10 --privacy 9": "lower T or D",
+    "plan --clients 3 --dim 10 --privacy 9": "lower privacy (T) or dropouts (D)",
     "bench kernels --clients -1": "the case needs 0 <= T < U <= N",
 }
 FLAGS = {

@@ -106,7 +106,7 @@ def test_one_of_t_and_d_is_enough_too() -> None:
     ("arguments", "complaint"),
     [
         (["--privacy", "2", "--dropouts", "2", "--liars", "5"], "lower E, T or D"),
-        (["--privacy", "9", "--dropouts", "2"], "T . 2 = 11 .* lower T or D"),
+        (["--privacy", "9", "--dropouts", "2"], "T . 2 = 11 .* lower privacy"),
         (["--privacy", "3", "--dropouts", "4"], r"needs T \+ 2D < N, but T = 3, D = 4, N = 10"),
         (["--dropouts", "12"], "dropouts D = 12 of N = 10 clients leave nobody"),
     ],

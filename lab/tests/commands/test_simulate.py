@@ -110,6 +110,26 @@ def test_an_aborted_round_exits_with_3_and_still_prints(terminal: Terminal) -> N
     assert "aborted: only 5 clients uploaded" in out
 
 
+def test_it_runs_without_any_option(terminal: Terminal) -> None:
+    parameters = terminal.json()["parameters"]
+    found = [parameters[name] for name in ("clients", "privacy", "dropouts", "dim")]
+    assert found == [10, 2, 2, 10_000]
+    found = [
+        terminal.json("--clients", "4")["parameters"][name] for name in ("privacy", "dropouts")
+    ]
+    assert found == [1, 1]
+
+
+def test_all_protocols_are_compared_in_one_table(terminal: Terminal) -> None:
+    _, out, _ = terminal.run(*SMALL, "--protocol", "all")
+    last = out[out.index("all of them") :]
+    assert [
+        name for name in ("lightsecagg", "secagg", "secagg+", "plain") if name not in last
+    ] == []
+    _, out, _ = terminal.run(*SMALL)
+    assert "all of them" not in out
+
+
 def test_the_table_tells_the_essentials(terminal: Terminal) -> None:
     code, out, _ = terminal.run(*SMALL, "--drop", "recover:after=1", "--training-seconds", "2")
     assert code == 0
@@ -220,7 +240,7 @@ def test_clipping_must_be_asked_for(terminal: Terminal) -> None:
         (["--bound", "0"], "bound = 0.0 must be positive"),
         (["--buffer", "4"], "--buffer belongs to the asynchronous mode; add --mode async"),
         (["--tau-max=4"], "--tau-max belongs to the asynchronous mode"),
-        (["--privacy", "7"], "protects nobody from T colluders; lower T or D"),
+        (["--privacy", "7"], "protects nobody from T colluders; lower privacy"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_named(

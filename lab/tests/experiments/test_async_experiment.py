@@ -18,7 +18,6 @@ from lightsecagg.cli.main import app
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import PAPER_MODULUS
-from lightsecagg.protocol.plain_epoch import BufferMean, FedBuffServer, PlainUpload
 from lightsecagg_lab.experiments.async_report import plot, rise_at_the_end, summarise, to_markdown
 from lightsecagg_lab.experiments.asynchronous import (
     FEDBUFF,
@@ -33,6 +32,7 @@ from lightsecagg_lab.experiments.asynchronous import (
     sweep_cells,
 )
 from lightsecagg_lab.experiments.statistics import Spread
+from lightsecagg_lab.schemes.fedbuff import BufferMean, FedBuffServer, PlainUpload
 
 SMALL = replace(QUICK, clients=8, privacy=1, survivors=6, buffer=3, rounds=4, evaluate_every=2)
 TABLE = StalenessTable.from_function(polynomial(1.0), 64, 5)
@@ -115,7 +115,7 @@ def test_protected_runs_follow_fedbuff_and_cells_are_kept(tmp_path: Path) -> Non
     assert summary["cost"]["client_protocol_seconds"].median > 0
     said = to_markdown(SMALL, summary)
     assert "| 2^31 |" in said
-    assert "6 of 6 runs say where they were made: " in said
+    assert "6 of 6 runs name their machine: " in said
     with pytest.raises(ConfigurationError, match="another setup"):
         run_cells(replace(SMALL, rounds=5), cells[:1], tmp_path)
     path = tmp_path / "cells" / f"{cells[0].name}.json"
@@ -219,7 +219,7 @@ def test_the_summary_names_machines_and_other_work() -> None:
     silent, early, late = (made_up(cell, 0.5) | more for more in ({}, on("1", 1.0), on("2", 0.1)))
     assert "say where they were made" not in to_markdown(SMALL, summarise([silent]))
     said = to_markdown(SMALL, summarise([silent, late, early]))
-    assert "2 of 3 runs say where they were made: a chip, 2 cores, Python 3.11" in said
+    assert "2 of 3 runs name their machine: a chip, 2 cores, Python 3.11" in said
     assert "from 1 to 2, 1 of them beside other work" in said
 
 

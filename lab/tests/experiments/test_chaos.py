@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from lightsecagg.cli.main import app
+from lightsecagg.drivers.federation.demo import DemoResult, with_history
 from lightsecagg.drivers.federation.demo_audit import Comparison, audit
-from lightsecagg.drivers.federation.epoch_demo import (
-    SERVER,
-    EpochDemoConfig,
-    EpochDemoResult,
-    with_history,
-)
+from lightsecagg.drivers.federation.demo_config import SERVER, DemoConfig
+from lightsecagg.errors import ParameterError
 from lightsecagg.params import ThreatModel
-from lightsecagg_lab.experiments.chaos import Chaos, plan, unleash
+from lightsecagg_lab.experiments.chaos import unleash
+from lightsecagg_lab.experiments.chaos_plan import BufferChaos, plan_kills
 
 CURIOUS = ThreatModel.HONEST_BUT_CURIOUS
 COMMAND = [sys.executable, "-c", "from lightsecagg.cli.main import main; main()", "bench", "chaos"]
@@ -34,9 +34,14 @@ def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed(
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
-    assert (found["server_kills"], found["client_kills"], found["hangs"]) == (3, 2, 0)
+    assert (found["server_kills"], found["client_kills"], found["hangs"], found["orphans"]) == (
+        3,
+        2,
+        0,
+        0,
+    )
     never = ("left_behind", "lost", "wrong", "summed_twice", "masks_used_twice", "changed")
-    assert {found[what] for what in never} == {0}
+    assert {found[what] for what in (*never, "orphans")} == {0}
     assert found["sums"] > 3
     fates = ("summed", "dropped", "in_failed_buffers", "stranded", "waiting")
     assert found["acknowledged"] == sum(found[fate] for fate in fates)
@@ -47,18 +52,18 @@ def test_R31_R32_nothing_is_lost_or_used_twice_by_a_federation_that_is_killed(
 @pytest.mark.slow
 def test_R31_R32_where_any_updates_share_a_buffer_no_acknowledged_one_is_dropped() -> None:
     small = {"clients": 5, "privacy": 1, "dropouts": 1, "buffer": 3, "dimension": 20}
-    chaos = Chaos(server_kills=3, client_kills=2, pause=1.0, threat_model=CURIOUS, **small)
+    chaos = BufferChaos(server_kills=3, client_kills=2, pause=1.0, threat_model=CURIOUS, **small)
     found = unleash(chaos)
     assert found["clean"], found
     assert found["dropped"] == 0
 
 
 def test_kills_follow_from_the_seed_alone() -> None:
-    chaos = Chaos(server_kills=20, client_kills=10)
-    assert plan(chaos) == plan(chaos)
-    assert plan(chaos) != plan(Chaos(server_kills=20, client_kills=10, seed=1))
-    assert sum(kill.victim == SERVER for kill in plan(chaos)) == 20
-    assert len(plan(chaos)) == 30
+    chaos = BufferChaos(server_kills=20, client_kills=10)
+    assert plan_kills(chaos) == plan_kills(chaos)
+    assert plan_kills(chaos) != plan_kills(BufferChaos(server_kills=20, client_kills=10, seed=1))
+    assert sum(kill.victim == SERVER for kill in plan_kills(chaos)) == 20
+    assert len(plan_kills(chaos)) == 30
 
 
 # -- what the audit sees: three owners, whose updates of version 0 make the sum of version 1 -----
@@ -125,6 +130,16 @@ def test_R31_updates_that_could_have_been_summed_are_lost() -> None:
     assert fates.clean
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_S56_who_was_killed_may_not_have_heard_that_its_update_was_dropped(drops: bool) -> None:
+    notes = [*uploads(0, 1), OVER, NEXT]
+    fates = audit([], [], notes, least=3, drops=drops)
+    assert (fates.dropped, fates.left_behind) == ((1, 1) if drops else (0, 2))
+    back = {"client": 0, "what": "started", "time": 1.0}
+    both = audit([], [], [*notes, back], least=3, drops=drops)
+    assert (both.dropped, both.left_behind) == ((2, 0) if drops else (0, 2))
+
+
 def test_a_sum_that_a_killed_server_knew_counts_though_its_successor_lost_the_buffer() -> None:
     known, other = record(1, 0, 1, 2), record(2, 0, 1, 3, version=1)
     lost = {"round": 1, "epoch": 1, "included": [], "versions": [], "aborted": "too few"}
@@ -149,14 +164,14 @@ def test_what_is_done_twice_is_seen() -> None:
 def test_a_federation_that_went_wrong_is_kept_and_no_other(
     hung: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ran(config: EpochDemoConfig, folder: Path, *_: object) -> EpochDemoResult:
+    def ran(config: DemoConfig, folder: Path, *_: object) -> DemoResult:
         (folder / "server.log").write_text("why")
         found = audit([], [], [], least=3)
         empty: tuple[list[Any], ...] = ([], [], [], [], [], [])
-        return EpochDemoResult(*empty, found, None, folder, 1.0, hung=hung, interrupted=None)
+        return DemoResult(*empty, found, None, folder, 1.0, hung=hung, interrupted=None)
 
-    monkeypatch.setattr("lightsecagg_lab.experiments.chaos.run_epochs", ran)
-    assert unleash(Chaos(), keep=tmp_path)["clean"] is not hung
+    monkeypatch.setattr("lightsecagg_lab.experiments.chaos.run_demo", ran)
+    assert unleash(BufferChaos(), keep=tmp_path)["clean"] is not hung
     kept = tmp_path / "federation" / "server.log"
     assert kept.exists() == hung
 
@@ -168,3 +183,16 @@ def test_a_folder_in_use_is_refused_before_anything_is_killed(mode: str, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "must be a new or an empty folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["--mode", "async", "--flips", "1"], "--flips belongs to the synchronous mode"),
+        (["--buffer", "4"], "--buffer belongs to the asynchronous mode"),
+    ],
+)
+def test_an_option_of_the_other_mode_is_refused_by_name(arguments: list[str], refusal: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "chaos", *arguments])
+    assert isinstance(result.exception, ParameterError)
+    assert str(result.exception).startswith(refusal)

@@ -79,6 +79,7 @@ def test_one_waits_until_the_others_are_done() -> None:
     wait_until_quiet(told.append, observe=others_use(1.5, 0.9, 0.1), sleep=slept.append)
     assert slept == [WINDOW, PAUSE, WINDOW, PAUSE, WINDOW]
     assert "other processes use 1.50 cores" in told[0]
+    assert "--busy-anyway does not wait" in told[0]
     assert "other processes use 0.90 cores" in told[1]
     assert len(told) == 2
 
@@ -86,6 +87,20 @@ def test_one_waits_until_the_others_are_done() -> None:
 def test_one_does_not_wait_for_ever() -> None:
     with pytest.raises(ConfigurationError, match=r"busy for 21 s: .* 1\.20 .*--busy-anyway"):
         wait_until_quiet(lambda _: None, 20.0, observe=others_use(*[1.2] * 9), sleep=lambda _: None)
+
+
+def test_off_a_terminal_there_is_a_line_per_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    from lightsecagg_lab.commands.laboratory import progress_bar
+
+    class Keyed:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+    with progress_bar("table4", 3) as (advance, _):
+        for key, needed in (("first", True), ("known", False), ("last", True)):
+            advance(Keyed(key), needed)  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cell" in line]
+    assert lines == ["table4: cell 1 of 3, first", "table4: cell 3 of 3, last"]
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="the command asks for torch first")

@@ -25,6 +25,11 @@ COVERS = {
     "report": "experiments/stability.py:_spreads",
     "run": "experiments/asynchronous.py:_read",
 }
+NO_FILES = {
+    "schemes/fedbuff.py:PlainUpload.from_bytes",
+    "transport/torch_rpc.py:TorchRpcServer._serve",
+}
+"""Readers of messages, which the tests of these modules damage."""
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_S41_every_reader_of_the_laboratory_is_here(sources: dict[str, Reader]) 
         for path in SOURCE.rglob("*.py")
         for name in readers(path.read_text("utf-8"))
     }
-    assert found == set(COVERS.values())
+    assert found == set(COVERS.values()) | NO_FILES
     assert set(sources) == set(COVERS)
     for _, read in sources.values():
         read()

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from lightsecagg.errors import ConfigurationError
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg_lab.experiments import namespaces
 from lightsecagg_lab.experiments.cells import Cell, Results
 from lightsecagg_lab.experiments.links import LinkCell, RawLinkCell
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "flower"))
 

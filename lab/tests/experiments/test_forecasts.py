@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments import forecasts
 from lightsecagg_lab.experiments.forecasts import ForecastCell, forecast_cells, forecast_report
 from lightsecagg_lab.experiments.setups import FULL, QUICK
 from lightsecagg_lab.planning import STATED
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 
 def test_forecasts_of_bytes_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:

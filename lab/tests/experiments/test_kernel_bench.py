@@ -17,6 +17,7 @@ KERNELS = {
     *("prg", "quantise-mask", "unmask-dequantise"),
 }
 SHORT_KEYS = {"short-key-mask", "short-key-expand"}
+PACKED = {"rotate", "pack-mask", "unpack"}
 SMALL = Case(clients=6, survivors=4, privacy=2, dimension=1000)
 
 
@@ -46,7 +47,7 @@ def test_every_kernel_is_measured_in_the_fields_that_have_it(
     assert len(found) == len(set(found))
     assert set(found) == {
         *((k, f) for k in KERNELS for f in ("default", "paper")),
-        *((k, "default") for k in SHORT_KEYS),
+        *((k, "default") for k in PACKED | SHORT_KEYS),
         *((k, "words") for k in ("pairwise-mask", "sum")),
     }
     assert len(lines) == len(found) + 1, "progress: the memory, then every kernel"
@@ -79,7 +80,10 @@ def test_the_command_prints_json_alone_on_stdout_and_progress_on_stderr() -> Non
     done = bench("--json", *SMALL_OPTIONS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert {row["kernel"] for row in document["rows"]} == KERNELS | SHORT_KEYS | {"pairwise-mask"}
+    assert {row["kernel"] for row in document["rows"]} == {
+        *(KERNELS | PACKED | SHORT_KEYS),
+        "pairwise-mask",
+    }
     assert document["case"]["dimension"] == 1000
     assert "decode (default field)" in done.stderr
 

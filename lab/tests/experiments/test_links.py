@@ -20,7 +20,6 @@ from lightsecagg.cli.main import main
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg_lab.experiments import delay_line, links, namespaces
 from lightsecagg_lab.experiments.cells import Results
 from lightsecagg_lab.experiments.link_fit import TERMS, fit
@@ -31,6 +30,7 @@ from lightsecagg_lab.experiments.shaped_links import raw_transfer, shaped_links
 from lightsecagg_lab.planning.transport_costs import STATED as STATED_TRANSPORT
 from lightsecagg_lab.planning.transport_costs import TransportCosts
 from lightsecagg_lab.planning.unit_costs import STATED, describe
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 
 def lacking() -> str:

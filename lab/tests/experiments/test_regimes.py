@@ -8,7 +8,6 @@ import pytest
 
 from lightsecagg.params import ShareMode
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments import regimes
 from lightsecagg_lab.experiments.cells import Document, Results, RoundCell
 from lightsecagg_lab.experiments.regimes import CORES, LINKS, TRAININGS
@@ -16,6 +15,7 @@ from lightsecagg_lab.experiments.setups import RATES, Profile
 from lightsecagg_lab.experiments.timing import timed_rounds
 from lightsecagg_lab.planning import Network
 from lightsecagg_lab.planning.traffic import PhaseTraffic
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
 TINY = Profile("quick", (8, 12), sample=2, repeats=1)

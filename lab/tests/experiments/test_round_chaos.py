@@ -21,7 +21,7 @@ import pytest
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg_lab.experiments.campaign import Campaign
 from lightsecagg_lab.experiments.chaos_plan import KINDS, Findings, RoundChaos, Schedule
 from lightsecagg_lab.experiments.round_audit import (
@@ -34,6 +34,7 @@ from lightsecagg_lab.experiments.round_audit import (
     edition,
 )
 from lightsecagg_lab.experiments.state_damage import Memory, memory_of, settle
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 N = 3
 

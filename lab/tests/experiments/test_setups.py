@@ -10,7 +10,6 @@ from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments.cells import RoundCell
 from lightsecagg_lab.experiments.setups import (
     FEW_COLLUDERS,
@@ -22,6 +21,7 @@ from lightsecagg_lab.experiments.setups import (
     sparse_graph,
 )
 from lightsecagg_lab.planning.planner import Federation, round_settings
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.scenario import run
 
 LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName

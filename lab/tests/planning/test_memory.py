@@ -14,7 +14,7 @@ from lightsecagg.drivers.transport.framing import MAX_CHUNK
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg_lab.planning.memory import (
     CHUNK,
     KEPT,
@@ -25,6 +25,7 @@ from lightsecagg_lab.planning.memory import (
 )
 from lightsecagg_lab.planning.traffic import forecast_traffic
 from lightsecagg_lab.planning.transport_costs import window
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 VECTOR = 4 * 10_000_000
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.commands.plan import app
 from lightsecagg_lab.planning import STATED, Federation, Network, plan
 from lightsecagg_lab.planning.planner import (
@@ -23,6 +22,7 @@ from lightsecagg_lab.planning.planner import (
     round_costs,
 )
 from lightsecagg_lab.planning.traffic import forecast_traffic
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.faults import Faults, Moment
 from lightsecagg_lab.simulation.scenario import Scenario
 from lightsecagg_lab.simulation.synchronous import RoundReport, simulate_round

@@ -16,7 +16,8 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
 from lightsecagg_lab.simulation.scenario import Scenario
 
@@ -54,9 +55,8 @@ def test_the_forecast_is_an_honest_upper_bound(share_mode: ShareMode) -> None:
         "from lightsecagg.drivers.footprint import forecast\n"
         "from lightsecagg_lab.simulation.scenario import Scenario, run\n"
         "from lightsecagg.params import Parameters\n"
-        "from lightsecagg.protocol.settings import ProtocolName\n"
         f"parameters = Parameters(16, 4, 8, 8, share_mode='{share_mode}')\n"
-        "scenario = Scenario(ProtocolName.LIGHTSECAGG, parameters, 1_000_000)\n"
+        "scenario = Scenario('lightsecagg', parameters, 1_000_000)\n"
         "needed = forecast(scenario.cohort().settings()).total\n"
         "assert next(run(scenario)).report.exact\n"
         # Not ru_maxrss: a child starts with its parent's, and a test worker may be large.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.faults import Drop
 from lightsecagg_lab.simulation.scenario import Outcome, Scenario, run
 

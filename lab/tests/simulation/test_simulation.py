@@ -22,7 +22,7 @@ from lightsecagg.protocol.jobs import Job, SumUploads, Unmask
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation import (
     Cohort,
     Drop,

@@ -10,7 +10,7 @@ from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.faults import Drop, Faults
 from lightsecagg_lab.simulation.scenario import Outcome, Scenario, run
 from lightsecagg_lab.simulation.synchronous import simulate_round

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 def client(
     config: Annotated[
         list[Path],
-        typer.Option(help="client.toml; give it several times for several clients in one process."),
+        typer.Option(help="client.toml; repeat it for several clients in one process."),
     ],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="table.key=value, overrides the files.")
@@ -30,10 +30,10 @@ def client(
     log_level: LogLevel = "info",
     quiet: Quiet = False,
 ) -> None:
-    """Train (or contribute a vector) in every round until the server says goodbye.
+    """Train (or contribute a vector) in every round until the federation ends.
 
     Exit codes: 0 the federation has finished, 1 the server cannot be reached or refuses this
-    client, 2 configuration, 3 the server gave up or speaks another version.
+    client, 2 configuration error, 3 the server gave up or has another version.
     """
     require("client", "grpc")
     from lightsecagg.drivers.federation.config import ClientConfig, load_config

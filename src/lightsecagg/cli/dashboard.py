@@ -21,15 +21,15 @@ _LOOK = 1.0
 @app.command()
 def dashboard(
     state: Annotated[Path, typer.Option(help="The server's state folder, `server.state`.")],
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 for any that is free.")] = 7780,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 for any free port.")] = 7780,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that a browser must know.")
+        Path | None, typer.Option(help="A file with the token that a browser must give.")
     ] = None,
 ) -> None:
-    """Show the rounds of a federation in a browser, whether its server runs or has ended.
+    """Show the rounds of a federation in a browser, while its server runs or after it ended.
 
-    Only reads: of a round under way it shows what the journal knows. `server.dashboard_port` shows
-    more of it. Ctrl-C ends it.
+    It only reads: of the current round it shows what is in the journal. `server.dashboard_port`
+    shows more of that round. Ctrl-C ends it.
     """
     require("dashboard", "grpc")
     with deferred_signals() as ask:

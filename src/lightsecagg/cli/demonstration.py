@@ -1,8 +1,7 @@
-"""What both modes of `lightsecagg run` do around a demonstration: check, watch, keep and show."""
+"""What `lightsecagg run` does around a demonstration: check, watch, keep and show."""
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 import tempfile
@@ -10,29 +9,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
 from lightsecagg.cli.dashboard import serve_folder
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import print_json, warn
+from lightsecagg.cli.run_report import judge, print_report, write_report
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.schemes.traits import traits_of
 
 if TYPE_CHECKING:
-    from lightsecagg.drivers.federation.demo import DemoResult
     from lightsecagg.drivers.federation.demo_config import DemoConfig
     from lightsecagg.drivers.federation.demo_processes import Ask, Watch
-    from lightsecagg.drivers.federation.epoch_demo import EpochDemoResult
 
 _PLAIN_UPDATES = (
     "demo: to check the result, its clients also write their plain updates to a temporary folder; "
     "no real client does that"
 )
-
-Config = TypeVar("Config", bound="DemoConfig")
 
 
 class Overlap(StrEnum):
@@ -57,12 +53,12 @@ def page_port(dashboard: bool, port: int | None) -> int | None:
 
 
 @contextmanager
-def stage(
-    config: Config, check: Callable[[Config], None], out: Path, save_model: Path | None
-) -> Iterator[tuple[Path, Ask]]:
+def stage(config: DemoConfig, out: Path, save_model: Path | None) -> Iterator[tuple[Path, Ask]]:
     """Refuse what would fail later; inside, there is a folder, and signals wait to be asked for."""
+    from lightsecagg.drivers.federation.demo import check_demo
+
     _check_folder(out)
-    check(config)
+    check_demo(config)
     if save_model is not None:
         from lightsecagg.training import check_target
 
@@ -77,6 +73,34 @@ def stage(
         yield Path(folder), ask
 
 
+def show(
+    config: DemoConfig, folder: Path, out: Path, save_model: Path | None, ask: Ask, *, as_json: bool
+) -> None:
+    """Run it, keep its model, tell of it, and show its page; `Aborted` if it has gone wrong."""
+    from lightsecagg.drivers.federation.demo import run_demo
+
+    with _progress_bar(_describer(config)) as watch:
+        result = run_demo(config, folder, watch, ask)
+        document = write_report(config, result, out)
+    for complaint in result.complaints:
+        warn(complaint)
+    kept = save_model is not None and result.model is not None
+    if save_model is not None and result.model is not None:
+        from lightsecagg.training import save_state, state_dict
+
+        save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
+    if as_json:
+        print_json(document)
+    else:
+        print_report(config, document)
+        if kept:
+            typer.echo(f"the model is in {save_model}")
+    judge(config, result)
+    if config.dashboard_port is not None and result.interrupted is None:
+        sys.stdout.flush()
+        serve_folder(_without_secrets(result.state, folder), config.dashboard_port, None, ask)
+
+
 def _check_folder(out: Path) -> None:
     """A report that cannot be written would be lost with all the work."""
     try:
@@ -88,7 +112,7 @@ def _check_folder(out: Path) -> None:
 
 
 @contextmanager
-def progress_bar(describe: Callable[[str, int, int], str | None]) -> Iterator[Watch]:
+def _progress_bar(describe: Callable[[str, int, int], str | None]) -> Iterator[Watch]:
     """On stderr; shows what `describe` makes of (phase, done, expected), or nothing of None."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -104,33 +128,22 @@ def progress_bar(describe: Callable[[str, int, int], str | None]) -> Iterator[Wa
         yield watch
 
 
-def conclude(
-    config: DemoConfig,
-    result: DemoResult | EpochDemoResult,
-    document: dict[str, Any],
-    save_model: Path | None,
-    show: Callable[[], None] | None,
-) -> None:
-    """Keep the model and tell of the result: by `show`, or as JSON."""
-    for complaint in result.complaints:
-        warn(complaint)
-    if save_model is not None and result.model is not None:
-        from lightsecagg.training import save_state, state_dict
+def _describer(config: DemoConfig) -> Callable[[str, int, int], str | None]:
+    """How many buffers are recovered; or the round, and who has answered in its phase."""
+    number, last = 0, ""
 
-        save_state(state_dict(config.own_task, result.model, seed=config.seed), save_model)
-    if show is None:
-        print_json(document)
-        return
-    show()
-    if save_model is not None and result.model is not None:
-        typer.echo(f"the model is in {save_model}")
+    def describe(phase: str, done: int, expected: int) -> str | None:
+        nonlocal number, last
+        if config.mode == "async" or phase == "sums":
+            counted = config.mode == "async" and phase == "sums"
+            return f"{done} of {expected} buffers" if counted else None
+        if phase in ("advertise", "upload") and last not in ("advertise", "share", phase):
+            number += 1
+        last = phase
+        label = f"round {number}/{config.rounds}" if number else "connecting"
+        return f"{label}: {phase} {done}/{expected}"
 
-
-def show_page(config: DemoConfig, state: Path, folder: Path, ask: Ask) -> None:
-    """Until Ctrl-C, if there is to be one."""
-    if config.dashboard_port is not None:
-        sys.stdout.flush()
-        serve_folder(_without_secrets(state, folder), config.dashboard_port, None, ask)
+    return describe
 
 
 def _without_secrets(state: Path, folder: Path) -> Path:
@@ -142,16 +155,3 @@ def _without_secrets(state: Path, folder: Path) -> Path:
         elif each != moved:
             shutil.rmtree(each)
     return moved
-
-
-def finite(figures: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN and no infinity."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
-
-
-def in_words(figures: dict[str, float | None]) -> list[str]:
-    """Such as "accuracy 0.93"."""
-    return [
-        f"{name} {'not finite' if value is None else f'{value:.4g}'}"
-        for name, value in figures.items()
-    ]

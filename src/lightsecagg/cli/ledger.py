@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Show what a client remembers, or make it forget; the client must not be running.",
+    help="Show what a client remembers, or make it forget. Stop the client first.",
 )
 
 Config = Annotated[Path, typer.Option(help="The client's client-<id>.toml.")]
@@ -27,7 +27,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.command()
 def show(config: Config, as_json: AsJson = False) -> None:
-    """The latest round, and how often this client has uploaded for which global model."""
+    """Show the latest round, and how often this client uploaded for each global model."""
     with _ledger(config) as ledger:
         uploads, last_round = ledger.uploads(), ledger.last_round
     if as_json:
@@ -41,17 +41,17 @@ def show(config: Config, as_json: AsJson = False) -> None:
 @app.command()
 def forgive(
     model: Annotated[
-        str, typer.Argument(help="The model's hash, or its first digits, as the client said them.")
+        str, typer.Argument(help="The model's hash, or its first digits, from the client's log.")
     ],
     config: Config,
     yes: Yes = False,
 ) -> None:
     """Let this client take part again from a global model whose rounds have failed.
 
-    A client uploads twice for one model and sums its update with one set of clients, lest a rerun
-    without somebody reveals that client. If rounds fail after the uploads, all clients refuse, and
-    the model cannot change: the federation stands still until the operators of at least
-    max(U, m, T + 2) clients run this, each for its own client.
+    A client uploads twice for one model at most, and enters sums over one set of clients only: a
+    rerun without one client would reveal that client's update. If rounds fail after the uploads,
+    all clients refuse and the model cannot change. The federation then stands still until the
+    operators of at least max(U, m, T + 2) clients run this, each for its own client.
     """
     with _ledger(config) as ledger:
         found = [known for known in ledger.uploads() if known.startswith(model.lower())]
@@ -61,10 +61,10 @@ def forgive(
                 "`lightsecagg ledger show`"
             )
         warn(
-            "This gives protection away. If the server has, or gets, the sum of an earlier round "
-            f"from model {found[0][:16]}..., and now one over other clients, it learns the "
-            "difference: with one client more or less, that client's update. Do it only if you "
-            "believe, not from the server alone, that those rounds failed."
+            "This reduces protection. If the server has, or gets, the sum of an earlier round "
+            f"from model {found[0][:16]}..., and now a sum over other clients, it learns the "
+            "difference: with one client more or less, that client's update. Go on only if you "
+            "have evidence, not from the server alone, that those rounds failed."
         )
         _confirm(yes)
         ledger.forgive(found[0])
@@ -76,16 +76,16 @@ def forgive(
 def accept_loss(
     config: Config,
     round_number: Annotated[
-        int, typer.Option("--round", min=0, help="The round that the client named.")
+        int, typer.Option("--round", min=0, help="The round in the client's message.")
     ],
     yes: Yes = False,
 ) -> None:
-    """Go on with a new ledger, or an older copy, because the newest is lost for good."""
+    """Continue with a new ledger, or an older copy, because the newest is lost for good."""
     with _ledger(config) as ledger:
         warn(
-            "This gives protection away: what the lost ledger knew is forgotten, and a round of "
-            "before may be repeated with this client over other clients, which reveals "
-            "differences. Restore the file if there is any copy that is newer."
+            "This reduces protection: the client forgets what the lost ledger held. An earlier "
+            "round may then be repeated with this client and other clients, which reveals "
+            "differences. If there is a newer copy of the file, restore it instead."
         )
         _confirm(yes)
         ledger.accept_loss(round_number)
@@ -106,9 +106,7 @@ def _ledger(path: Path) -> Iterator[ClientLedger]:
     config = load_config(ClientConfig, path, ())
     file, session = config.client.ledger, bytes.fromhex(config.federation.session)
     if not file.exists():
-        raise ConfigurationError(
-            f"there is no ledger {file}; start the client once, it begins a new one"
-        )
+        raise ConfigurationError(f"there is no ledger {file}; start the client once to create it")
     ledger = ClientLedger(file, session, config.client.id)
     try:
         yield ledger

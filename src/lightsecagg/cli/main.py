@@ -8,8 +8,6 @@ by entry points of the group `lightsecagg.commands`, each of which names an `app
 from __future__ import annotations
 
 import importlib
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
@@ -18,44 +16,39 @@ from typer.core import TyperCommand, TyperGroup
 from lightsecagg import __version__
 from lightsecagg.cli.output import exit_codes
 from lightsecagg.errors import MissingLaboratory
+from lightsecagg.plugins import COMMANDS as GROUP
+from lightsecagg.plugins import added
 
 # name -> (module, the line that `lightsecagg --help` shows)
 COMMANDS = {
     "client": ("lightsecagg.cli.client", "Take part in a federation."),
     "dashboard": ("lightsecagg.cli.dashboard", "Show a federation's rounds in a browser."),
     "ledger": ("lightsecagg.cli.ledger", "Show what a client remembers, or make it forget."),
-    "members": ("lightsecagg.cli.members", "Admit, revoke and renew in a federation that runs."),
-    "model": ("lightsecagg.cli.model", "Take the trained model out of a federation."),
+    "members": ("lightsecagg.cli.members", "Admit, revoke and renew the clients of a federation."),
+    "model": ("lightsecagg.cli.model", "Export the trained model of a federation."),
     "provision": ("lightsecagg.cli.provision", "Create the keys and files of a federation."),
     "run": ("lightsecagg.cli.run", "Demonstrate a federation on this machine."),
     "server": ("lightsecagg.cli.server", "Run the rounds of a federation."),
-    "task": ("lightsecagg.cli.task", "Start, check and list learning tasks."),
+    "status": ("lightsecagg.cli.status", "Print how a federation is."),
+    "task": ("lightsecagg.cli.task", "Write, check and list learning tasks."),
 }
 
-GROUP = "lightsecagg.commands"
-"""The group of entry points."""
-
 LABORATORY = {
-    "bench": "Measure the hot loops on this machine.",
+    "bench": "Measure the hot loops, and whole federations.",
     "experiments": "Regenerate the paper's tables and figures.",
     "plan": "Forecast what a federation will cost, and choose U.",
-    "simulate": "Simulate rounds and what every phase costs.",
+    "simulate": "Simulate rounds and report what each phase costs.",
 }
 """Commands of the laboratory and their lines of help, so that neither imports it."""
 
 
-@cache
-def added_commands() -> dict[str, EntryPoint]:
-    """Commands of other distributions that are installed; none replaces one of ours."""
-    return {each.name: each for each in entry_points(group=GROUP) if each.name not in COMMANDS}
-
-
 def summaries() -> dict[str, str]:
     """Every command that can be used here, with its line of help."""
-    found = {name: summary for name, (_, summary) in COMMANDS.items()}
-    for name, point in added_commands().items():
+    found: dict[str, str] = {}
+    for name, point in added(GROUP).items():
         origin = f"Added by {point.dist.name}." if point.dist else ""
         found[name] = LABORATORY.get(name, origin)
+    found |= {name: summary for name, (_, summary) in COMMANDS.items()}  # none replaces ours
     return dict(sorted(found.items()))
 
 
@@ -80,7 +73,7 @@ class LazyGroup(TyperGroup):
         if cmd_name in COMMANDS:
             own = importlib.import_module(COMMANDS[cmd_name][0]).app
         else:
-            own = added_commands()[cmd_name].load()
+            own = added(GROUP)[cmd_name].load()
         command = typer.main.get_command(own)
         command.name = cmd_name
         return _flowing(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightsecagg.cli.options import split_names
 from lightsecagg.cli.output import AsJson, print_json, warn
 from lightsecagg.errors import ParameterError
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Admit, revoke and renew in a federation that runs. Needs its authority/ folder.",
+    help="Admit, revoke and renew the clients of a federation. Needs its authority/ folder.",
 )
 
 Federation = Annotated[
@@ -31,7 +33,7 @@ Days = Annotated[int, typer.Option(help="How long the certificates are valid.")]
 
 @app.command("list")
 def list_members(federation: Federation, as_json: AsJson = False) -> None:
-    """Everybody who was ever admitted, and when certificates end."""
+    """List everybody ever admitted, and when their certificates expire."""
     with _administration(federation) as administration:
         register, members = administration.register, administration.members()
         ends = {"authority": administration.expires, "server": administration.server_expires}
@@ -43,6 +45,7 @@ def list_members(federation: Federation, as_json: AsJson = False) -> None:
                 "clients": [
                     {
                         "id": member.client,
+                        "name": member.name,
                         "member": not member.revoked_in,
                         "revoked_in": member.revoked_in or None,
                         "expires": _iso(member.expires),
@@ -54,29 +57,36 @@ def list_members(federation: Federation, as_json: AsJson = False) -> None:
         return
     count = len(register.members)
     typer.echo(f"allow-list number {register.number}: {count} members")
-    for name, end in ends.items():
-        typer.echo(f"  {name:10}  certificate until {_day(end)}")
+    rows = [(name, f"certificate until {_day(end)}") for name, end in ends.items()]
     for member in members:
         state = f"revoked by allow-list number {member.revoked_in}"
         if not member.revoked_in:
             state = f"certificate until {_day(member.expires)}"
-        typer.echo(f"  client {member.client:<5} {state}")
+        called = f"client {member.client}" + (f" ({member.name})" if member.name else "")
+        rows.append((called, state))
+    width = max(len(called) for called, _ in rows)
+    for called, state in rows:
+        typer.echo(f"  {called:{width}}  {state}")
 
 
 @app.command()
 def add(
     federation: Federation,
-    count: Annotated[int, typer.Option(help="How many.")] = 1,
+    count: Annotated[
+        int | None, typer.Option(help="How many. [default: 1, or as many as names]")
+    ] = None,
+    names: Annotated[str, typer.Option(help="Names for people, separated by commas.")] = "",
     days: Days = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Admit new clients, with ids that nobody ever had.
+    """Admit new clients, with ids that were never used.
 
-    Give each of the new folders to its client, over a channel you trust, and the new
-    allow-list to the server.
+    Give each new folder to its client, over a channel you trust, and the new allow-list to
+    the server.
     """
+    called = split_names(names)
     with _administration(federation) as administration:
-        files = administration.add(count, days)
+        files = administration.add(len(called) or 1 if count is None else count, days, called)
         register, new_list = administration.register, administration.allow_list
     clients, members = int(register.parameters["clients"]), len(register.members)
     if as_json:
@@ -86,10 +96,14 @@ def add(
     for path in files:
         typer.echo(f"  {path.parent}: give it to the new client")
     _say_what_to_do(register.number, new_list)
+    if called:
+        typer.echo("Add the names to [server.names] in server.toml, for the log and the page:")
+        for client, name in zip(list(register.members)[-len(called) :], called, strict=True):
+            typer.echo(f"  {client} = {json.dumps(name)}")
     if members > clients:
         typer.echo(
-            f"Rounds invite at most N = {clients} of the {members} members: [aggregation] clients "
-            "of the server. T bounds the corrupt among all members; ask whether it still does."
+            f"Rounds invite at most N = {clients} of the {members} members ([aggregation] clients "
+            "of the server). T must bound the corrupt clients among all members: check it."
         )
 
 
@@ -98,11 +112,11 @@ def revoke(
     clients: Annotated[list[int], typer.Argument(help="The ids of the clients.")],
     federation: Federation,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Even if too few remain for rounds with T and D.")
+        bool, typer.Option("--anyway", help="Revoke even if too few remain for T and D.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove clients, with all their certificates, for good: their ids are not used again."""
+    """Remove clients and all their certificates for good; their ids are never used again."""
     with _administration(federation) as administration:
         before = len(administration.register.members)
         after = administration.revoke(clients, anyway=anyway)
@@ -113,7 +127,7 @@ def revoke(
     typer.echo(f"{len(register.members)} members remain.")
     _say_what_to_do(register.number, new_list)
     if after is None:
-        warn("They are too few for T and D: the server ends until [aggregation] is changed.")
+        warn("Too few remain for T and D: the server exits until you change [aggregation].")
     elif after.clients < min(before, int(register.parameters["clients"])):
         typer.echo(
             f"Rounds take N = {after.clients} clients from now on, with T = {after.privacy}, D = "
@@ -127,9 +141,12 @@ def renew(
     clients: Annotated[
         list[int] | None, typer.Argument(help="The ids of clients. [default: everybody]")
     ] = None,
-    server: Annotated[bool, typer.Option("--server", help="The server's.")] = False,
+    server: Annotated[
+        bool, typer.Option("--server", help="Renew the server's certificate.")
+    ] = False,
     authority: Annotated[
-        bool, typer.Option("--authority", help="The authority's own; everybody needs ca.pem then.")
+        bool,
+        typer.Option("--authority", help="Renew the authority's own; everybody then needs ca.pem."),
     ] = False,
     days: Days = 365,
     revoke_old: Annotated[
@@ -140,9 +157,9 @@ def renew(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """New certificates before the old ones end; without ids or flags, everybody's.
+    """Issue new certificates before the old ones expire; by default, for everybody.
 
-    Old ones stay good until they end, so that files can be replaced one after the other.
+    Old certificates stay valid until they expire, so you can replace files one by one.
     """
     everybody = not clients and not server and not authority
     if revoke_old and not clients:
@@ -161,8 +178,8 @@ def renew(
         print_json({"allow_list": register.number, "files": [str(path) for path in files]})
         return
     for path in files:
-        key = "" if path.name == "ca.pem" else ", with the .key beside it"
-        typer.echo(f"  {path}: replace it at its owner{key}")
+        key = "" if path.name == "ca.pem" else ", with the .key next to it"
+        typer.echo(f"  {path}: give it to its owner, to replace the old one{key}")
     typer.echo("Programs read their certificates when they start.")
     if register.number != number:
         _say_what_to_do(register.number, new_list)
@@ -170,8 +187,8 @@ def renew(
 
 def _say_what_to_do(number: int, path: Path) -> None:
     typer.echo(
-        f"  {path}: allow-list number {number}. Copy it over the server's allow-list.json; it is "
-        "in use from the next round on, and clients get it from the server."
+        f"  {path}: allow-list number {number}. Copy it over the server's allow-list.json; the "
+        "next round uses it, and clients get it from the server."
     )
 
 

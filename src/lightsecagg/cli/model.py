@@ -12,32 +12,32 @@ from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.errors import ConfigurationError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Take the trained model out of a federation."
+    no_args_is_help=True, add_completion=False, help="Export the trained model of a federation."
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Take the trained model out of a federation."""
+    """Export the trained model of a federation."""
 
 
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="The file to write: .pt, .safetensors or .npz.")],
     config: Annotated[
-        Path | None, typer.Option(help="server.toml. [default: the one beside --state]")
+        Path | None, typer.Option(help="server.toml. [default: the one next to --state]")
     ] = None,
     state: Annotated[
         Path | None, typer.Option(help="The server's state folder. [default: --config's]")
     ] = None,
     which: Annotated[
-        str, typer.Option(help="best, last, or after how many rounds, if that one is kept.")
+        str, typer.Option(help="best, last, or a number of rounds whose model was kept.")
     ] = "last",
     as_json: AsJson = False,
 ) -> None:
-    """Write the global model as a plain state dict, which `model.load_state_dict` takes.
+    """Write the global model as a plain state dict for `model.load_state_dict`.
 
-    Works while the server runs, too: it only reads.
+    It only reads, so it also works while the server runs.
     """
     require("model export", "grpc", "torch")
     from lightsecagg.drivers.federation.config import ServerConfig, load_config
@@ -47,7 +47,7 @@ def export(
     if config is None:
         if state is None:
             raise ConfigurationError(
-                "give --config server.toml, or --state with server.toml beside"
+                "give --config server.toml, or --state with server.toml next to it"
             )
         config = state.resolve().parent / "server.toml"
     loaded = load_config(ServerConfig, config)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import Decoding, ShareMode
-from lightsecagg.protocol.schemes.traits import TRAITS, traits_of
-from lightsecagg.training.config import Partition
+from lightsecagg.protocol.schemes.traits import protocols, traits_of
 
 
 class Mode(StrEnum):
@@ -29,7 +27,7 @@ def protocol_named(name: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-_NAMES = "|".join(TRAITS)
+_NAMES = "|".join(protocols())
 
 ProtocolChoice = Annotated[
     str, typer.Option(parser=protocol_named, metavar=f"[{_NAMES}]", help="Which protocol.")
@@ -37,7 +35,7 @@ ProtocolChoice = Annotated[
 HowToDecode = Annotated[
     Decoding | None,
     typer.Option(
-        help="Short keys: remove the noise from a sum, or round by it.",
+        help="Short keys: exact removes the noise from a sum, dithered leaves it in.",
         show_default="exact where it leaves 8 bits per entry",
     ),
 ]
@@ -45,8 +43,8 @@ HowToDecode = Annotated[
 ExecutesCode = Annotated[
     bool,
     typer.Option(
-        "--i-understand-torch-rpc-executes-code",
-        help="Let server.transport = torch-rpc leave this machine.",
+        "--unsafe-transport",
+        help="Allow PyTorch RPC, which executes what peers send, beyond this machine.",
     ),
 ]
 
@@ -54,34 +52,24 @@ AnswersNeeded = Annotated[int, typer.Option(help="U, the answers needed; 0 for N
 HowShared = Annotated[ShareMode, typer.Option(help="LightSecAgg: how shares are made.")]
 Timeout = Annotated[float, typer.Option(help="Give up after this many seconds.")]
 
-# -- of `run`, in both modes -----------------------------------------------------------------------
+SYNC_ONLY, ASYNC_ONLY = "Options of rounds", "Options of --mode async"
+"""Panels of the help; an option in one of them is refused in the other mode."""
 
-ClientProcesses = Annotated[int, typer.Option(help="N: client processes.")]
-TaskChoice = Annotated[
-    str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
-]
-ModelChoice = Annotated[str | None, typer.Option(help="Another model for a built-in task.")]
-DataFolder = Annotated[Path | None, typer.Option(help="Where the task's data is.")]
-Partitioning = Annotated[str, typer.Option(help=" | ".join(get_args(Partition)))]
-TaskOptions = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE", help="For your own task; repeatable.")
-]
-Samples = Annotated[
-    int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
-]
-LocalEpochs = Annotated[int, typer.Option(help="Local epochs.")]
-LocalBatches = Annotated[int, typer.Option(help="Local batch size.")]
-LocalRate = Annotated[float, typer.Option(help="Local learning rate.")]
-ClippedAt = Annotated[
-    float, typer.Option(help="Largest entry of an update; larger ones are clipped.")
-]
-DemoSeed = Annotated[int, typer.Option(help="Steers data, training and kills; never a mask.")]
-ReportFolder = Annotated[Path, typer.Option(help="Folder for the report.")]
-SaveModel = Annotated[
-    Path | None, typer.Option(help="Keep the final model: a .pt, .safetensors or .npz file.")
-]
-Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show it in a browser, until Ctrl-C.")]
-DashboardPort = Annotated[
-    int | None,
-    typer.Option(help="The page's port, instead of any free one; implies --dashboard."),
-]
+
+def refuse_other_mode(ctx: typer.Context, mode: Mode) -> None:
+    """Refuse an option that somebody has given and that does nothing in this mode."""
+    panel, name, way = (
+        (SYNC_ONLY, "synchronous", "leave out --mode async")
+        if mode is Mode.ASYNC
+        else (ASYNC_ONLY, "asynchronous", "add --mode async")
+    )
+    for each in ctx.command.params:
+        source = ctx.get_parameter_source(each.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and getattr(each, "rich_help_panel", None) == panel:
+            raise ParameterError(f"{each.opts[0]} belongs to the {name} mode; {way}")
+
+
+def split_names(names: str) -> list[str]:
+    """`berlin,london` as a list."""
+    return [name.strip() for name in names.split(",")] if names else []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lightsecagg.cli.options import Mode
+from lightsecagg.cli.options import Mode, split_names
 from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import ShareMode
@@ -17,10 +17,24 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def provision(
-    clients: Annotated[int, typer.Option(help="N: how many clients; their ids are 0 to N-1.")],
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="The directory to create.")],
-    privacy: Annotated[int | None, typer.Option(help="T: may collude. [default: N/4]")] = None,
-    dropouts: Annotated[int | None, typer.Option(help="D: may vanish. [default: N/4]")] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="N: how many clients; their ids are 0 to N-1. [default: as many as names]"
+        ),
+    ] = None,
+    names: Annotated[
+        str, typer.Option(help="Names for people, one per client, such as berlin,london,paris.")
+    ] = "",
+    privacy: Annotated[
+        int | None,
+        typer.Option(help="T: how many clients may collude with the server. [default: N/4]"),
+    ] = None,
+    dropouts: Annotated[
+        int | None, typer.Option(help="D: how many clients may drop out of a round. [default: N/4]")
+    ] = None,
     survivors: Annotated[
         int | None,
         typer.Option(
@@ -49,7 +63,7 @@ def provision(
         ),
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="sync: rounds; async: buffers of whatever updates come.")
+        Mode, typer.Option(help="sync: rounds; async: buffers of updates as they come.")
     ] = Mode.SYNC,
     buffer: Annotated[
         int | None, typer.Option(help="K: updates per buffer, async. [default: N/2]")
@@ -58,7 +72,7 @@ def provision(
         Staleness | None,
         typer.Option(help="How old updates are discounted, async. [default: constant]"),
     ] = None,
-    server_name: Annotated[str, typer.Option(help="Host name clients dial.")] = "localhost",
+    server_name: Annotated[str, typer.Option(help="Host name that clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
     as_json: AsJson = False,
@@ -70,9 +84,14 @@ def provision(
     from lightsecagg.drivers.federation.provisioning import describe_liars
     from lightsecagg.drivers.federation.provisioning import provision as create
 
+    called = split_names(names)
+    if clients is None and not called:
+        raise typer.BadParameter("give --clients, or --names", ctx=context)
+    clients = len(called) if clients is None else clients
     made = create(
         out,
         clients,
+        names=called,
         privacy=privacy,
         dropouts=dropouts,
         survivors=survivors,

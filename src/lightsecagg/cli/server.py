@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def server(
-    config: Annotated[Path, typer.Option(help="server.toml, as `lightsecagg provision` makes it.")],
+    config: Annotated[Path, typer.Option(help="server.toml, made by `lightsecagg provision`.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="table.key=value, overrides the file.")
     ] = None,
@@ -26,7 +26,8 @@ def server(
     abandon_round: Annotated[
         bool,
         typer.Option(
-            "--abandon-round", help="Give up the round that a crash left, instead of resuming it."
+            "--abandon-round",
+            help="Give up the round that a crash interrupted, instead of resuming it.",
         ),
     ] = False,
     understood: ExecutesCode = False,
@@ -37,10 +38,10 @@ def server(
         typer.Option("--json", help="Print the report of this run's rounds as JSON at the end."),
     ] = False,
 ) -> None:
-    """Serve a federation until its rounds are done; resumes where a crash left it.
+    """Serve a federation until its rounds are done; after a crash, resume it.
 
-    Ctrl-C or SIGTERM finishes the current round, a second one ends at once. Exit codes: 0 done or
-    stopped, 2 configuration, 3 a round was aborted for good, 1 anything else.
+    Ctrl-C or SIGTERM ends after the current round, a second one at once. Exit codes: 0 done or
+    stopped, 2 configuration error, 3 a round was aborted for good, 1 anything else.
     """
     require("server", "grpc")
     from lightsecagg.drivers.federation.config import ServerConfig, load_config

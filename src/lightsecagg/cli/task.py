@@ -15,7 +15,7 @@ from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Start, check and list learning tasks."
+    no_args_is_help=True, add_completion=False, help="Write, check and list learning tasks."
 )
 
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 def template(
     output: Annotated[Path, typer.Argument(help="The file to write.")] = Path("my_task.py"),
 ) -> None:
-    """Write a working task to start your own from."""
+    """Write a working task as a start for your own."""
     text = resources.files("lightsecagg.training").joinpath("task_template.py").read_text("utf-8")
     if not output.stem.isidentifier() or output.suffix != ".py":
         raise ParameterError(
@@ -78,7 +78,9 @@ def check(
     writer_ids: Annotated[Path | None, typer.Option(help="npz file with the writers.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of your data.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of images in pixels.")] = None,
-    samples_per_client: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    samples_per_client: Annotated[
+        int | None, typer.Option(help="Examples per client, at most.")
+    ] = None,
     task_option: Annotated[list[str] | None, typer.Option(help="key=value, repeatable.")] = None,
     epochs: Annotated[int, typer.Option(help="Local epochs.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Batch size.")] = 32,
@@ -148,6 +150,7 @@ def check_task(
         raise ConfigurationError(
             f"{config.task}: training client {client} changed nothing; is every parameter frozen?"
         )
+    largest = float(abs(update.delta).max())
     report: dict[str, Any] = {
         "task": config.task,
         "parameters": layout.parameters,
@@ -157,7 +160,8 @@ def check_task(
         "client": client,
         "samples": update.samples,
         "seconds": round(seconds, 3),
-        "largest_change": float(abs(update.delta).max()),
+        "largest_change": largest,
+        "suggested_bound": _room_above(largest),
     }
     metrics = training.task_metrics(task)
     if metrics:
@@ -167,6 +171,11 @@ def check_task(
         report["before"] = training.evaluate(task, model)
         report["after"] = training.evaluate(task, model + update.delta)
     return report
+
+
+def _room_above(largest: float) -> float:
+    """Twice as much, in two digits: other clients and later rounds may change a model more."""
+    return float(f"{2 * largest:.1e}")
 
 
 def _shown(value: Any) -> str:

@@ -20,7 +20,13 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
-from lightsecagg.crypto.transcript import derive_key, derive_key_for, transcript_head, uint
+from lightsecagg.crypto.transcript import (
+    KEY_LENGTH,
+    derive_key,
+    derive_key_for,
+    transcript_head,
+    uint,
+)
 from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
 
 AGREEMENT_KEY_LENGTH: Final = 32
@@ -81,8 +87,9 @@ class PairwiseSecret:
         recipient: int,
         mask_id: int = 0,
         salt: bytes = b"",
+        length: int = KEY_LENGTH,
     ) -> bytes:
-        """The 32-byte key for one purpose, one mask, one direction and one salt.
+        """The key for one purpose, one mask, one direction and one salt; or several, in a row.
 
         `context` is C1, which binds the keys of both parties.
         """
@@ -95,7 +102,7 @@ class PairwiseSecret:
             raise ParameterError(
                 f"the ids {sender} and {recipient} and mask {mask_id} must be in [0, 2^64)"
             ) from error
-        return derive_key_for(self._shared, context, head + direction + salt)
+        return derive_key_for(self._shared, context, head + direction + salt, length)
 
     def symmetric_seed(self, context: bytes, label: str, one: int, other: int) -> bytes:
         """SecAgg's a_ij: 32 bytes, the same whichever of the two clients comes first."""
@@ -134,6 +141,10 @@ class AgreementKey:
     def private_bytes(self) -> bytes:
         """The secret itself, for SecAgg's threshold sharing of the mask key."""
         return self._private.private_bytes_raw()
+
+    def derive(self, context: bytes, label: str, *parts: bytes) -> bytes:
+        """A key of this party alone, for one purpose."""
+        return derive_key(self._private.private_bytes_raw(), context, label, *parts)
 
     def agree(self, peer_public: bytes, peer: int) -> PairwiseSecret:
         """Agree with the client `peer`, whose advertised key is `peer_public` (S18)."""

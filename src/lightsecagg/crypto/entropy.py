@@ -9,7 +9,7 @@ restored snapshots, never see the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lightsecagg.errors import CryptoError
 
@@ -31,3 +31,15 @@ def draw(entropy: Entropy, count: int) -> bytes:
             "a short draw would make keys guessable"
         )
     return drawn
+
+
+def random_order(items: Sequence[int], entropy: Entropy = system_entropy) -> tuple[int, ...]:
+    """A uniformly random permutation: sort by random 128-bit keys, and again should two be equal.
+
+    All orders of distinct keys are equally likely, so the permutation is exactly uniform.
+    """
+    while True:
+        drawn = draw(entropy, 16 * len(items))
+        keys = [drawn[16 * i : 16 * (i + 1)] for i in range(len(items))]
+        if len(set(keys)) == len(keys):
+            return tuple(item for _, item in sorted(zip(keys, items, strict=True)))

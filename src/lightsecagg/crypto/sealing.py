@@ -4,19 +4,24 @@ A share is sealed in chunks with AES-256-GCM; a sealed share is the concatenatio
 chunks, each of them its plaintext plus a tag of 16 bytes. Nothing else is added: chunk sizes follow
 from the length of the share.
 
-    key   = HKDF(X25519 secret, salt C1, info = sender | recipient | mask id | share's salt)
+    keys  = HKDF(X25519 secret, salt C1, info = sender | recipient | mask id | salt), 64 bytes
     nonce = chunk index
     AAD   = C1 | kind | sender | recipient | mask id | salt | chunk index | chunks in all | length
 
-The nonce repeats from share to share, so a key must seal one share once: `SealingKey` enforces it
-in one process. A client that is restored twice from one snapshot would still seal two shares under
-one key; so each share gets 16 fresh random bytes, its salt, which travel beside it. To resend a
-share, repeat the bytes that `seal` returned.
+The first key seals; the second one authenticates the header of the mask (`bind`), so that a share
+counts under one header alone.
+
+The nonce repeats from share to share, so a key must seal one share once: `ShareKeys` enforces it in
+one process. A client that is restored twice from one snapshot could still seal two shares under one
+key; so each mask has a salt of 16 bytes, which travels beside its shares. It is a keyed hash of all
+the shares of the mask: equal shares are equal bytes, and others have other keys (`share_salt`).
 """
 
 from __future__ import annotations
 
+import hmac
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -25,7 +30,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from lightsecagg.crypto.agreement import PairwiseSecret
-from lightsecagg.crypto.transcript import transcript_head
+from lightsecagg.crypto.transcript import KEY_LENGTH, transcript, transcript_head
 from lightsecagg.errors import CryptoError, LocalProtocolError, ParameterError
 
 TAG_LENGTH: Final = 16
@@ -35,11 +40,17 @@ CHUNK_LENGTH: Final = 2**20 - TAG_LENGTH
 """Plaintext bytes per chunk, so that a sealed chunk is at most 1 MiB."""
 
 SALT_LENGTH: Final = 16
-"""Random bytes that give each share a key of its own."""
+"""Bytes that give the shares of each mask keys of their own."""
+
+MAC_LENGTH: Final = 16
+"""Bytes by which a sender binds a share to the header of its mask."""
 
 _LABEL: Final = "sealed share"
 _BOUND: Final = struct.Struct(f">IQIQIQIQI{SALT_LENGTH}sIQIQIQ")
 """What follows C1 in the associated data, each part behind its length, as in any transcript."""
+
+_SHARE: Final = struct.Struct(">IQIQI")
+"""Recipient and kind, each behind its length, and the length of the plaintext."""
 
 
 class ShareKind(Enum):
@@ -67,7 +78,7 @@ class ShareHeader:
     length: int
     """Plaintext bytes."""
     salt: bytes
-    """Fresh for each share that is sealed; not secret."""
+    """Of the mask (`share_salt`); not secret."""
 
     def __post_init__(self) -> None:
         if len(self.salt) != SALT_LENGTH:
@@ -76,21 +87,55 @@ class ShareHeader:
             raise ParameterError(f"a share cannot have {self.length} bytes")
 
 
-class SealingKey:
-    """The key of one share in one direction; it seals once and opens as often as needed."""
+class ShareKeys:
+    """The keys of one share in one direction; they seal once, open and bind as often as needed."""
 
-    __slots__ = ("_aead", "_used")
+    __slots__ = ("_aead", "_binding", "_used")
 
     def __init__(self, secret: PairwiseSecret, header: ShareHeader) -> None:
-        """Derive the key of the share that `header` describes (of any kind and length)."""
-        key = secret.directed_key(
-            header.context, _LABEL, header.sender, header.recipient, header.mask_id, header.salt
+        """Derive the keys of the share that `header` describes (of any kind and length)."""
+        keys = secret.directed_key(
+            header.context,
+            _LABEL,
+            header.sender,
+            header.recipient,
+            header.mask_id,
+            header.salt,
+            2 * KEY_LENGTH,
         )
-        self._aead = AESGCM(key)
+        self._aead = AESGCM(keys[:KEY_LENGTH])
+        self._binding = keys[KEY_LENGTH:]
         self._used = False
 
+    def bind(self, header: bytes) -> bytes:
+        """What shows the recipient that the share counts under this header of its mask (S46)."""
+        return hmac.digest(self._binding, transcript("share binding", header), "sha256")[
+            :MAC_LENGTH
+        ]
+
+    def check_binding(self, header: bytes, mac: bytes) -> None:
+        """Raise `CryptoError` unless the sender has bound the share to this header."""
+        if not hmac.compare_digest(self.bind(header), mac):
+            raise CryptoError("the share is not bound to the header that it came with")
+
     def __repr__(self) -> str:
-        return f"SealingKey(used={self._used})"
+        return f"ShareKeys(used={self._used})"
+
+
+def share_salt(key: bytes, shares: Iterable[tuple[int, ShareKind, bytes]]) -> bytes:
+    """The salt of a mask, from all its shares: recipient, kind and plaintext of each.
+
+    * `key` is secret, and of this owner and mask alone.
+
+    Whoever draws the same shares again, after a restored snapshot or from entropy that repeats,
+    sends the same bytes again; another share gives all of them other keys.
+    """
+    mac = hmac.new(key, digestmod="sha256")
+    for recipient, kind, plaintext in shares:
+        mac.update(transcript_head("share", 3))
+        mac.update(_SHARE.pack(8, recipient, 8, kind.value, len(plaintext)))
+        mac.update(plaintext)
+    return mac.digest()[:SALT_LENGTH]
 
 
 def sealed_length(length: int) -> int:
@@ -98,7 +143,7 @@ def sealed_length(length: int) -> int:
     return length + _chunk_count(length) * TAG_LENGTH
 
 
-def seal(key: SealingKey, header: ShareHeader, plaintext: bytes) -> bytes:
+def seal(key: ShareKeys, header: ShareHeader, plaintext: bytes) -> bytes:
     """Seal a share, once; keep the result, because a resend must repeat these very bytes."""
     if len(plaintext) != header.length:
         raise LocalProtocolError(
@@ -124,7 +169,7 @@ def seal(key: SealingKey, header: ShareHeader, plaintext: bytes) -> bytes:
     )
 
 
-def open_sealed(key: SealingKey, header: ShareHeader, sealed: bytes | memoryview) -> bytes:
+def open_sealed(key: ShareKeys, header: ShareHeader, sealed: bytes | memoryview) -> bytes:
     """The share, if every chunk of `sealed` is exactly what `header` says; else `CryptoError`."""
     if len(sealed) != sealed_length(header.length):
         raise CryptoError(

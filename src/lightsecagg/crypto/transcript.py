@@ -96,6 +96,6 @@ def derive_key(secret: bytes, context: bytes, label: str, *parts: bytes) -> byte
     return derive_key_for(secret, context, transcript(label, *parts))
 
 
-def derive_key_for(secret: bytes, context: bytes, info: bytes) -> bytes:
-    """`derive_key` for a transcript that is encoded already."""
-    return HKDF(algorithm=_SHA256, length=KEY_LENGTH, salt=context, info=info).derive(secret)
+def derive_key_for(secret: bytes, context: bytes, info: bytes, length: int = KEY_LENGTH) -> bytes:
+    """`derive_key` for a transcript that is encoded already; of more keys than one, in a row."""
+    return HKDF(algorithm=_SHA256, length=length, salt=context, info=info).derive(secret)

@@ -6,12 +6,11 @@ from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, uint
 from lightsecagg.field.quantization import Quantizer
-from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import ClientParty, ServerParty
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.policy import GRAPH_SECURITY, Policy
 from lightsecagg.protocol.registry import client_party, server_party
 from lightsecagg.protocol.schemes.traits import Resolved, Traits
 from lightsecagg.protocol.settings import Settings, hash_model
@@ -20,11 +19,12 @@ from lightsecagg.protocol.settings import Settings, hash_model
 def describe_leak(traits: Traits, chosen: Resolved) -> str:
     """Why real clients would refuse these parameters for their graph; empty if they would not."""
     probability = min(1.0, float(traits.leak(chosen, chosen.parameters.clients)))
-    if probability < 2.0**-SIGMA:
+    if probability < 2.0**-GRAPH_SECURITY:
         return ""
     return (
         f"insecure parameters: with k = {chosen.neighbours} and t = {chosen.threshold} somebody is "
-        f"left unprotected with a probability of up to {probability:.2g} (allowed: 2^-{SIGMA})"
+        f"left unprotected with a probability of up to {probability:.2g} "
+        f"(allowed: 2^-{GRAPH_SECURITY})"
     )
 
 
@@ -39,7 +39,7 @@ class Cohort:
         dimension: int,
         neighbours: int = 0,
         threshold: int = 0,
-        graph_security: int = SIGMA,
+        graph_security: int = GRAPH_SECURITY,
     ) -> None:
         """`graph_security` is what the clients demand of SecAgg+'s graph, see `Policy`."""
         self.protocol = protocol

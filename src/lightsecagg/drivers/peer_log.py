@@ -28,6 +28,8 @@ class _Account:
     """That may be written now."""
     since: float
     left_out: int = 0
+    level: int = logging.NOTSET
+    """The highest of those that were left out."""
 
 
 class PeerLog:
@@ -56,6 +58,7 @@ class PeerLog:
         account.since = now
         if account.lines < 1:
             account.left_out += 1
+            account.level = max(account.level, level)
             return
         account.lines -= 1
         self._tell(peer, account)
@@ -68,5 +71,8 @@ class PeerLog:
 
     def _tell(self, peer: str, account: _Account) -> None:
         if account.left_out:
-            self._logger.warning("%d lines about %s were left out here", account.left_out, peer)
-            account.left_out = 0
+            count = account.left_out
+            lines = "1 line" if count == 1 else f"{count} lines"
+            text = f"{lines} about %s {'was' if count == 1 else 'were'} left out here"
+            self._logger.log(account.level, text, peer)
+            account.left_out, account.level = 0, logging.NOTSET

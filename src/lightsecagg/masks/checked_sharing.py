@@ -1,9 +1,10 @@
 """Checked sharing: who lied when a mask was shared, before anybody's update depends on it (S46).
 
-A share has L columns of mask and noise, and `BLINDS` columns more, uniform in all U rows. When
-sharing is over, everybody learns one random vector r_b per blind, and holder j reports
+A share has L columns of mask and noise, and `BLINDS` columns more, uniform in all U rows. From the
+header of a mask, a hash of all its sealed shares, everybody expands one vector r_b per blind, and
+holder j reports
 
-    report_b(i, j) = sum_l r_b[l] * share(i, j)[l] + blind_b(i, j),        b = 0, 1
+    report_b(i, j) = sum_l r_b[l] * share(i, j)[l] + blind_b(i, j),        b = 0, ..., B - 1
 
 for every owner i whose share it holds. Shares and blinds of an honest owner are polynomials of
 degree below U at the holders' points, so its reports are one too, and uniformly random: they tell
@@ -15,128 +16,58 @@ A contradiction accuses a *pair*: the owner lied to the holder, or the holder li
 Two rules keep the blinds from cancelling, and both hold by construction:
 
 * All holders use the same r_b. N reports of different combinations satisfy N - U parity checks in
-  the blinds alone, which would leave as many equations in the columns of the mask. So r_b is
-  expanded from a secret to which every holder was bound before sharing (`commit`).
-* Nobody reports twice on one mask. Two combinations with one blind differ by a piece of the mask.
+  the blinds alone, which would leave as many equations in the columns of the mask. An owner binds
+  each share to one header, and r_b follows from that.
+* A second report on one mask is the first one again. Two combinations with one blind differ by a
+  piece of the mask.
 
-Where an owner shares many masks, one after the other, there is a chain of secrets for it, each
-the hash of the next; the roster carries the end. The k-th element opens the check of the k-th mask,
-and tells nothing of those that follow.
+An owner that lies fixes its shares before it sees r_b, since these follow from the shares. It can
+try again and again; a try passes with probability N / q^B, so B is 4: two could be ground.
 
 `docs/mathematics.md` proves what is hidden and what is found.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 
 from lightsecagg.crypto import prg
-from lightsecagg.crypto.transcript import context_hash, transcript, uint
-from lightsecagg.errors import CryptoError, InconsistentAnswers, ParameterError
+from lightsecagg.crypto.transcript import context_hash
+from lightsecagg.errors import InconsistentAnswers
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import Elements, PrimeField
 
-BLINDS = 2
-"""Blind columns of a share, hence values of a report: with one, a lie would pass with 1/q."""
-
-CHAIN_LENGTH = 4096
-"""How many masks of one owner a chain of secrets can check; a new epoch has new ones."""
-
-_MILESTONE = 64
-_LINK = transcript("check chain")
-
-_BATCH = 32
-"""Shares that are combined in one product: enough to be fast, few enough to stay in the cache."""
+BLINDS = 4
+"""B: blind columns of a share, hence values of a report."""
 
 Pair = tuple[int, int]
 """An owner and a holder, one of whom lied to, or about, the other."""
 
 
-def commit(secret: bytes) -> bytes:
-    """What the roster carries: it fixes the coefficients of a check that is still to come."""
-    _check_secret(secret)
-    return context_hash("check secret", secret)
+def check_coefficients(header: bytes, length: int, modulus: int) -> Elements:
+    """The (B, L) matrix of the r_b by which the shares of a mask with this header are checked."""
+    seed = context_hash("check coefficients", header)
+    return prg.expand(seed, BLINDS * length, modulus).reshape(BLINDS, length)
 
 
-class CheckChain:
-    """The secrets of one owner's masks, in reverse order of the hashing that makes them.
-
-    The k-th is CHAIN_LENGTH - 1 - k hashes away from the seed. Milestones on the way make it a few
-    for each, instead of thousands.
-    """
-
-    def __init__(self, seed: bytes) -> None:
-        self._milestones = [seed]
-        for _ in range(CHAIN_LENGTH // _MILESTONE):
-            self._milestones.append(_linked(self._milestones[-1], _MILESTONE))
-
-    def __getitem__(self, serial: int) -> bytes:
-        """The secret of mask number `serial`; -1 stands for the end, which is public."""
-        if not -1 <= serial < CHAIN_LENGTH:
-            raise ParameterError(
-                f"mask {serial} has no check: an epoch has secrets for {CHAIN_LENGTH} masks of an "
-                "owner; open a new one"
-            )
-        passed, rest = divmod(CHAIN_LENGTH - 1 - serial, _MILESTONE)
-        return _linked(self._milestones[passed], rest)
-
-
-def is_in_chain(known: bytes, known_serial: int, element: bytes, serial: int) -> bool:
-    """Whether an element belongs to the chain of a known one, before it or after it."""
-    _check_secret(element)
-    if not 0 <= serial < CHAIN_LENGTH:
-        return False
-    if serial >= known_serial:
-        return _linked(element, serial - known_serial) == known
-    return _linked(known, known_serial - serial) == element
-
-
-def _linked(element: bytes, times: int) -> bytes:
-    for _ in range(times):
-        element = hashlib.sha256(_LINK + element).digest()
-    return element
-
-
-def check_coefficients(secret: bytes, context: bytes, length: int, modulus: int) -> Elements:
-    """The (L + 2, 2) matrix by which a share is multiplied to report on it.
-
-    * `secret` opens the commitment of the context C1; see `commit`.
-    * Column b holds r_b, expanded from HKDF(secret, C1, b), and 1 at the b-th blind.
-    """
-    _check_secret(secret)
-    columns = np.zeros((BLINDS, length + BLINDS), dtype=np.uint32)  # each in one piece
-    for b, column in enumerate(columns):
-        seed = prg.derive_seed(secret, context, "check coefficients", uint(b))
-        prg.expand(seed, length, modulus, out=column[:length])
-        column[length + b] = 1
-    return columns.T
-
-
-def report_on_shares(
-    field: PrimeField, shares: Iterable[Elements], coefficients: Elements
-) -> Elements:
-    """A holder's report: a row of two elements for every share, in their order.
-
-    * `shares` have L + 2 elements each; they are taken one by one, and need not exist all at once.
-    """
-    # The loops are fast where the right-hand factor has many columns: multiply the transposes.
-    combinations = np.ascontiguousarray(coefficients.T)
-    reports = [np.empty((len(combinations), 0), dtype=np.uint32)]
-    remaining = iter(shares)
-    while batch := list(islice(remaining, _BATCH)):
-        reports.append(field.matmul(combinations, np.ascontiguousarray(np.stack(batch).T)))
-    return np.ascontiguousarray(np.concatenate(reports, axis=1).T)
+def report_on_share(field: PrimeField, share: Elements, header: bytes) -> Elements:
+    """A holder's report on a share of L + B elements: B of them."""
+    length = share.size - BLINDS
+    combined = field.matmul(
+        check_coefficients(header, length, field.modulus),
+        np.ascontiguousarray(share[:length].reshape(length, 1)),
+    )
+    blinded = combined.reshape(BLINDS).astype(np.uint64) + share[length:]
+    return (blinded % field.modulus).astype(np.uint32)
 
 
 def find_accused(code: MdsCode, reports: Mapping[int, Mapping[int, Elements]]) -> frozenset[Pair]:
     """The pairs (owner, holder) whose reports contradict the code.
 
-    * `reports`: owner -> the holder's position -> its two values about this owner's share.
+    * `reports`: owner -> the holder's position -> its values about this owner's share.
     * Up to floor((n - U) / 2) wrong ones of an owner's n reports are found. If there are more,
       every pair of this owner is accused: nothing that it shared can be relied on.
     * n = U + 1 reports show a lie without its place; n = U show nothing.
@@ -169,8 +100,8 @@ def name_liars(accused: Iterable[Pair], liars: int) -> tuple[int, ...]:
 
 def part_quarrels(
     parties: Collection[int], doubts: Collection[Pair]
-) -> tuple[frozenset[int], frozenset[int], int]:
-    """Who answers, which owners they doubt, and how many pairs do not answer (S46, R59).
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Who answers, and which owners they doubt (S46, R59).
 
     * `doubts`: pairs (owner, holder) of whom one lied: the share must not be relied on.
 
@@ -183,7 +114,6 @@ def part_quarrels(
     """
     quarrels = Counter(party for pair in doubts for party in pair)
     apart: set[int] = set()
-    pairs = 0
 
     def first(pair: Pair) -> tuple[bool, int, int, Pair]:
         """Who contradicts itself leaves alone, and is a liar."""
@@ -192,9 +122,8 @@ def part_quarrels(
     for owner, holder in sorted(doubts, key=first):
         if owner not in apart and holder not in apart:
             apart |= {owner, holder}
-            pairs += 1
     left = frozenset(parties) - apart
-    return left, frozenset(owner for owner, holder in doubts if holder in left), pairs
+    return left, frozenset(owner for owner, holder in doubts if holder in left)
 
 
 def _wrong_reports(
@@ -256,8 +185,3 @@ def _explained(
         owner: [targets[k] for k in np.flatnonzero(wrong[:, column])]
         for column, owner in enumerate(owners)
     }
-
-
-def _check_secret(secret: bytes) -> None:
-    if len(secret) != prg.SEED_LENGTH:
-        raise CryptoError(f"a check secret has {prg.SEED_LENGTH} bytes, not {len(secret)}")

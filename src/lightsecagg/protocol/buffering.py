@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.staleness import MAX_SCALE, StalenessTable
 from lightsecagg.params import Parameters, ThreatModel
+
+LONG_EPOCH: Final = 1024
+"""Buffers after which drivers open a new epoch: its keys open all that was sealed in it."""
 
 
 @dataclass(frozen=True, slots=True)

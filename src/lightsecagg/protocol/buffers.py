@@ -15,6 +15,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
@@ -60,25 +62,22 @@ def hash_upload(group: Group, vector: Elements) -> bytes:
     return context_hash("masked upload", group.to_buffer(vector))
 
 
-def sign_tag(
-    key: IdentityKey,
-    context: bytes,
-    owner: int,
-    serial: int,
-    version: int,
-    model: bytes,
-    digest: bytes,
-) -> Tag:
-    """An owner's statement about its upload."""
-    signature = key.sign(_TAG, context, uint(owner), uint(serial), uint(version), model, digest)
-    return Tag(owner, serial, version, model, digest, signature)
+def sign_tag(key: IdentityKey, context: bytes, tag: Tag) -> Tag:
+    """An owner's statement about its upload: the tag, signed."""
+    return replace(tag, signature=key.sign(_TAG, context, *_said(tag)))
+
+
+def _said(tag: Tag) -> tuple[bytes, ...]:
+    numbers = uint(tag.owner), uint(tag.serial), uint(tag.version)
+    return (*numbers, tag.header, tag.model, tag.digest)
 
 
 def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
     """Raise `RemoteProtocolError` unless the tag is its owner's own, for this epoch."""
     if tag.owner not in round_.positions:
         raise RemoteProtocolError(f"the tag's owner, client {tag.owner}, is not on the roster")
-    if len(tag.model) != HASH_LENGTH or len(tag.digest) != HASH_LENGTH:
+    header = HASH_LENGTH if round_.settings.traits.checked else 0
+    if (len(tag.model), len(tag.digest), len(tag.header)) != (HASH_LENGTH, HASH_LENGTH, header):
         raise RemoteProtocolError(f"the tag of client {tag.owner} holds malformed hashes")
     if min(tag.serial, tag.version) < 0:
         raise RemoteProtocolError(f"the tag of client {tag.owner} holds a negative number")
@@ -89,11 +88,7 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
             tag.signature,
             _TAG,
             round_.context,
-            uint(tag.owner),
-            uint(tag.serial),
-            uint(tag.version),
-            tag.model,
-            tag.digest,
+            *_said(tag),
         )
     except CryptoError as error:
         raise RemoteProtocolError(f"tag of client {tag.owner} refused: {error}") from error
@@ -131,7 +126,7 @@ def hash_tags(tags: tuple[Tag, ...]) -> bytes:
     """One hash for a list of tags."""
     parts: list[bytes] = []
     for tag in tags:
-        parts += [uint(tag.owner), uint(tag.serial), uint(tag.version), tag.model, tag.digest]
+        parts += _said(tag)
     return context_hash("tags", *parts)
 
 

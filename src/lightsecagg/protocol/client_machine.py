@@ -61,7 +61,7 @@ from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import Settings
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 """Of the states' layout; there is no reading of another one."""
 
 

@@ -37,7 +37,6 @@ import msgspec
 from msgspec.structs import replace
 
 from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
-from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import (
     buffer_statement,
@@ -63,6 +62,7 @@ from lightsecagg.protocol.epoch_holder import EpochHolder
 from lightsecagg.protocol.epoch_states import (
     Answered,
     AnyState,
+    KeptShare,
     Registered,
     Signed,
     become,
@@ -75,20 +75,21 @@ from lightsecagg.protocol.messages import (
     BufferedUpload,
     Certificate,
     Consent,
-    MaskComplete,
     Opening,
     Refusal,
+    ReportsWanted,
     Roster,
     SealedShare,
     ShareBundle,
     SumRequest,
+    Tag,
     UploadDropped,
 )
 from lightsecagg.protocol.roles.agreement import check_certificate
-from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
+from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
 from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
-from lightsecagg.protocol.share_exchange import Share
+from lightsecagg.protocol.share_exchange import Share, seal_shares
 
 
 class _Snapshot(Stored, frozen=True):
@@ -156,23 +157,24 @@ class EpochClient(EpochHolder):
                 f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
             )
         scheme, first = self._scheme(state), state.next_serial
-        if scheme.settings.traits.checked and first + count > CHAIN_LENGTH:
-            raise LocalProtocolError(
-                f"an epoch has {CHAIN_LENGTH} masks of one client; join the next one"
-            )
         scheme.expands_ahead = self.keeps_masks
         stock, shares = dict(state.stock), list[SealedShare]()
         changed = replace(state, stock=stock, next_serial=first + count)
+        mine: list[MaskRef] = []
         for serial in range(first, first + count):
             mask = scheme.prepare(serial, state.private_keys, self._entropy)
             stock[serial] = mask.secret
             if not scheme.settings.traits.protected:
                 continue  # there is nothing to share, and nothing to keep
             self._keep_mask(serial, mask)
-            changed = self._keep(changed, self.client, serial, mask.own)
-            shares += seal_shares(scheme, self._key(state), mask, serial, self._entropy)
+            key = self._key(state)
+            sealed = seal_shares(scheme.round, key, self.client, mask.outgoing, serial)
+            kept = KeptShare(mask.own, header=sealed.header)
+            changed = self._keep(changed, self.client, serial, kept)
+            shares += sealed.shares
+            mine.append(MaskRef(self.client, serial))
         self._change(changed)
-        return [*send_shares(shares)]
+        return [*send_shares(shares), *(self._report(changed, mine) if mine else [])]
 
     def take_model(self, model: bytes) -> list[Output]:
         """Training from this model (`hash_model`) begins; refuse it once too often (S44).
@@ -213,9 +215,10 @@ class EpochClient(EpochHolder):
         commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
         mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
         masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
-        digest = hash_upload(settings.group, masked)
+        digest, header = hash_upload(settings.group, masked), b""
         if settings.traits.protected:
             self._bind_upload(scheme, serial, digest)
+            header = state.kept[self.client][serial].header
         self.ledger.count_upload(model)
         self.ledger.spend(fingerprint)
         self._change(
@@ -227,7 +230,8 @@ class EpochClient(EpochHolder):
             )
         )
         context = scheme.round.context
-        tag = sign_tag(self._identity, context, self.client, serial, version, model, digest)
+        of = Tag(self.client, serial, header, version, model, digest, b"")
+        tag = sign_tag(self._identity, context, of)
         return [*self.ledger.persisted(), Send(SERVER, BufferedUpload(tag, masked))]
 
     def _registered(self) -> Registered:
@@ -248,8 +252,7 @@ class EpochClient(EpochHolder):
         return [*self.ledger.persisted(), Send(SERVER, advertised.advertise)]
 
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
-        scheme = self._enter_roster(state, message)
-        ends = zip(scheme.round.members, message.checks, strict=False)
+        self._enter_roster(state, message)
         self.state = Registered(
             settings=state.settings,
             roster=message,
@@ -259,7 +262,6 @@ class EpochClient(EpochHolder):
             outstanding=(),
             kept={},
             last_serial={},
-            chains={owner: (-1, end) for owner, end in ends},
             models={},
             time=-1,
         )
@@ -280,7 +282,7 @@ class EpochClient(EpochHolder):
         crowd = self._buffering.per_model(scheme.settings.parameters, self._policy.minimum)
         check_models(message, state.models, crowd)
         terms = buffer_terms(message, weights)
-        held = {ref: self._whole(kept) for ref, kept in kept_for(state, terms).items()}
+        held = {ref: self._whole(kept) for ref, kept in kept_for(state, message.tags).items()}
         if missing := scheme.missing(held, terms):
             return [Send(SERVER, Refusal(message.time, missing))]
         self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
@@ -357,7 +359,7 @@ TRANSITIONS: Table = table(
         on(Advertised, Roster, EpochClient._on_roster),
         on(Registered, Roster, EpochClient._on_repeated_roster),
         on(Registered, ShareBundle, EpochClient._on_shares),
-        on(Registered, MaskComplete, EpochClient._on_complete),
+        on(Registered, ReportsWanted, EpochClient._on_wanted),
         on(Waiting, UploadDropped, EpochClient._on_late),
         on(Advertised, UploadDropped, EpochClient._on_late),
         on(Registered, UploadDropped, EpochClient._on_dropped),

@@ -17,12 +17,20 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import ParameterError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_queue import Keep, Models, UploadQueue, WaitingUpload, in_memory
-from lightsecagg.protocol.epoch_stock import MaskStock, check_chain
+from lightsecagg.protocol.epoch_queue import Models, UploadQueue, WaitingUpload
+from lightsecagg.protocol.epoch_stock import MaskStock
 from lightsecagg.protocol.interface import Output, Phase, Send
+from lightsecagg.protocol.jobs import UploadInMemory
+from lightsecagg.protocol.journal_facts import (
+    AnyFact,
+    RecallShares,
+    SharesTaken,
+    UploadBuffered,
+    UploadsDropped,
+)
 from lightsecagg.protocol.messages import (
     BufferedUpload,
-    MaskReport,
+    Reports,
     Roster,
     SealedShare,
     ShareBundle,
@@ -48,15 +56,12 @@ class EpochCollector(ServerMachine):
         buffer_size: int,
         invited: Iterable[int] | None = None,
         entropy: Entropy = system_entropy,
-        spare_answers: int = 0,
-        keep: Keep = in_memory,
         time: int = 0,
         *,
         durable: bool = False,
     ) -> None:
-        """`keep` says where an upload is kept until it is summed.
+        """What an epoch has beside its settings.
 
-        * `spare_answers`: wait for U + this many answers; one detects a liar, two name it.
         * `time`: of the model that the epoch begins with. Times go on from epoch to epoch, so that
           who has trained through the end of one brings its update to the next.
         * `durable`: ask for what is promised to be stored.
@@ -78,20 +83,23 @@ class EpochCollector(ServerMachine):
         self.most_waiting: int | None = None
         """Of how many owners one upload each may wait; others are refused, and lost to their
         owners. None: all."""
+        self.spare_answers = 2
+        """Answers that are awaited beyond U while anybody may still give one; two locate a liar."""
         self.closing = False
         """Whether the epoch is to end: an older model's updates that are too few are dropped."""
         self._buffering: Buffering = settings.buffering
-        self._spare = spare_answers
-        self._keep = keep
         self._offline: set[int] = set()
         """Who is away; the buffer in flight waits for those who are not `_gone`."""
-        self._has_promised = False
+        self._facts: list[AnyFact] = []
+        """What is promised with the outputs of this call."""
+        self._past: list[MaskRef] = []
         self._taken: BufferedUpload | None = None
         self._completed: list[SealedShare] = []
+        self._recall_shares: RecallShares = lambda owner, serial: ()
         self._lost: set[int] = set()
         """Clients without a memory of this epoch."""
         self._models = Models(self._buffering)
-        self._mailbox = Mailbox()
+        self._mailbox, self._outbox = Mailbox(), Outbox()
         self._stock: MaskStock
         self._queue: UploadQueue
 
@@ -158,16 +166,11 @@ class EpochCollector(ServerMachine):
         flying = [] if self._flight is None else [term.ref for term in self._flight.asked.terms]
         return flying + [waiting.mask for waiting in self._queue.waiting]
 
-    def _checks(self, check_secret: bytes) -> tuple[bytes, ...]:
-        context, came = self.settings.context, self._registration.advertised
-        clients = [client for client in self._registration.invited if client in came]
-        return tuple(check_chain(check_secret, context, client)[-1] for client in clients)
-
-    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
-        super()._fix_roster(roster, check_secret)
-        self._stock = MaskStock(self._scheme, check_secret)
+    def _fix_roster(self, roster: Roster) -> None:
+        super()._fix_roster(roster)
+        self._stock = MaskStock(self._scheme)
         self._queue = UploadQueue(
-            self._scheme.round, self._allow_list, self._buffering, self._stock, self._keep
+            self._scheme.round, self._allow_list, self._buffering, self._stock
         )
 
     # -- stock -------------------------------------------------------------------------------
@@ -178,19 +181,37 @@ class EpochCollector(ServerMachine):
             return self._on_late(sender, message)
         if not shares:
             return []
-        self._has_promised = True
+        masks = {share.serial: self._stock.shared[sender][share.serial] for share in shares}
+        self._facts += [SharesTaken(sender, serial, *mask) for serial, mask in masks.items()]
         self._completed = shares
-        outputs, outbox = self._drop_pushed_out(sender), Outbox()
+        outputs = self._drop_pushed_out(sender)
         for share in shares:
             if share.recipient not in self._lost:
                 self._mailbox.put(share.recipient, share)
-            if share.recipient not in self._offline:
-                outputs += outbox.put(share)
-        outputs += outbox.flush()
-        masks = dict.fromkeys(MaskRef(sender, share.serial) for share in shares)
-        online = [client for client in self._members if client not in self._offline]
-        for complete in self._stock.ask(masks):  # who is away is asked when it is back
-            outputs += [Send(client, complete) for client in online]
+            if share.recipient not in self._offline:  # who is away gets it when it is back
+                outputs += self._outbox.put(share)
+        if self._outbox.owners >= set(self._members) - self._offline:
+            outputs += self._outbox.flush()  # nobody is awaited
+        return outputs
+
+    @property
+    def has_shares_to_relay(self) -> bool:
+        """Whether shares wait for others that go to the same clients."""
+        return bool(self._outbox.owners)
+
+    def relay(self) -> list[Output]:
+        """Pass on the shares that wait: no others are expected soon."""
+        return [*self._outbox.flush()]
+
+    def _send_missed_again(self) -> list[Output]:
+        """All shares that somebody online may lack; who has them reports again."""
+        self._outbox = Outbox()
+        online = set(self._members) - self._offline
+        outputs: list[Output] = []
+        for client in online:
+            for message in self._mailbox.missed.get(client, {}).values():
+                if isinstance(message, SealedShare):
+                    outputs += self._outbox.put(message)
         return outputs
 
     def _drop_pushed_out(self, owner: int) -> list[Output]:
@@ -199,16 +220,31 @@ class EpochCollector(ServerMachine):
         Which of its masks they have burnt differs from client to client, and those of uploads that
         were dropped are kept, too. So the newest serials alone are certain.
         """
-        oldest = self._stock.relay.complete[owner] - self._buffering.stock + 1
+        oldest = self._oldest(owner)
         waiting = [w.tag for w in self._queue.waiting if w.owner == owner]
         outputs = self._drop(tag for tag in waiting if tag.serial < oldest)
         self._forget(self._stock.pushed_out(owner, oldest))
         return outputs
 
-    def _on_report(self, sender: int, message: MaskReport) -> list[Output]:
-        fresh = self._stock.on_report(sender, message)
-        self._mailbox.delivered(sender, MaskRef(message.owner, message.serial))
+    def _oldest(self, owner: int) -> int:
+        return self._stock.relay.complete[owner] - self._buffering.stock + 1
+
+    def _on_reports(self, sender: int, message: Reports) -> list[Output]:
+        fresh = False
+        for report in message.reports:
+            mask = MaskRef(report.owner, report.serial)
+            fresh |= self._stock.on_report(sender, report)
+            self._mailbox.delivered(sender, mask)
         return [] if fresh else self._on_late(sender, message)
+
+    def _stored_shares(self, client: int, masks: Iterable[MaskRef]) -> list[SealedShare]:
+        """Of these masks, what is stored for a client since before a crash."""
+        return [
+            share
+            for mask in sorted(self._stock.restored.intersection(masks))
+            for share in self._recall_shares(mask.owner, mask.serial)
+            if share.recipient == client
+        ]
 
     # -- uploads -----------------------------------------------------------------------------
 
@@ -226,14 +262,17 @@ class EpochCollector(ServerMachine):
         self._models.check(tag, self.time)
         shared, passed_over = self.time, list[MaskRef]()
         if hidden:
-            shared, passed_over = self._stock.use(sender, tag.serial)
+            shared, passed_over = self._stock.use(tag)
         self._forget(passed_over)
-        self._has_promised = True
-        if self._queue.put(message, shared, stored=not self._durable):
+        self._facts.append(UploadBuffered(tag, shared))
+        # Before it is summed all holders have to report on its mask.
+        outputs: list[Output] = self.relay() if sender in self._outbox.owners else []
+        kept = UploadInMemory(message.vector)
+        if self._queue.put(tag, kept, shared, stored=not self._durable):
             self._taken = message
-            return []
+            return outputs
         self._forget([MaskRef(sender, tag.serial)])
-        return self._tell_dropped(tag)
+        return outputs + self._tell_dropped(tag)
 
     def _has_no_room(self, owner: int) -> bool:
         """Owners count, not uploads: two of one owner share no buffer, and keep out no other's."""
@@ -256,7 +295,8 @@ class EpochCollector(ServerMachine):
     def _drop(self, tags: Iterable[Tag]) -> list[Output]:
         """These uploads wait no longer; their owners are told."""
         dropped = list(tags)
-        self._has_promised = self._has_promised or bool(dropped)
+        if dropped:
+            self._facts.append(UploadsDropped(tuple((t.owner, t.serial) for t in dropped)))
         self._forget(self._queue.take(dropped))
         return [output for tag in dropped for output in self._tell_dropped(tag)]
 
@@ -272,6 +312,7 @@ class EpochCollector(ServerMachine):
         for mask in masks:
             self._stock.forget(mask)
             self._mailbox.forget(mask)
+            self._past.append(mask)
 
     @property
     def _may_announce(self) -> bool:

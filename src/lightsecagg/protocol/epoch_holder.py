@@ -1,9 +1,8 @@
 """A client of an epoch as a holder: it keeps its peers' shares until a buffer burns them.
 
 Shares are kept under (owner, serial), the newest ones of each owner; memory has an end. Serials of
-one owner only increase, so a share that was used and is delivered again is not kept. When a mask's
-shares are complete the client reports on the one that it keeps, once, by coefficients to which the
-roster binds the server (S46).
+one owner only increase, so a share that was used and is delivered again is not kept. The client
+reports on each share when it comes, by coefficients that follow from the header of its mask (S46).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import CryptoError, ParameterError, RemoteProtocolError
-from lightsecagg.masks.checked_sharing import is_in_chain
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client_machine import ClientMachine
 from lightsecagg.protocol.epoch_states import (
@@ -34,12 +32,18 @@ from lightsecagg.protocol.epoch_states import (
 )
 from lightsecagg.protocol.interface import SERVER, Output, Send
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import MaskComplete, MaskReport, ShareBundle, UploadDropped
+from lightsecagg.protocol.messages import (
+    Report,
+    Reports,
+    ReportsWanted,
+    ShareBundle,
+    UploadDropped,
+)
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.schemes.interface import MaskRef
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.protocol.share_exchange import Share
+from lightsecagg.protocol.share_exchange import Share, header_of
 
 
 class EpochHolder(ClientMachine[AnyState]):
@@ -92,10 +96,10 @@ class EpochHolder(ClientMachine[AnyState]):
     # -- keeping shares ----------------------------------------------------------------------
 
     def _on_shares(self, state: Registered, message: ShareBundle) -> list[Output]:
-        """Keep the peers' shares; one that does not open is simply not kept.
+        """Keep the peers' shares and report on them; one that does not open is simply not kept.
 
-        Nor is one that comes again, or after a newer one of its owner: it may have been used. A
-        server that cannot know what has arrived here sends it again in good faith.
+        Nor is one that comes after a newer one of its owner: it may have been used. A server that
+        cannot know what has arrived here sends it again in good faith, and gets the same report.
         """
         scheme = self._scheme(state)
         for share in message.shares:
@@ -110,36 +114,31 @@ class EpochHolder(ClientMachine[AnyState]):
             except CryptoError as error:
                 self.refused_shares[share.owner] = f"share {share.serial}: {error}"
             else:
-                changed = self._keep(changed, share.owner, share.serial, opened)
+                kept = KeptShare(opened, header=header_of(scheme.round, share))
+                changed = self._keep(changed, share.owner, share.serial, kept)
         self.state = changed
-        return []
+        masks = [MaskRef(share.owner, share.serial) for share in message.shares]
+        return self._report(changed, masks)
 
-    def _on_complete(self, state: Registered, message: MaskComplete) -> list[Output]:
-        """Report on the share of a mask that is kept here; a repeat gets the same again."""
-        owner, serial = message.owner, message.serial
-        if owner not in state.chains:
-            raise RemoteProtocolError(f"no mask of client {owner} is to be checked here")
-        last, known = state.chains[owner]
-        if not is_in_chain(known, last, message.check_secret, serial):
-            raise RemoteProtocolError(
-                f"the server reveals another secret for mask {serial} of client {owner} than the "
-                "roster binds it to: reports by different coefficients would reveal masks"
-            )
-        changed = state
-        if serial > last:
-            chains = {**state.chains, owner: (serial, message.check_secret)}
-            changed = replace(changed, chains=chains)
-        kept = state.kept.get(owner, {}).get(serial)
-        report = MaskReport(owner, serial, ())  # it did not open, was lost, or is used
-        if kept is not None and kept.report is not None:
-            report = kept.report
-        elif kept is not None:
-            held = {MaskRef(owner, serial): self._whole(kept)}
-            values = self._scheme(state).report(held, message.check_secret)
-            report = MaskReport(owner, serial, tuple(map(int, values)))
-            changed = with_share(changed, owner, serial, replace(kept, report=report))
-        self.state = changed
-        return [Send(SERVER, report)]
+    def _on_wanted(self, state: Registered, message: ReportsWanted) -> list[Output]:
+        """Report on these masks again."""
+        if strangers := [o for o, _ in message.masks if o not in self._scheme(state).round.members]:
+            raise RemoteProtocolError(f"clients {strangers} have no masks to report on")
+        return self._report(state, [MaskRef(*mask) for mask in message.masks])
+
+    def _report(self, state: Registered, masks: Iterable[MaskRef]) -> list[Output]:
+        """What this client reports on its shares; it is the same whenever it is asked (S46)."""
+        scheme = self._scheme(state)
+        if not scheme.settings.traits.checked:
+            return []
+        reports: list[Report] = []
+        for ref in masks:
+            kept = state.kept.get(ref.owner, {}).get(ref.serial)
+            values: tuple[int, ...] = ()  # it did not open, was lost, or is used
+            if kept is not None:
+                values = tuple(map(int, scheme.report(ref, self._whole(kept), kept.header)))
+            reports.append(Report(ref.owner, ref.serial, values))
+        return [Send(SERVER, Reports(tuple(reports)))]
 
     def _on_dropped(self, state: Registered, message: UploadDropped) -> list[Output]:
         """Stop counting an upload; its mask stays used and its update spent."""
@@ -149,9 +148,9 @@ class EpochHolder(ClientMachine[AnyState]):
         self.state = replace(state, outstanding=left)
         return []
 
-    def _keep(self, state: R, owner: int, serial: int, share: Share) -> R:
+    def _keep(self, state: R, owner: int, serial: int, share: KeptShare) -> R:
         """Keep the newest shares of each owner, this client included; memory has an end."""
-        changed = with_share(state, owner, serial, KeptShare(share))
+        changed = with_share(state, owner, serial, share)
         changed = replace(changed, last_serial={**state.last_serial, owner: serial})
         if len(changed.kept[owner]) > self._buffering.stock:
             return self._without(changed, [MaskRef(owner, min(changed.kept[owner]))])

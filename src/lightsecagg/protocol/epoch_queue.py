@@ -7,7 +7,7 @@ mask. An owner's second update from one model is never summed (S42), so it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
@@ -15,18 +15,10 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import Rules, check_tag, choose_updates, hash_upload
 from lightsecagg.protocol.epoch_stock import MaskStock
-from lightsecagg.protocol.jobs import Upload, UploadInMemory
+from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import BufferedUpload, Tag
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef
-
-Keep = Callable[[BufferedUpload], Upload]
-"""Where an upload is kept until it is summed."""
-
-
-def in_memory(upload: BufferedUpload) -> Upload:
-    """Here."""
-    return UploadInMemory(upload.vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,6 @@ class UploadQueue:
         allow_list: AllowList,
         buffering: Buffering,
         stock: MaskStock,
-        keep: Keep,
     ) -> None:
         self.waiting: list[WaitingUpload] = []
         self.last_tag: dict[int, Tag] = {}
@@ -77,7 +68,6 @@ class UploadQueue:
         self._allow_list = allow_list
         self._buffering = buffering
         self._stock = stock
-        self._keep = keep
 
     @property
     def owners(self) -> int:
@@ -112,18 +102,17 @@ class UploadQueue:
         if hash_upload(self._settings.group, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
 
-    def put(self, message: BufferedUpload, shared: int, *, stored: bool) -> bool:
+    def put(self, tag: Tag, upload: Upload, shared: int, *, stored: bool) -> bool:
         """Let a checked upload wait; False if its owner has uploaded from this model before.
 
         * `stored`: it counts at once; otherwise from `move` on, if it is not given up.
         """
-        tag = message.tag
         before, self.last_tag[tag.owner] = self.last_tag.get(tag.owner), tag
         owners = self.accepted.setdefault(tag.model, set())
         if tag.owner in owners:
             return False
         owners.add(tag.owner)
-        waiting = WaitingUpload(tag, self._keep(message), shared)
+        waiting = WaitingUpload(tag, upload, shared)
         self.waiting.append(waiting)
         if not stored:
             self.unstored[waiting.mask] = before
@@ -146,9 +135,13 @@ class UploadQueue:
 
     def take(self, tags: Iterable[Tag]) -> set[MaskRef]:
         """These wait no longer; their masks."""
-        masks = {MaskRef(tag.owner, tag.serial) for tag in tags}
-        self.waiting = [waiting for waiting in self.waiting if waiting.mask not in masks]
-        return masks
+        return self.remove(MaskRef(tag.owner, tag.serial) for tag in tags)
+
+    def remove(self, masks: Iterable[MaskRef]) -> set[MaskRef]:
+        """The same, by their masks."""
+        gone = set(masks)
+        self.waiting = [waiting for waiting in self.waiting if waiting.mask not in gone]
+        return gone
 
     def useless(
         self, time: int, offline: Container[int], lost: Container[int], *, patient: bool

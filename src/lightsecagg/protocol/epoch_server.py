@@ -30,28 +30,29 @@ enough clients hold good shares of all its masks. A client that was away gets wh
 
 calls `publish` with the hash of the new model, and tells clients the time together with the model.
 
-A server that survives a crash is stored as `snapshot()`, after every call and before the outputs of
-that call leave, beside the upload that the call brought (`BufferedUpload`, by owner and serial).
-Then nothing that was acknowledged is lost, and an announced buffer never changes: who is asked
-again is asked for the same tags. One that is `durable` asks for less: whenever it promises
-something (a roster, a mask that is complete, an upload, a buffer, an agreement, a result) a record
-of all its promises goes before the outputs. An upload counts from `stored` on. `restore` says what
-a driver does next.
+A server that is `durable` survives a crash. Whenever it promises something (a roster, a mask that
+is complete, an upload, a buffer, an agreement, a result) facts of it go before the outputs, to be
+appended (`journal_facts`). An upload counts from `stored` on. Then nothing that was acknowledged is
+lost, and an announced buffer never changes: who is asked again is asked for the same tags.
+`restore` replays the facts, and says what a driver does next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
-from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.errors import DecodeError, LocalProtocolError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
+from lightsecagg.foreign import explain
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import buffer_statement, buffer_terms, buffer_weights
 from lightsecagg.protocol.epoch_collector import EpochCollector
-from lightsecagg.protocol.epoch_memory import Memory, Recall
-from lightsecagg.protocol.epoch_queue import Keep, WaitingUpload, in_memory
+from lightsecagg.protocol.epoch_queue import WaitingUpload
+from lightsecagg.protocol.epoch_stock import Shared
 from lightsecagg.protocol.interface import (
     BufferAggregate,
     BufferFailed,
@@ -61,27 +62,54 @@ from lightsecagg.protocol.interface import (
     Phase,
     Send,
 )
-from lightsecagg.protocol.jobs import Job, Result, Upload
+from lightsecagg.protocol.jobs import Job, Result, Upload, UploadInMemory
+from lightsecagg.protocol.journal_facts import (
+    VERSION,
+    AnyFact,
+    Recall,
+    RecallShares,
+    RosterFixed,
+    SharesTaken,
+    SumAgreed,
+    SumAnnounced,
+    SumEnded,
+    TimeSkipped,
+    UploadBuffered,
+    UploadsDropped,
+    decode_facts,
+)
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
     BufferedUpload,
     Consent,
-    MaskReport,
     Message,
     Opening,
     Refusal,
-    SealedShare,
+    Reports,
+    ReportsWanted,
     ShareBundle,
     SumRequest,
 )
 from lightsecagg.protocol.roles.recovery import Recovery
 from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.share_exchange import bundles
+
+_ELSEWHERE = UploadInMemory(np.empty(0, dtype=np.uint32))
+
+
+class _Announced(NamedTuple):
+    """A buffer that was in flight when the server ended."""
+
+    fact: SumAnnounced
+    signatures: tuple[tuple[int, bytes], ...] = ()
 
 
 class EpochServer(EpochCollector):
     """The server of one epoch; see the theory of operation and `interface`."""
+
+    _announced: _Announced | None = None
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -97,8 +125,9 @@ class EpochServer(EpochCollector):
         if isinstance(message, Consent | Refusal | AggregatedShare) and flight is not None:
             handler = handler if message.time == flight.time else EpochServer._on_late
         outputs = handler(self, sender, message)
-        # Shares move no phase on, and they are most of the messages.
-        if not isinstance(message, ShareBundle):
+        # Shares move no phase on, and they are most of the messages. An upload counts when it is
+        # stored; what may fail with it must promise nothing else.
+        if not isinstance(message, ShareBundle) and not (self._durable and self._taken):
             outputs += self._advance()
         return self._released(outputs)
 
@@ -132,14 +161,21 @@ class EpochServer(EpochCollector):
         if not self._stock.relay.has_begun(client):  # perhaps it lacks the roster
             messages.append(self._roster)
         flight = self._flight
-        asked = () if flight is None else flight.asked.terms
+        asked = [] if flight is None else [term.ref for term in flight.asked.terms]
         # Its shares before the buffer, all others after it: clients keep the newest ones only, and
         # could otherwise lose the very shares that they are asked for.
-        urgent, others = self._mailbox.read(client, [term.ref for term in asked])
-        messages += urgent
+        urgent, others = self._mailbox.read(client, asked)
+        # Nobody remembers whether these had left, and clients take an owner's masks in order.
+        again = self._stored_shares(client, self._stock.unreported(client))
+        messages += [*bundles(again), *urgent]
         if flight is not None:
             messages.append(flight.request)
-        messages += [*others, *self._stock.unreported(client)]
+        messages += others
+        coming = {*self._mailbox.missed.get(client, {})}
+        coming.update(MaskRef(share.owner, share.serial) for share in again)
+        wanted = [mask for mask in self._stock.unreported(client) if mask not in coming]
+        if wanted:
+            messages.append(ReportsWanted(tuple(wanted)))
         missed: list[Output] = [Send(client, message) for message in messages]
         return self._released(missed + self._advance())
 
@@ -207,24 +243,30 @@ class EpochServer(EpochCollector):
         if self.phase is not Phase.UPLOAD:
             raise LocalProtocolError(f"cannot skip a buffer in phase {self.phase}")
         self.time += 1
-        self._has_promised = True
+        self._facts.append(TimeSkipped(self.time))
         return self._released(self._drop_useless())
 
     # -- surviving a crash -------------------------------------------------------------------
 
     def _released(self, outputs: list[Output]) -> list[Output]:
-        """The outputs of a call; behind the record of what it has promised, if it is durable."""
-        promised, self._has_promised = self._has_promised, False
+        """The outputs of a call; behind the facts that it has promised, if it is durable."""
+        facts, self._facts = self._facts, []
         upload, self._taken = self._taken, None
         shares, self._completed = self._completed, []
-        if not (promised and self._durable):
+        past, self._past = self._past, []
+        if not self._durable:
             return outputs
-        memory = self._memory().promises()
-        kept = tuple((mask.owner, mask.serial) for mask in self._needed())
-        relayed = tuple((mask.owner, mask.serial) for mask, _ in memory.lacking)
+        if not facts:
+            self._past = past
+            return outputs
+        record = EpochChanged(
+            facts=tuple(facts),
+            upload=upload,
+            shares=tuple(shares),
+            past=tuple((mask.owner, mask.serial) for mask in past),
+        )
         results = [isinstance(each, BufferAggregate | BufferFailed) for each in outputs]
         first = results.index(True) + 1 if any(results) else 0
-        record = EpochChanged(memory.to_bytes(), kept, upload, relayed, tuple(shares))
         return [*outputs[:first], Persist(record), *outputs[first:]]
 
     def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
@@ -238,93 +280,105 @@ class EpochServer(EpochCollector):
         """This record `can_fail`, and has: what has just come with it is given up.
 
         Nothing of it has left. Masks are gone as if their shares had never come; an upload's owner
-        is told, its mask stays used.
+        is told, its mask stays used. What else it promised is promised with the next record.
         """
-        for share in record.shares:
-            self._stock.shared[share.owner].pop(share.serial, None)
-            self._forget([MaskRef(share.owner, share.serial)])
-        if record.upload is None:
-            return []
-        self._forget(self._queue.give_up(record.upload.tag))
-        return self._tell_dropped(record.upload.tag)
-
-    def snapshot(self) -> bytes:
-        """All that it must remember but the vectors of uploads; store it before outputs leave."""
-        memory = self._memory()
-        memory.remember_missed(self._mailbox)
-        return memory.to_bytes()
-
-    def _memory(self) -> Memory:
-        roster, flight = self._roster, self._flight
-        memory = Memory(
-            settings=self.settings.to_bytes(),
-            invited=self._registration.invited,
-            buffer_size=self.buffer_size,
-            spare_answers=self._spare,
-            started=self._started,
-            phase=self.phase,
-            time=self.time,
-            offline=sorted(self._offline),
-            advertised=dict(self._registration.advertised),
-            roster=roster,
-            models=dict(self._models.known),
-        )
-        if roster is not None:
-            memory.remember(self._stock, self._queue, self._mailbox)
-        if flight is not None:
-            memory.remember_flight(flight)
-        return memory
+        news = SharesTaken | UploadBuffered | UploadsDropped
+        self._facts += [fact for fact in record.facts if not isinstance(fact, news)]
+        self._past += [MaskRef(*mask) for mask in record.past]
+        self._forget({MaskRef(share.owner, share.serial) for share in record.shares})
+        # What was to leave behind the record is lost, others' shares with it.
+        outputs = self._send_missed_again()
+        if record.upload is not None:
+            self._forget(self._queue.give_up(record.upload.tag))
+            outputs += self._tell_dropped(record.upload.tag)
+        # What is past goes with the next record: who replays the facts must not look for it.
+        self._facts.append(UploadsDropped(tuple((m.owner, m.serial) for m in self._past)))
+        return outputs
 
     @classmethod
     def restore(
         cls,
-        snapshot: bytes,
+        facts: Iterable[bytes],
         allow_list: AllowList,
         recall: Recall,
+        recall_shares: RecallShares,
         entropy: Entropy = system_entropy,
-        keep: Keep = in_memory,
-        *,
-        durable: bool = False,
-        shares: Iterable[SealedShare] = (),
     ) -> Self:
-        """The server of a snapshot, or of the record of its promises (`EpochChanged`).
+        """The durable server that has promised these facts (`EpochChanged`), in their order.
 
-        * `recall`: tag -> the stored upload. Those that no tag of the snapshot names are past.
-        * `shares`: those that were stored apart, of an owner in the order of its masks.
+        * `recall`: tag -> the stored upload; `recall_shares`: owner and serial -> stored shares.
 
-        Then run the jobs of `resume`, `rejoin` every client that comes back, and `drop` who has
-        not by your deadline. What was on its way when the server ended is lost, as with any
-        connection: a client gets the shares that it may lack when it is back, and one whose upload
-        did not come is told so by its own driver (`UploadDropped`).
+        Then `publish` the models that updates may come from, run the jobs of `resume`, `rejoin`
+        every client that comes back, and `drop` who has not by your deadline. What was on its way
+        when the server ended is lost, as with any connection: a client gets the shares that it
+        lacks when it is back, and one whose upload did not come is told so by its own driver
+        (`UploadDropped`).
         """
-        memory = Memory.from_bytes(snapshot)
-        settings = Settings.from_bytes(memory.settings)
-        size, spare = memory.buffer_size, memory.spare_answers
+        first, others = decode_facts(facts)
+        settings = Settings.from_bytes(first.settings)
+        members = [member.client for member in first.roster.members]
         server = cls(
             settings,
             allow_list,
-            size,
-            memory.invited,
+            first.buffer_size,
+            members,
             entropy,
-            spare,
-            keep,
-            memory.time,
-            durable=durable,
+            time=first.time,
+            durable=True,
         )
-        server._started, server.phase = memory.started, memory.phase
-        server._registration.advertised.update(memory.advertised)
-        server._models.known = dict(memory.models)
-        server._offline, server._gone = set(memory.offline), set(memory.offline)
-        if memory.roster is not None:
-            server._fix_roster(memory.roster, memory.check_secret)
-            memory.recall(server._stock, server._queue, server._mailbox, recall, shares)
-        if memory.buffer is not None:
-            uploads = [recall(tag) for tag in memory.buffer.tags]
-            server._flight = server._take_off(memory.buffer, uploads, memory.holders)
-            memory.recall_flight(server._flight)
-            if not settings.traits.protected:
-                server._flight.collected = True
+        server._started, server.phase = True, cls.after_roster
+        server._fix_roster(first.roster)
+        server._offline, server._gone = set(members), set(members)
+        try:
+            for fact in others:
+                server._replay(fact)
+        except (KeyError, RemoteProtocolError) as error:
+            raise DecodeError(f"malformed facts of an epoch: {explain(error)}") from error
+        server._recall_shares, server._past = recall_shares, []
+        server._stock.restored = set(server._stock.reports)
+        for waiting in server._queue.waiting:
+            server._queue.move(waiting.tag, recall(waiting.tag))
+        if server._announced is not None:
+            server._fly_again(server._announced, recall)
         return server
+
+    def _replay(self, fact: AnyFact) -> None:
+        """What has happened before the crash happens again, in memory."""
+        match fact:
+            case SharesTaken(owner, serial, time, header):
+                self._stock.relay.restore(owner, serial)
+                self._stock.add(owner, serial, Shared(time, header))
+                self._forget(self._stock.pushed_out(owner, self._oldest(owner)))
+            case UploadBuffered(tag, shared):
+                if self.settings.traits.protected:
+                    self._forget(self._stock.use(tag)[1])
+                if not self._queue.put(tag, _ELSEWHERE, shared, stored=True):
+                    self._forget([MaskRef(tag.owner, tag.serial)])
+            case UploadsDropped(masks):
+                self._forget(self._queue.remove(MaskRef(*mask) for mask in masks))
+            case SumAnnounced(request):
+                self._announced = _Announced(fact)
+                self._queue.take(request.tags)
+            case SumAgreed(signatures) if self._announced is not None:
+                self._announced = _Announced(self._announced.fact, signatures)
+            case SumEnded(time) if self._announced is not None:
+                tags = self._announced.fact.request.tags
+                self._forget(MaskRef(tag.owner, tag.serial) for tag in tags)
+                self._announced, self.time = None, time
+            case TimeSkipped(time):
+                self.time = time
+            case _:
+                raise DecodeError(f"malformed facts of an epoch: {type(fact).__name__} comes first")
+
+    def _fly_again(self, announced: _Announced, recall: Recall) -> None:
+        """The buffer that was in flight is asked for again."""
+        fact = announced.fact
+        uploads = [recall(tag) for tag in fact.request.tags]
+        self._flight = flight = self._take_off(fact.request, uploads, fact.holders)
+        flight.agreement.signatures.update(announced.signatures)
+        self.phase = Phase.RECOVER if announced.signatures else flight.first_phase
+        if not self.settings.traits.protected:
+            flight.collected = True
 
     def resume(self) -> list[Output]:
         """After `restore`: what was being computed, to be computed again."""
@@ -338,7 +392,11 @@ class EpochServer(EpochCollector):
 
     def _close_advertise(self) -> list[Output]:
         outputs = super()._close_advertise()
-        self._has_promised = self._roster is not None
+        if self._roster is not None:
+            settings = self.settings.to_bytes()
+            self._facts.append(
+                RosterFixed(VERSION, settings, self.buffer_size, self.time, self._roster)
+            )
         return outputs
 
     # -- the buffer in flight ----------------------------------------------------------------
@@ -368,7 +426,7 @@ class EpochServer(EpochCollector):
         uploads = [waiting.upload for waiting in chosen]
         self._flight = flight = self._take_off(buffer, uploads, holders)
         self.phase = flight.first_phase
-        self._has_promised = True
+        self._facts.append(SumAnnounced(buffer, tuple(sorted(holders))))
         if not self.settings.traits.protected:
             return [*flight.jobs, *flight.collect()]  # there is nothing to ask for
         online = [client for client in self._members if client not in self._offline]
@@ -414,8 +472,8 @@ class EpochServer(EpochCollector):
         if not flight.agreement.reached:
             return self._fail(flight.agreement.shortfall)
         self.phase = Phase.RECOVER
-        self._has_promised = True
         certificate = flight.certificate
+        self._facts.append(SumAgreed(certificate.signatures))
         return [Send(client, certificate) for client in sorted(flight.agreement.signatures)]
 
     def _finish(self, flight: Recovery, total: Elements) -> list[Output]:
@@ -461,14 +519,14 @@ class EpochServer(EpochCollector):
         self._flight = None
         self.time += 1
         self.phase = Phase.UPLOAD
-        self._has_promised = True
+        self._facts.append(SumEnded(self.time))
         return outputs
 
     # -- helpers -----------------------------------------------------------------------------
 
     @property
     def _enough_answers(self) -> bool:
-        wanted, flight = self.settings.parameters.survivors + self._spare, self._in_flight
+        wanted, flight = self.settings.parameters.survivors + self.spare_answers, self._in_flight
         used = flight.trusted if len(flight.trusted) >= wanted else flight.holders
         return len(flight.answers.keys() & used) >= wanted or not self._is_waiting()
 
@@ -491,7 +549,7 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     **at(Advertise, EpochServer._on_advertise, Phase.ADVERTISE),
     **at(Advertise, EpochServer._on_late, *_REGISTERED, Phase.DONE),
     **at(ShareBundle, EpochServer._on_shares, *_REGISTERED),
-    **at(MaskReport, EpochServer._on_report, *_REGISTERED),
+    **at(Reports, EpochServer._on_reports, *_REGISTERED),
     **at(BufferedUpload, EpochServer._on_upload, *_REGISTERED),
     **at(Consent, EpochServer._on_late, Phase.UPLOAD),
     **at(Consent, EpochServer._on_signature, *_IN_FLIGHT),

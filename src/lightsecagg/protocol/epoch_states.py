@@ -10,15 +10,15 @@ once, and leaves their hashes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from lightsecagg.protocol.client_machine import Advertised, Closed, Fixed, Waiting
-from lightsecagg.protocol.messages import MaskReport, SumRequest
-from lightsecagg.protocol.schemes.interface import MaskRef, Term
+from lightsecagg.protocol.messages import SumRequest, Tag
+from lightsecagg.protocol.schemes.interface import MaskRef
 
 SMALL = 1024
 """Bytes that stay in the snapshot: seeds, and what is not worth a file."""
@@ -58,8 +58,8 @@ class KeptShare(msgspec.Struct, frozen=True, array_like=True):
 
     Not the last one before: a client that was away for long would forget what it has just got.
     """
-    report: MaskReport | None = None
-    """What this client has said of it; it says the same again (S46)."""
+    header: bytes = b""
+    """Of its mask: under which it counts, and by which it is reported on (S46)."""
 
     def __repr__(self) -> str:
         return f"KeptShare(since={self.since})"
@@ -81,8 +81,6 @@ class Registered(Fixed, frozen=True, kw_only=True):
     kept: Kept
     last_serial: dict[int, int]
     """Owner -> the newest serial that was seen."""
-    chains: dict[int, tuple[int, bytes]]
-    """Owner -> the number of its last check secret, and the secret."""
     models: dict[int, bytes]
     """Version -> hash, as used or signed for here."""
     time: int
@@ -127,10 +125,14 @@ def dated(share: KeptShare, time: int) -> KeptShare:
     return replace(share, since=time) if share.since is None else share
 
 
-def kept_for(state: Registered, terms: tuple[Term, ...]) -> dict[MaskRef, KeptShare]:
-    """Those shares of the terms' masks that are kept here."""
-    kept = {term.ref: state.kept.get(term.ref.owner, {}) for term in terms}
-    return {ref: of[ref.serial] for ref, of in kept.items() if ref.serial in of}
+def kept_for(state: Registered, tags: Iterable[Tag]) -> dict[MaskRef, KeptShare]:
+    """Those shares of the uploads' masks that are kept here, under the header that a tag names."""
+    found: dict[MaskRef, KeptShare] = {}
+    for tag in tags:
+        kept = state.kept.get(tag.owner, {}).get(tag.serial)
+        if kept is not None and kept.header == tag.header:
+            found[MaskRef(tag.owner, tag.serial)] = kept
+    return found
 
 
 def set_apart(state: AnyState) -> tuple[AnyState, dict[bytes, bytes]]:

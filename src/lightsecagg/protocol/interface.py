@@ -30,16 +30,17 @@ driver that must survive a crash stores what `Persist` names; see `RoundServer.r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.jobs import Compute, Computing, Job, Result, Upload
+from lightsecagg.protocol.journal_facts import AnyFact
 from lightsecagg.protocol.messages import (
     BufferedUpload,
     MaskedUpload,
@@ -47,7 +48,13 @@ from lightsecagg.protocol.messages import (
     Roster,
     SealedShare,
     SharesClosed,
+    Tag,
 )
+
+if TYPE_CHECKING:
+    from lightsecagg.protocol.epoch_states import Snapshot
+    from lightsecagg.protocol.ledger import Ledger
+    from lightsecagg.protocol.settings import Settings
 
 SERVER = 2**64 - 1
 """The server's name as sender or recipient; client ids are smaller."""
@@ -121,22 +128,22 @@ class SurvivorsChosen:
 
 @dataclass(frozen=True, slots=True)
 class EpochChanged:
-    """At the server of an epoch: all that it has promised, in the place of the record before.
+    """At the server of an epoch: what it has promised, to be appended to what it had.
 
     Right behind a `BufferAggregate` or `BufferFailed` it belongs to the model that comes of it:
     both are stored, or neither.
     """
 
-    memory: bytes = field(repr=False)
-    """`EpochServer.restore` reads it."""
-    kept: tuple[tuple[int, int], ...]
-    """Owner and serial of the uploads that are still needed; all others are past."""
+    facts: tuple[AnyFact, ...] = field(default=(), repr=False)
+    """In their order, to be stored by `encode_fact`; `EpochServer.restore` replays all of them."""
     upload: BufferedUpload | None = field(default=None, repr=False)
-    """The one of them that has just come, to be stored with it."""
-    relayed: tuple[tuple[int, int], ...] = ()
-    """Owner and serial of the masks whose shares somebody may lack; all others' are past."""
+    """One that has just come, to be stored with them."""
     shares: tuple[SealedShare, ...] = field(default=(), repr=False)
-    """Those of them that have just come, to be stored with it."""
+    """Those of masks that have just come, to be stored with them."""
+    past: tuple[tuple[int, int], ...] = ()
+    """Owner and serial of masks whose upload and shares nobody needs any more."""
+    is_over: bool = False
+    """Whether the epoch is: nothing of it is needed."""
 
     @property
     def can_fail(self) -> bool:
@@ -275,11 +282,43 @@ class BufferedClientParty(AnyClientParty, Protocol):
     def room(self) -> int:
         """How many more masks may be shared before peers drop old ones."""
 
+    keeps_masks: bool
+    """Whether masks that are shared ahead stay expanded in memory until their uploads."""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it is on a roster: it can share masks and upload."""
+
+    @property
+    def serials(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of its masks, those that are ready, and those whose uploads wait for their buffer."""
+
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
 
+    def discard(self, serials: Iterable[int]) -> None:
+        """The shares of these masks were lost on their way: no upload is to be wasted on them."""
+
+    def take_model(self, model: bytes) -> list[Output]:
+        """Training from this model (`hash_model`) begins; refuse it once too often (S44)."""
+
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask an update that was trained from this version of the model, and upload it."""
+
+
+class TravellingClientParty(BufferedClientParty, Protocol):
+    """One client in one epoch, whose large parts a driver keeps apart from its snapshot."""
+
+    ledger: Ledger
+    parts: Mapping[bytes, bytes]
+    """Where `snapshot_apart` left its parts, by SHA-256; to be set after it was restored."""
+
+    @property
+    def needed_parts(self) -> frozenset[bytes]:
+        """What must be in `parts`, because a snapshot left it there."""
+
+    def snapshot_apart(self) -> Snapshot:
+        """`snapshot` in kilobytes, with the peers' explicit shares and the answer beside it."""
 
 
 class AnyServerParty(Server, Protocol):
@@ -339,6 +378,43 @@ class ServerParty(AnyServerParty, Protocol):
 class BufferedServerParty(AnyServerParty, Protocol):
     """The server in one epoch of the asynchronous mode."""
 
+    settings: Settings
+    buffer_size: int
+    """K"""
+    paused: bool
+    """Whether no more buffers are formed, because the server is to stop."""
+    spare_answers: int
+    """Answers that are awaited beyond U while anybody may still give one; two locate a liar."""
+    closing: bool
+    """Whether the epoch is to end: an older model's updates that are too few are dropped."""
+    most_waiting: int | None
+    """Of how many owners one upload each may wait; others are refused, and lost to their owners."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whoever is on the roster, in its order; nobody before there is one."""
+
+    @property
+    def uploaders(self) -> frozenset[int]:
+        """Whose uploads it has taken in this epoch."""
+
+    @property
+    def unsummed(self) -> int:
+        """How many uploads wait or are being summed."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a `flush` now would leave nothing waiting."""
+
+    def has_waiting(self, client: int) -> bool:
+        """Whether an upload of this client waits for a buffer; one in flight does not."""
+
+    def is_stored(self, tag: Tag) -> bool:
+        """Whether this upload came before, and will not be given up."""
+
+    def serials(self, client: int) -> tuple[list[int], list[int]]:
+        """A client's masks that it may use, and those of its uploads that are not summed yet."""
+
     @property
     def time(self) -> int:
         """t: the version of the current model, and the time of the next buffer."""
@@ -350,6 +426,17 @@ class BufferedServerParty(AnyServerParty, Protocol):
     @property
     def summable(self) -> int:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+
+    @property
+    def has_shares_to_relay(self) -> bool:
+        """Whether shares wait for others that go to the same clients; see `relay`."""
+
+    def relay(self) -> list[Output]:
+        """Pass on the shares that wait: no others are expected soon.
+
+        Call it when nothing else is on its way here, or a moment later. It happens by itself where
+        everybody who is online has shared, and where an upload needs it.
+        """
 
     def publish(self, model: bytes, version: int | None = None) -> None:
         """The hash of the model of a version, by default of the current time.
@@ -369,14 +456,17 @@ class BufferedServerParty(AnyServerParty, Protocol):
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait."""
 
+    def forgo(self) -> list[Output]:
+        """No buffer could be formed for long: older models' updates without company are dropped."""
+
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it."""
+
+    def resume(self) -> list[Output]:
+        """After a crash: what was being computed, to be computed again."""
 
     def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
         """This record is durable; its upload, if it has one, counts and is read there."""
 
     def unstored(self, record: EpochChanged) -> list[Output]:
         """This record `can_fail`, and has: what has just come with it is given up."""
-
-    def snapshot(self) -> bytes:
-        """All that it must remember but the vectors of uploads; see `EpochServer.restore`."""

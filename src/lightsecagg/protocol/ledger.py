@@ -38,6 +38,9 @@ _KEY_LENGTH = 32
 _BLOCK = 2**14  # entries of an update that are hashed at once: they stay in the cache
 _VERSION = 2
 """Version 1 had other fingerprints: it would not know again what is spent."""
+FARTHEST_ROUND = 2**48
+"""The farthest from one round to the next (some drivers count milliseconds): a lying server must
+not use up all numbers at once."""
 _WAY_OUT = "only this client's operator can allow more, see `lightsecagg ledger forgive`"
 
 
@@ -131,6 +134,11 @@ class Ledger:
             raise RemoteProtocolError(
                 f"round {number} is refused: this client has already seen round "
                 f"{self._entries.last_round}, and an old round's masks are gone"
+            )
+        if number > self._entries.last_round + FARTHEST_ROUND:
+            raise RemoteProtocolError(
+                f"round {number} is refused: it is more than {FARTHEST_ROUND} after the last one, "
+                f"{self._entries.last_round}; no later round could have a larger number"
             )
         self.check_attempts(model, max_attempts)
         self._entries.last_round = number

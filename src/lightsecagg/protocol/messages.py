@@ -4,9 +4,9 @@ Who sends what (C = client, S = server), in the order of a synchronous round:
 
     Opening          S -> C   the settings of a round or epoch
     Advertise        C -> S   fresh X25519 keys, signed
-    Roster           S -> C   everybody's keys, and what binds the coming check; fixes C1
+    Roster           S -> C   everybody's keys; fixes C1
     ShareBundle      C -> S -> C   sealed shares, each for one peer, which the server cannot read
-    SharesClosed     S -> C   whose shares are complete, and the secret of the check
+    SharesClosed     S -> C   whose shares are complete
     MaskedUpload     C -> S   the masked update, which shares are held here, and reports on them
     SumRequest       S -> C   U1: whose updates are summed
     Consent          C -> S   malicious-server mode: a signature on (C1, U1)
@@ -20,8 +20,8 @@ The asynchronous mode registers clients with the same messages, shares stock wit
 serial counts an owner's masks), and asks for sums with the same SumRequest, Consent, Certificate,
 Refusal and AggregatedShare, which name the time t of a buffer. It adds
 
-    MaskComplete     S -> C   a mask's shares are delivered; the secret of its check
-    MaskReport       C -> S   two elements on the share of that mask that is held here
+    Reports          C -> S   elements on shares that are held here, of each mask that was delivered
+    ReportsWanted    S -> C   report on these masks again
     BufferedUpload   C -> S   a masked update with its owner's signed tag
     UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
 
@@ -75,17 +75,12 @@ class Roster(Control, frozen=True):
     members: tuple[Member, ...]
     graph: tuple[int, ...] = ()
     """SecAgg+: positions in ring order; empty for the complete graph."""
-    checks: tuple[bytes, ...] = ()
-    """LightSecAgg: the commitment to the secret by which shares will be checked; asynchronous, the
-    ends of the chains of secrets, by position (S46)."""
 
 
 class SharesClosed(Control, frozen=True):
     """Sharing is over; these owners' shares were delivered to every roster member."""
 
     owners: tuple[int, ...]
-    check_secret: bytes = b""
-    """LightSecAgg: opens the roster's commitment; everybody's coefficients follow from it."""
 
 
 class AbortRound(Control, frozen=True):
@@ -122,11 +117,15 @@ class SealedShare:
     length: int
     """Plaintext bytes."""
     salt: bytes = field(repr=False)
-    """16 random bytes: no two shares are sealed under one key."""
+    """Of the mask: no two shares that differ are sealed under one key."""
     sealed: bytes | memoryview = field(repr=False)
     """A received one is used where it lies, without a copy."""
     serial: int = 0
     """Which of the owner's masks; 0 in synchronous rounds."""
+    mac: bytes = field(default=b"", repr=False)
+    """By which the owner binds it to the header of its mask; empty without checks (S46)."""
+    root: bytes = field(default=b"", repr=False)
+    """Hash of all sealed shares of the mask, as the server got them; empty on the way there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class MaskedUpload:
     """Bitmap over roster positions: whose shares are held here (little-endian bits)."""
     vector: Elements = field(repr=False)
     reports: Elements = field(default_factory=_no_elements, repr=False)
-    """LightSecAgg: two elements on every share that is held, in roster order (S46)."""
+    """LightSecAgg: `BLINDS` elements on every share that is held, in roster order (S46)."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -173,6 +172,8 @@ class Tag(Control, frozen=True):
     owner: int
     serial: int
     """Which of the owner's masks hides the upload."""
+    header: bytes
+    """Of that mask: under which header its shares count; empty without checks."""
     version: int
     """t_i: the buffer time at which the owner downloaded the model."""
     model: bytes
@@ -180,25 +181,29 @@ class Tag(Control, frozen=True):
     digest: bytes
     """Hash of the masked upload."""
     signature: bytes
-    """Ed25519 over (C1, owner, serial, version, model, digest)."""
+    """Ed25519 over (C1, owner, serial, header, version, model, digest)."""
 
 
-class MaskComplete(Control, frozen=True):
-    """All shares of a mask are delivered; whoever holds one reports on it."""
-
-    owner: int
-    serial: int
-    check_secret: bytes
-    """The element of the owner's chain, whose end is in the roster, with this number."""
-
-
-class MaskReport(Control, frozen=True):
-    """What a client says of its share of a mask (S46)."""
+class Report(Control, frozen=True):
+    """What a holder reports on its share of one mask (S46)."""
 
     owner: int
     serial: int
     values: tuple[int, ...]
-    """Two field elements; nothing if no share of that mask is held here."""
+    """`BLINDS` field elements; nothing if no share of that mask is held here."""
+
+
+class Reports(Control, frozen=True):
+    """Reports on shares that came together."""
+
+    reports: tuple[Report, ...]
+
+
+class ReportsWanted(Control, frozen=True):
+    """The server lacks this client's reports on these masks; it sends the same again."""
+
+    masks: tuple[tuple[int, int], ...]
+    """Owner and serial."""
 
 
 class UploadDropped(Control, frozen=True):
@@ -288,8 +293,8 @@ Message = (
     | AggregatedShare
     | UnmaskingShares
     | AbortRound
-    | MaskComplete
-    | MaskReport
+    | Reports
+    | ReportsWanted
     | BufferedUpload
     | UploadDropped
 )

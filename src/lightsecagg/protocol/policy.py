@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.schemes.traits import ProtocolName, refused
+from lightsecagg.protocol.schemes.traits import LIGHTSECAGG, refused
 from lightsecagg.protocol.settings import NO_MODEL, Settings
 
 MAX_UNANNOUNCED_DIMENSION = 2**26
@@ -17,6 +16,9 @@ MAX_UNANNOUNCED_DIMENSION = 2**26
 
 SINGLED_OUT_SCALE = 2.0**16
 """The least c_l where an update may have a weight of its own: the paper's."""
+
+GRAPH_SECURITY = 40
+"""A random sharing graph may leave somebody unprotected with a probability below 2^-40."""
 
 MAX_ATTEMPTS = 2
 """The most uploads for one global model: a round, and one repeat of it (S42)."""
@@ -36,7 +38,7 @@ class Policy:
     """The least T."""
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
     """`malicious-server` also refuses honest-but-curious rounds."""
-    protocols: tuple[str, ...] = (ProtocolName.LIGHTSECAGG,)
+    protocols: tuple[str, ...] = (LIGHTSECAGG,)
     dimension: int | None = None
     """The length of the vectors this client contributes, if it is known in advance; otherwise
     the server may ask for at most `max_dimension`, lest it exhaust the memory."""
@@ -82,7 +84,7 @@ class Policy:
     """LightSecAgg: the most bytes that the shares of one round may take at this client, those
     that it makes and those that it holds 4 N L each; `stock` times as much in the asynchronous
     mode. The server's T and U decide about L."""
-    graph_security: int = SIGMA
+    graph_security: int = GRAPH_SECURITY
     """SecAgg+: sigma; a random sharing graph may fail to protect with probability 2^-sigma.
     Zero accepts every graph, for benchmarks on made-up data only."""
 

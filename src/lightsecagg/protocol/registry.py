@@ -13,8 +13,8 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_queue import Keep, in_memory
 from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.journal_facts import Recall, RecallShares
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Roster, SharesClosed
 from lightsecagg.protocol.policy import Policy
@@ -74,8 +74,6 @@ def epoch_server_party(
     invited: Iterable[int] | None = None,
     entropy: Entropy = system_entropy,
     *,
-    spare_answers: int = 0,
-    keep: Keep = in_memory,
     time: int = 0,
     durable: bool = False,
 ) -> EpochServer:
@@ -89,8 +87,6 @@ def epoch_server_party(
         buffer_size,
         invited,
         entropy,
-        spare_answers,
-        keep,
         time,
         durable=durable,
     )
@@ -109,6 +105,13 @@ def restore_party(
     """
     kind = RoundClient if policy.buffering is None else EpochClient
     return kind.restore(snapshot, identity, policy, generation, entropy)
+
+
+def restored_epoch_server_party(
+    facts: Iterable[bytes], allow_list: AllowList, recall: Recall, recall_shares: RecallShares
+) -> EpochServer:
+    """A durable server's party of an epoch, after a crash; see `EpochServer.restore`."""
+    return EpochServer.restore(facts, allow_list, recall, recall_shares)
 
 
 def resumed_server_party(

@@ -1,7 +1,6 @@
 """The roster of a round and the context C1 that it fixes.
 
-C1 hashes C0 and, in order, every member's id, identity key, ephemeral keys and evaluation point,
-then what binds the check of the shares.
+C1 hashes C0 and, in order, every member's id, identity key, ephemeral keys and evaluation point.
 Every later signature, key and associated data binds C1: a server that shows one client the same
 members in another order has thereby split the round into two that share nothing.
 """
@@ -15,7 +14,7 @@ from functools import cached_property
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.agreement import check_public_key
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash, uint
+from lightsecagg.crypto.transcript import context_hash, uint
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field import ntt
 from lightsecagg.protocol.allow_list import AllowList
@@ -38,8 +37,6 @@ class Round:
     """Ephemeral public keys, by position."""
     graph: tuple[int, ...] = field(default=(), repr=False)
     """SecAgg+: positions in ring order; empty for the complete graph."""
-    checks: tuple[bytes, ...] = field(default=(), repr=False)
-    """Commitments to the secrets by which shares are checked; see `masks.checked_sharing`."""
 
     @cached_property
     def positions(self) -> dict[int, int]:
@@ -114,7 +111,6 @@ def accept_roster(
     if len(set(members)) != len(members):
         raise RemoteProtocolError("the roster names a client twice")
     _check_graph(settings, roster)
-    _check_commitments(settings, roster)
     if own not in members:
         raise RemoteProtocolError(f"the roster does not name this client, {own}")
     if roster.members[members.index(own)].keys != own_keys:
@@ -142,16 +138,6 @@ def _check_graph(settings: Settings, roster: Roster) -> None:
         )
 
 
-def _check_commitments(settings: Settings, roster: Roster) -> None:
-    owners = len(roster.members) if settings.buffering else 1
-    expected = owners if settings.traits.checked else 0
-    if len(roster.checks) != expected or any(len(c) != HASH_LENGTH for c in roster.checks):
-        raise RemoteProtocolError(
-            f"the roster brings {len(roster.checks)} commitments to the check of the shares; "
-            f"{settings.protocol} takes {expected} of {HASH_LENGTH} bytes"
-        )
-
-
 def fix_round(settings: Settings, allow_list: AllowList, roster: Roster) -> Round:
     """The round and its context C1, without checks: for the server's own roster."""
     points = ntt.points(settings.field, settings.parameters.clients)
@@ -164,12 +150,10 @@ def fix_round(settings: Settings, allow_list: AllowList, roster: Roster) -> Roun
             uint(int(point)),
         ]
     parts += [uint(position) for position in roster.graph]
-    parts += [uint(len(roster.checks)), *roster.checks]
     return Round(
         settings=settings,
         context=context_hash("roster", *parts),
         members=tuple(member.client for member in roster.members),
         keys=tuple(member.keys for member in roster.members),
         graph=roster.graph,
-        checks=roster.checks,
     )

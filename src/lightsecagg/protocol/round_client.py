@@ -71,13 +71,13 @@ from lightsecagg.protocol.roles.agreement import (
     check_of_round,
     survivor_statement,
 )
-from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
+from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.schemes.interface import MaskRef, Term
+from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.protocol.share_exchange import Share
+from lightsecagg.protocol.share_exchange import Share, header_of, seal_shares
 from lightsecagg.protocol.wire import Codec
 
 
@@ -89,12 +89,12 @@ class Sharing(Fixed, frozen=True):
     """What the scheme needs to mask."""
     held: dict[int, Share]
     """Owner -> share, the own one included."""
+    reports: dict[int, bytes]
+    """Owner -> what is reported on its share."""
     pending: tuple[str, bytes, int] | None = None
     """The update, until sharing is closed: dtype, bytes, samples."""
     owners: tuple[int, ...] | None = None
     """Whose shares are complete, once the server has said so."""
-    check_secret: bytes = b""
-    """By which the shares are to be reported on; it came with the owners."""
 
 
 class Uploaded(Fixed, frozen=True):
@@ -215,6 +215,7 @@ class RoundClient(ClientMachine[AnyState]):
             sealing_key=b"",
             secret=b"",
             held={},
+            reports={},
             owners=(),
         )
         return [*self.ledger.persisted(), NeedInput()]
@@ -222,7 +223,7 @@ class RoundClient(ClientMachine[AnyState]):
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
         scheme, key = self._enter_roster(state, message), self._sealing_key(state.private_keys[0])
         mask = scheme.prepare(0, state.private_keys, self._entropy)
-        outputs = send_shares(seal_shares(scheme, key, mask, 0, self._entropy))
+        sealed = seal_shares(scheme.round, key, self.client, mask.outgoing)
         self._keep_mask(0, mask)
         self.state = Sharing(
             settings=state.settings,
@@ -230,8 +231,12 @@ class RoundClient(ClientMachine[AnyState]):
             sealing_key=state.private_keys[0],
             secret=mask.secret,
             held={self.client: mask.own},
+            reports={self.client: self._report(scheme, self.client, mask.own, sealed.header)},
         )
-        return [*outputs, NeedInput()]
+        return [*send_shares(sealed.shares), NeedInput()]
+
+    def _report(self, scheme: ClientScheme, owner: int, share: Share, header: bytes) -> bytes:
+        return scheme.settings.field.to_bytes(scheme.report(MaskRef(owner), share, header))
 
     def _on_shares(self, state: Sharing, message: ShareBundle) -> list[Output]:
         """Open the peers' shares; one that does not open is simply not held."""
@@ -242,19 +247,23 @@ class RoundClient(ClientMachine[AnyState]):
             check_address(scheme, share)
         if all(share.owner in state.held for share in message.shares):
             return self._on_late(state, message)
-        held = dict(state.held)
+        held, reports = dict(state.held), dict(state.reports)
         for share in message.shares:
-            if share.owner in held:
+            owner = share.owner
+            if owner in held:
                 continue
             try:
                 if share.serial != 0:
                     raise CryptoError("a synchronous round has one mask per client, serial 0")
                 key = self._sealing_key(state.sealing_key)
-                held[share.owner] = open_peer_share(scheme, key, share)
+                held[owner] = open_peer_share(scheme, key, share)
             except CryptoError as error:
-                self.refused_shares[share.owner] = str(error)
+                self.refused_shares[owner] = str(error)
+            else:
+                header = header_of(scheme.round, share)
+                reports[owner] = self._report(scheme, owner, held[owner], header)
         if len(held) > len(state.held):
-            self.state = replace(state, held=held)
+            self.state = replace(state, held=held, reports=reports)
         return []
 
     def _on_shares_closed(self, state: Sharing, message: SharesClosed) -> list[Output]:
@@ -264,15 +273,12 @@ class RoundClient(ClientMachine[AnyState]):
         _check_ids(message.owners, scheme.round, "owner list")
         if self.client not in message.owners:
             raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
-        scheme.open_check(message.check_secret)
         missing = [owner for owner in scheme.peers if owner not in state.held]
         if not scheme.suffices(state.held, message.owners):
             reason = f"the shares of {len(missing)} peers are missing; too few are held here"
             self._forget(reason)
             return [Send(SERVER, Refusal(ROUND, tuple(missing))), RoundAborted(reason)]
-        return self._upload_if_ready(
-            replace(state, owners=message.owners, check_secret=message.check_secret)
-        )
+        return self._upload_if_ready(replace(state, owners=message.owners))
 
     def _on_repeated_close(
         self, state: Sharing | Uploaded | Signed, message: SharesClosed
@@ -280,7 +286,6 @@ class RoundClient(ClientMachine[AnyState]):
         """A server that resumes after a crash says again what it had said."""
         if message.owners != state.owners:
             raise RemoteProtocolError("the server closed sharing twice, with different owners")
-        self._scheme(state).open_check(message.check_secret)
         return self._on_late(state, message)
 
     def _upload_if_ready(self, state: Sharing) -> list[Output]:
@@ -297,7 +302,7 @@ class RoundClient(ClientMachine[AnyState]):
         mask = self._take_mask(scheme, 0, state.secret, state.owners)
         masked = hide(settings, update, seed, mask)
         held = _in_roster_order(scheme.round, state.held)
-        reports = scheme.report(_by_mask(held), state.check_secret)
+        reports = b"".join(state.reports[owner] for owner in held)
         if settings.traits.protected:
             digest = hashlib.sha256(settings.group.to_buffer(masked)).digest()
             self._bind_upload(scheme, 0, digest)
@@ -310,7 +315,8 @@ class RoundClient(ClientMachine[AnyState]):
             owners=state.owners,
             fingerprint=fingerprint,
         )
-        upload = MaskedUpload(_bitmap(scheme.round, held), masked, reports)
+        elements = settings.field.from_bytes(reports, len(reports) // 4)
+        upload = MaskedUpload(_bitmap(scheme.round, held), masked, elements)
         return [*self.ledger.persisted(), Send(SERVER, upload)]
 
     def _on_survivors(self, state: Uploaded, message: SumRequest) -> list[Output]:

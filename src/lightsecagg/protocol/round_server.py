@@ -37,7 +37,6 @@ from typing import Self
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import RecoveryError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
-from lightsecagg.masks.checked_sharing import commit
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     Aggregate,
@@ -109,7 +108,6 @@ class RoundServer(ServerMachine):
         self._relay: Relay | None = None
         self._outbox = Outbox()
         self._complete: list[int] = []
-        self._check_secret = b""
         self._uploads = RoundUploads(settings)
         self._overdue = False  # the deadline fired while an upload was being stored
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
@@ -134,7 +132,7 @@ class RoundServer(ServerMachine):
         members = [member.client for member in roster.members]
         server = cls(settings, allow_list, members, entropy, durable=True)
         server._started = True
-        server._fix_roster(roster, closed.check_secret)
+        server._fix_roster(roster)
         server._complete = list(closed.owners)
         server._relay = None
         server.phase = Phase.UPLOAD
@@ -154,8 +152,8 @@ class RoundServer(ServerMachine):
 
     @property
     def closed(self) -> SharesClosed:
-        """What `resume` needs besides; not to be known to anybody before sharing is closed."""
-        return SharesClosed(self.owners, self._check_secret)
+        """What `resume` needs besides."""
+        return SharesClosed(self.owners)
 
     def request_for(self, client: int) -> list[Output]:
         """What the current phase asks of this client, again: for one that has reconnected.
@@ -278,12 +276,8 @@ class RoundServer(ServerMachine):
             case Phase.DONE:
                 return []
 
-    def _checks(self, check_secret: bytes) -> tuple[bytes, ...]:
-        return (commit(check_secret),)
-
-    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
-        super()._fix_roster(roster, check_secret)
-        self._check_secret = check_secret
+    def _fix_roster(self, roster: Roster) -> None:
+        super()._fix_roster(roster)
         self._relay = Relay(self._scheme, single=True)
 
     def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:

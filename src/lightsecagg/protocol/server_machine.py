@@ -21,8 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
-from lightsecagg.crypto import prg
-from lightsecagg.crypto.entropy import Entropy, draw
+from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.errors import LocalProtocolError, RecoveryError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.allow_list import AllowList
@@ -122,10 +121,6 @@ class ServerMachine(ABC):
         """Go on where nothing is awaited any more."""
 
     @abstractmethod
-    def _checks(self, check_secret: bytes) -> tuple[bytes, ...]:
-        """What the roster says of the secret by which shares will be checked (S46)."""
-
-    @abstractmethod
     def _finish(self, flight: Recovery, total: Elements) -> list[Output]:
         """The sum is found."""
 
@@ -181,15 +176,12 @@ class ServerMachine(ABC):
         """Fix the roster of those who came in time, if they are enough."""
         if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
             return abort
-        checked = self.settings.traits.checked
-        check_secret = draw(self._entropy, prg.SEED_LENGTH) if checked else b""
-        checks = self._checks(check_secret) if checked else ()
-        roster = self._registration.make_roster(self._entropy, checks)
-        self._fix_roster(roster, check_secret)
+        roster = self._registration.make_roster(self._entropy)
+        self._fix_roster(roster)
         self.phase = self.after_roster
         return [*self._registration.announce(roster)]
 
-    def _fix_roster(self, roster: Roster, check_secret: bytes) -> None:
+    def _fix_roster(self, roster: Roster) -> None:
         """Hold the scheme of a roster from now on."""
         self._roster = roster
         self._scheme = self._registration.scheme(roster, self._entropy)

@@ -29,8 +29,7 @@ from lightsecagg.masks.short_keys import COINS, LONG_SHARE, RING_DIMENSION, key_
 from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.schemes.traits import TRAITS, Traits, traits_of
-from lightsecagg.protocol.schemes.traits import ProtocolName as ProtocolName
+from lightsecagg.protocol.schemes.traits import Traits, protocols, traits_of
 
 MAX_LENGTH = 2**30 - 1
 """The most elements of an upload or share: its length in bytes must fit 32 bits."""
@@ -83,7 +82,7 @@ class Settings:
     """The settings of one synchronous round, or of one epoch of the asynchronous mode."""
 
     protocol: str
-    """A name that `TRAITS` knows."""
+    """A name that `traits_of` finds."""
     parameters: Parameters
     """For SecAgg and SecAgg+, `survivors` is the threshold t of the secret sharing."""
     quantizer: Quantizer
@@ -285,7 +284,7 @@ class Settings:
         fields = decode(_decoder.decode, data, "settings")
         if fields.point_rule != POINT_RULE:
             raise DecodeError(f"unknown rule for the points: {shown(repr(fields.point_rule))}")
-        if fields.protocol not in TRAITS:
+        if fields.protocol not in protocols():
             name = shown(repr(fields.protocol))
             raise DecodeError(f"malformed settings: unknown protocol {name}")
         parameters = Parameters(

@@ -5,10 +5,12 @@ Every message starts with two bytes, version and tag. Then:
 * control messages: the fields in order, as one msgpack array;
 * vector messages: a fixed little-endian struct, then raw bytes to the end of the message.
 
-    ShareBundle      owner u64, recipient u64, serial u64, kind u8, length u32, salt | sealed bytes
+    ShareBundle      owner u64, recipient u64, serial u64, kind u8, binding u8, length u32, salt |
+                     mac | root | sealed bytes
     all others       trailer length u16, elements u32 | elements | trailer
 
-where a salt has 16 bytes, and the trailer is MaskedUpload's number of reports as u32 and bitmap,
+where a salt and a mac have 16 bytes and a root has 32; binding is 0 where there is neither, 1 with
+a mac, 2 with both. The trailer is MaskedUpload's number of reports as u32 and bitmap,
 BufferedUpload's tag as msgpack, and AggregatedShare's time as u64. The reports are the last of
 MaskedUpload's elements. A bundle of several shares is as many bundles of one share, prefix
 included, one after the other. (With the prefix, elements start at byte 8: they are used where they
@@ -28,7 +30,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.sealing import MAC_LENGTH, SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import DecodeError, FieldError
 from lightsecagg.field.group import Elements, Group
 from lightsecagg.foreign import decode
@@ -44,11 +47,11 @@ from lightsecagg.protocol.messages import (
     Tag,
 )
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version 1 sealed shares without a salt; version 2 had clients of 32-bit ids, and messages of its
-own for the sums of the asynchronous mode."""
+own for the sums of the asynchronous mode; in version 3 the server revealed by what to check."""
 
-# Tags are wire format: never renumber, only append. 15 to 19 were version 2's.
+# Tags are wire format: never renumber, only append. 15 to 19 were version 2's, 21 and 22 3's.
 TAGS: Final[dict[type, int]] = {
     messages.Opening: 1,
     messages.Advertise: 2,
@@ -65,8 +68,8 @@ TAGS: Final[dict[type, int]] = {
     messages.AbortRound: 13,
     messages.BufferedUpload: 14,
     messages.UploadDropped: 20,
-    messages.MaskComplete: 21,
-    messages.MaskReport: 22,
+    messages.Reports: 23,
+    messages.ReportsWanted: 24,
 }
 _VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}
@@ -80,7 +83,7 @@ _DECODERS: Final = {
 _SHARE_KINDS: Final = {kind.value: kind for kind in ShareKind}
 
 _PREFIX = struct.Struct("<BB")
-_SEALED = struct.Struct(f"<2sQQQBI{SALT_LENGTH}s")
+_SEALED = struct.Struct(f"<2sQQQBBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
 _COUNT = struct.Struct("<I")
@@ -182,27 +185,40 @@ class Codec:
 
 def _encode_shares(prefix: bytes, shares: Iterable[SealedShare]) -> Iterator[bytes | memoryview]:
     for share in shares:
-        numbers = (share.owner, share.recipient, share.serial, share.kind.value, share.length)
+        kind, binding = share.kind.value, bool(share.mac) + bool(share.root)
+        numbers = (share.owner, share.recipient, share.serial, kind, binding, share.length)
         yield _SEALED.pack(prefix, *numbers, share.salt)
+        yield share.mac
+        yield share.root
         yield share.sealed
 
 
 def _decode_shares(view: memoryview) -> Iterator[SealedShare]:
     expected, start = bytes(view[: _PREFIX.size]), 0
     while start < len(view):
-        prefix, owner, recipient, serial, kind, length, salt = _unpack(_SEALED, view, start)
+        prefix, owner, recipient, serial, kind, binding, length, salt = _unpack(
+            _SEALED, view, start
+        )
         if prefix != expected:
             raise DecodeError("malformed ShareBundle: something else follows a share")
         if kind not in _SHARE_KINDS:
             raise DecodeError(f"unknown kind of share {kind}")
+        if binding > 2:
+            raise DecodeError(f"unknown binding of a share {binding}")
         start += _SEALED.size
+        mac = bytes(view[start : start + MAC_LENGTH * (binding > 0)])
+        start += MAC_LENGTH * (binding > 0)
+        root = bytes(view[start : start + HASH_LENGTH * (binding > 1)])
+        start += HASH_LENGTH * (binding > 1)
         end = start + sealed_length(length)
         if end > len(view):
             raise DecodeError(
                 f"a sealed share of {length} bytes takes {end - start}, got {len(view) - start}"
             )
         sealed = view[start:end]
-        yield SealedShare(owner, recipient, _SHARE_KINDS[kind], length, salt, sealed, serial)
+        yield SealedShare(
+            owner, recipient, _SHARE_KINDS[kind], length, salt, sealed, serial, mac, root
+        )
         start = end
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightsecagg.crypto.sealing import sealed_length
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.share_exchange import HEADER
 
 _CONTROL = 16 * 1024
 """Room for a hello, keys, a signature, a refusal that names everybody."""
@@ -62,4 +63,4 @@ def backlog_limit(settings: Settings, model: int) -> int:
 def _sealed_share(settings: Settings) -> int:
     """The longest of them, on the wire."""
     shares = settings.traits.shares(settings).values()
-    return sealed_length(max((share.length for share in shares), default=0)) + _HEADER
+    return sealed_length(max((share.length for share in shares), default=0)) + HEADER

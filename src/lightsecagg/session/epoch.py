@@ -14,7 +14,7 @@ disconnection                       what it misses is kept; a buffer in flight w
 
 What else clients do is the business of `in_progress`.
 
-An epoch is to end after a buffer, when somebody waits outside, its masks run out or its members
+An epoch is to end after a buffer, when somebody waits outside, its keys are old or its members
 change, and ends when nothing waits (`epoch_ending`); at once, when too few of its clients have a
 memory of it.
 """
@@ -25,10 +25,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 from lightsecagg.foreign import explain
-from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.buffering import LONG_EPOCH
 from lightsecagg.protocol.interface import (
     BufferAggregate,
+    BufferedServerParty,
     BufferFailed,
     EpochChanged,
     Output,
@@ -54,18 +54,18 @@ from lightsecagg.session.peers import Peers
 from lightsecagg.session.plan import Flushing, Plan
 from lightsecagg.session.record import RoundRecord
 
-_OLD = CHAIN_LENGTH // 4
-"""Buffers after which an epoch ends: long before the masks of any client run out."""
+_RELAY = 0.2
+"""Seconds for which shares wait for others that go to the same clients."""
 
 
-class EpochInProgress(InProgress[EpochServer]):
+class EpochInProgress(InProgress[BufferedServerParty]):
     """Drives one party for its session; see the module."""
 
     mode = "epoch"
 
     def __init__(
         self,
-        party: EpochServer,
+        party: BufferedServerParty,
         settings: Settings,
         invited: Iterable[int],
         plan: Plan,
@@ -101,7 +101,7 @@ class EpochInProgress(InProgress[EpochServer]):
         """What may turn out not to be stored: nothing else is done before that is known."""
         self._ending = Ending(party, plan.upload)
         self._began = now
-        self._deadline = self._reports_due = session.NEVER
+        self._deadline = self._reports_due = self._relay_at = session.NEVER
         self._quiet_since: float | None = None
         """Since when nobody who is here can bring another update."""
         self._short_since: float | None = None
@@ -207,9 +207,22 @@ class EpochInProgress(InProgress[EpochServer]):
         self._now = now
         try:
             step()
+            self._relay_if_due(now)
             self._look(now)
+            if self._storing is None:
+                self._next_look = min(self._next_look, self._relay_at)
         except Exception as error:
             self.fail(explain(error))
+
+    def _relay_if_due(self, now: float) -> None:
+        """Shares wait a moment for others, which then leave in one message."""
+        if not self._party.has_shares_to_relay or self._failed:
+            self._relay_at = session.NEVER
+        elif self._relay_at == session.NEVER:
+            self._relay_at = now + _RELAY
+        elif now >= self._relay_at and self._storing is None:
+            self._relay_at = session.NEVER
+            self._release(self._party.relay())
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -302,7 +315,7 @@ class EpochInProgress(InProgress[EpochServer]):
         lost = len(self._able) < len(self._party.members)
         scarce = lost and len(self._able) <= self.settings.minimum  # one more costs all that waits
         crowded = outside and (scarce or self.buffers >= self._flushing.renew)
-        if crowded or self.changing or self.buffers >= _OLD:
+        if crowded or self.changing or self.buffers >= LONG_EPOCH:
             self._ending.begin(self._now)
 
     def _renew(self, change: EpochChanged) -> None:

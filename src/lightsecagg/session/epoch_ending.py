@@ -15,15 +15,14 @@ gives that update again (S42). So an epoch that is to end goes on until nothing 
 
 from __future__ import annotations
 
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.interface import BufferedServerParty, Phase
 from lightsecagg.session.interface import NEVER
 
 
 class Ending:
     """Whether an epoch is to end, and whether it can."""
 
-    def __init__(self, party: EpochServer, seconds: float) -> None:
+    def __init__(self, party: BufferedServerParty, seconds: float) -> None:
         """`seconds`: for how long updates that are too few for a buffer wait for others."""
         self._party, self._seconds = party, seconds
         self.least = party.settings.parameters.privacy + 2

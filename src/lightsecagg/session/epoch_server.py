@@ -12,16 +12,14 @@ told to stop leaves the epoch as it is, and goes on with it when it is started a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import EpochChanged
-from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import SealedShare, Tag
-from lightsecagg.protocol.registry import epoch_server_party
+from lightsecagg.protocol.interface import BufferedServerParty, EpochChanged
+from lightsecagg.protocol.journal_facts import Recall, RecallShares
+from lightsecagg.protocol.registry import epoch_server_party, restored_epoch_server_party
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
@@ -33,7 +31,7 @@ from lightsecagg.session.server import Choose, Opened, ServerSession, State
 
 _FAREWELL = 5.0
 """Seconds in which clients hear the goodbye, and leave."""
-_OVER = EpochChanged(b"", ())
+_OVER = EpochChanged(is_over=True)
 """What is left of an epoch that is over."""
 
 
@@ -42,14 +40,14 @@ class UnfinishedEpoch:
     """An epoch that a crash cut short, or that a server left when it was told to stop."""
 
     settings: Settings
-    memory: bytes
-    """The latest `EpochChanged`; empty if it has promised nothing."""
-    recall: Callable[[Tag], Upload]
+    facts: Sequence[bytes] = field(repr=False)
+    """What it has promised, in order; empty if nothing."""
+    recall: Recall
     """Where its uploads are stored."""
+    recall_shares: RecallShares
+    """Where the shares of its masks are."""
     allow_list: AllowList | None
     """The one that it began with; None if that is lost, and the epoch with it."""
-    shares: Iterable[SealedShare] = field(default=(), repr=False)
-    """Those that somebody may lack, of an owner in the order of its masks."""
 
 
 class EpochServerSession(ServerSession[EpochInProgress]):
@@ -149,7 +147,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
             self._next_attempt(now)
             return
         number = left.settings.round
-        if not left.memory:
+        if not left.facts:
             self._log(logging.INFO, "epoch %d had promised nothing; it is dropped", number)
             self._emit(session.Store(number, session.RoundAbandoned("dropped after a crash")))
         elif left.allow_list is None:
@@ -170,8 +168,8 @@ class EpochServerSession(ServerSession[EpochInProgress]):
     def _resume_epoch(self, left: UnfinishedEpoch, allow_list: AllowList, now: float) -> None:
         number = left.settings.round
         try:
-            party = EpochServer.restore(
-                left.memory, allow_list, left.recall, durable=True, shares=left.shares
+            party = restored_epoch_server_party(
+                left.facts, allow_list, left.recall, left.recall_shares
             )
         except JournalError:
             raise
@@ -182,7 +180,8 @@ class EpochServerSession(ServerSession[EpochInProgress]):
                 f"epoch {number} is at version {party.time}, the stored model at {self._version}: "
                 "they are of different times"
             )
-        party.publish(self._models[self._version])
+        for version, model in self._models.items():
+            party.publish(model, version)
         self._log(
             logging.INFO,
             "resuming epoch %d: %d uploads wait, phase %s",
@@ -219,7 +218,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
 
     def _epoch_of(
         self,
-        party: EpochServer,
+        party: BufferedServerParty,
         settings: Settings,
         invited: Sequence[int],
         now: float,

@@ -73,6 +73,8 @@ class RoundInProgress(InProgress[ServerParty]):
         """Whose uploads are durable."""
         self.survivors: tuple[int, ...] = ()
         """U1, once it is announced."""
+        self.unanswered = False
+        """Whether it was lost for want of signatures: without a certificate nobody answers."""
         self._able = set(self.members)
         """Who can still be in the sum."""
         self._promise: session.AnyRecord | None = None
@@ -237,6 +239,7 @@ class RoundInProgress(InProgress[ServerParty]):
                 self.record.note(output)
             case RoundAborted():
                 self.record.note(output)
+                self.unanswered = self._phase is Phase.AGREE and not self._resumed
 
     # -- phases --------------------------------------------------------------------------------
 

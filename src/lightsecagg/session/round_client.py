@@ -32,6 +32,8 @@ class RoundClientSession(ClientSession[ClientParty]):
 
     _trained: _Trained | None = None
     """What it has made of the latest model."""
+    _announced = -1
+    """The newest round that the server has announced."""
 
     def _take(self, event: session.Event, now: float) -> None:
         match event:
@@ -55,6 +57,12 @@ class RoundClientSession(ClientSession[ClientParty]):
                 self._warn("the server runs the asynchronous mode")
 
     def _begin(self, message: RoundModel) -> None:
+        if message.round <= self._announced:
+            # Training of the round that had this number would end in this one (S55).
+            text = "round %d is announced after round %d, and not begun"
+            self._warn(text, message.round, self._announced)
+            return
+        self._announced = message.round
         self._abandon("another round has begun")
         announcement = session.Announcement(message.model, message.instructions)
         source = f" from a model of {len(message.model) // 4} entries" if message.model else ""

@@ -2,9 +2,9 @@
 
 Theory of operation. Who waits, leaves and ends is the business of `server`. A failed round is tried
 again, with the same clients if U1 was announced: those who signed for it sum no other from the same
-model (S42). If none was, and clients may have uploaded, the next attempt starts from a renewed
-model: nothing was summed, but their uploads from this one are used up, and one liar could use up
-all of them (R59). A round that a crash cut short goes on first (`past`).
+model (S42). If none was, or too few signed for it, and clients may have uploaded, the next attempt
+starts from a renewed model: nobody has answered, but their uploads from this one are used up, and
+one liar could use up all of them (R59). A round that a crash cut short goes on first (`past`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     # -- one round -----------------------------------------------------------------------------
 
     def _bound_to(self) -> list[int]:
-        """The clients of a failed round from the current model whose U1 was announced.
+        """The clients of a failed round from the current model whose U1 was agreed on.
 
         Those who signed for it will sum the same clients again, and no others (S42).
         """
@@ -141,7 +141,7 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         """The party is done: make a model of the sum, or give the round up."""
         round_.conclude()
         record = round_.record
-        if round_.survivors:
+        if round_.survivors and not round_.unanswered:
             self._announced = (round_.settings.model, round_.survivors)
         if record.aborted is None and round_.aggregate is not None:
             self.state = State.APPLYING
@@ -159,13 +159,13 @@ class RoundServerSession(ServerSession[RoundInProgress]):
         self._end_round(self._round, now)
 
     def _renews(self, round_: RoundInProgress) -> bool:
-        """Whether clients may have uploaded, and have consented to no set from this model.
+        """Whether clients may have uploaded, and have answered for no set from this model.
 
         A client that withdraws may have uploaded in rounds of which this server knows nothing.
         """
         given, (model, survivors) = self._announcement.model, self._announced
         used = str(Phase.UPLOAD) in round_.record.phases or bool(round_.record.withdrawn)
-        if not given or not used or round_.survivors:
+        if not given or not used:
             return False
         return survivors is None or model != hash_model(given)
 

@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation import programs
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
+from lightsecagg.drivers.federation.demo_notes import write_sum
 from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import set_up_logging
@@ -55,10 +57,12 @@ def main() -> None:
         "rounds.agree=10.0",
         "rounds.recover=10.0",
     ]
-    overrides.append(f'server.trace="{Path(path).parent / "trace"}"')
     config = load_config(ServerConfig, Path(path), overrides)
     vectors = VectorsTable(dimension=int(dimension), output=Path(path).parent / "result.npz")
-    programs.run_server(config.model_copy(update={"training": None, "vectors": vectors}))
+    config = config.model_copy(update={"training": None, "vectors": vectors})
+    sums = Path(path).parent / "sums"
+    sums.mkdir(exist_ok=True)
+    programs.run_server(config, learned=partial(write_sum, sums))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
+from lightsecagg.drivers.federation.demo_notes import write_sum
 from lightsecagg.drivers.federation.programs import build_client, build_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.federation.server import FederationServer
@@ -75,16 +77,22 @@ class NetworkFederation:
         return load_config(ServerConfig, self.made.server).server.address
 
     def server(
-        self, progress: Any = None, settings: Sequence[str] = (), **rounds: Any
+        self,
+        progress: Any = None,
+        settings: Sequence[str] = (),
+        sums: Path | None = None,
+        **rounds: Any,
     ) -> FederationServer:
-        """`settings` overrides the server's file, as `--set` does."""
+        """`settings` overrides the file, as `--set` does; `sums` receives every average."""
         defaults = {"number": 1, "settle": 10, "grace": 0.5, "wait_for_clients": 30, "retries": 0}
         overrides = [f"rounds.{key}={value}" for key, value in (defaults | rounds).items()]
         overrides += settings
         config = load_config(ServerConfig, self.made.server, overrides)
         vectors = VectorsTable(dimension=DIMENSION, output=self.output, weighted=self.weighted)
         return build_server(
-            config.model_copy(update={"training": None, "vectors": vectors}), progress
+            config.model_copy(update={"training": None, "vectors": vectors}),
+            progress,
+            learned=None if sums is None else partial(write_sum, sums),
         )
 
     def client(

@@ -19,12 +19,12 @@ from lightsecagg.drivers.federation.observer import Metrics
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import AggregationTable, ClientTable, RoundsTable
 from lightsecagg.drivers.federation.training_tables import VectorsTable
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.session.record import RoundRecord
+from memory_transport import MemoryServer
 
 SESSION = bytes(range(32))
 DIMENSION = 37

@@ -28,7 +28,7 @@ class OneEntry(FreshVectors):
 
 @pytest.mark.parametrize("infinite", [np.inf, -np.inf])
 def test_S13_a_client_clips_what_is_large_and_refuses_what_is_infinite(
-    tmp_path: Path, infinite: float
+    tmp_path: Path, infinite: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(tmp_path, bound=1.0)
     federation.jobs |= {5: OneEntry(5, -7.0), 6: OneEntry(6, infinite)}
@@ -38,3 +38,7 @@ def test_S13_a_client_clips_what_is_large_and_refuses_what_is_infinite(
     (record,) = asyncio.run(federation.run(upload=600.0))
     assert record.included == [0, 1, 2, 3, 4, 5, 7]
     federation.check(record)
+    assert [text for text in caplog.messages if "clipped" in text or " cut " in text] == [
+        "client 5: round 1: 2.7 % of the entries were clipped to the bound 1; if training stalls, "
+        "raise it"
+    ]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from small_federation import Federation
 
+from laboratory import baseline
 from lightsecagg.drivers.federation import computing, stored_upload
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.computing import compute
@@ -25,16 +26,15 @@ from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
 from lightsecagg.session.round_server import RoundServerSession
 
 PROTOCOLS = [
-    (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
-    (ProtocolName.SECAGG, ThreatModel.MALICIOUS_SERVER),
-    (ProtocolName.SECAGG_PLUS, ThreatModel.HONEST_BUT_CURIOUS),
-    (ProtocolName.PLAIN, ThreatModel.HONEST_BUT_CURIOUS),
+    ("lightsecagg", ThreatModel.MALICIOUS_SERVER),
+    baseline("secagg", ThreatModel.MALICIOUS_SERVER),
+    baseline("secagg+", ThreatModel.HONEST_BUT_CURIOUS),
+    baseline("plain", ThreatModel.HONEST_BUT_CURIOUS),
 ]
 
 
@@ -55,7 +55,7 @@ def before(
 def test_the_loop_serves_others_while_the_server_computes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    protocol: ProtocolName,
+    protocol: str,
     threat_model: ThreatModel,
 ) -> None:
     """Each step of each job waits for the loop; on the loop's own thread it would wait for ever."""

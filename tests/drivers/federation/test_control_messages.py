@@ -15,7 +15,6 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.transport.communicator import Connected, Disconnected, Limits, Received
-from lightsecagg.drivers.transport.memory import MemoryClient, MemoryServer
 from lightsecagg.errors import Aborted, PeerGone, TransportError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.protocol import messages
@@ -36,6 +35,7 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 from lightsecagg.session.record import RoundRecord
+from memory_transport import MemoryClient, MemoryServer
 
 HELLO = pack_control(Hello(VERSION, -1))
 

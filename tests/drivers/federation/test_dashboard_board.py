@@ -55,6 +55,48 @@ def ended(number: int = 1, **more: Any) -> RoundRecord:
     return record
 
 
+def test_members_are_shown_always_and_since_when_they_are_away() -> None:
+    watched = Watched()
+    board = watched.board
+    board.begins(OVERVIEW, [])
+    board.members({0: "charite", 1: "", 2: "evil\nname"}, 2)
+    seen = watched.told()
+    assert [row["name"] for row in seen["members"]] == ["charite", "", "evil\\nname"]
+    assert [row["away"] for row in seen["members"]] == [None] * 3
+    assert (seen["federation"]["connected"], seen["federation"]["needed"]) == (0, 2)
+    board.connected(0)
+    board.connected(1)
+    assert [row["here"] for row in watched.told()["members"]] == [True, True, False]
+    board.round_begins(1, [0, 1])
+    assert "members" not in watched.told(board.version)
+    watched.now = 1234.0
+    board.disconnected(1)
+    seen = watched.told(board.version - 3)
+    assert [row["away"] for row in seen["members"]] == [None, 1234.0, None]
+    board.members({1: "", 3: "ucl"}, 2)  # another list: who was away still is
+    assert [(row["id"], row["away"]) for row in watched.told()["members"]] == [
+        (1, 1234.0),
+        (3, None),
+    ]
+    board.connected(1)
+    assert watched.told()["members"][0] == {"id": 1, "name": "", "here": True, "away": None}
+    board.connected(7)  # who is on no list is no member
+    assert len(watched.told()["members"]) == 2
+
+
+def test_it_waits_for_clients_only_while_too_few_are_here() -> None:
+    watched = Watched()
+    board = watched.board
+    board.begins(OVERVIEW, [])
+    board.members(dict.fromkeys(range(3), ""), 2)
+    messages = []
+    for client in range(3):
+        board.progress("connect", frozenset())
+        messages.append(watched.told()["federation"]["message"])
+        board.connected(client)
+    assert messages == ["for clients", "for clients", "for the next round"]
+
+
 def test_the_state_of_every_client_follows_the_phases() -> None:
     watched = Watched()
     board = watched.board

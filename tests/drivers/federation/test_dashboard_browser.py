@@ -141,6 +141,8 @@ def test_a_federation_is_watched_while_it_runs(browser: Browser, running: Runnin
     assert "4training" in seen["legend"]
     assert "1dropped" in seen["legend"]
     assert "1not connected" in seen["legend"]
+    tiles = browser.run("return document.querySelector('#tiles').innerText")
+    assert "4 of 5, 5 needed" in tiles
     red = browser.run(
         "return getComputedStyle(document.querySelector('[data-client=\"4\"]')).color"
     )
@@ -148,6 +150,7 @@ def test_a_federation_is_watched_while_it_runs(browser: Browser, running: Runnin
     assert channels[0] > 2 * channels[1:].max(), f"{red} is not red"
     label = browser.run("return document.querySelector('[data-client=\"4\"]').ariaLabel")
     assert label.startswith("client 4 dropped in upload")
+    assert "not connected since " in label
     assert browser.run("return document.querySelectorAll('#history tbody tr').length") == 1
 
     # By keyboard alone: the arrow leads from one client to the next, and its words are shown.

@@ -38,7 +38,7 @@ CLIENT_DEATHS = [
 VICTIM = 5
 
 
-def check_sums(records: list[dict[str, Any]], trace: Path) -> None:
+def check_sums(records: list[dict[str, Any]], sums: Path) -> None:
     """Every recovered mean is exact; no update of an owner and a version is in two of them."""
     done = [record for record in records if record["aborted"] is None]
     pairs: Counter[tuple[int, int]] = Counter()
@@ -46,7 +46,7 @@ def check_sums(records: list[dict[str, Any]], trace: Path) -> None:
         summed = list(zip(record["included"], record["versions"], strict=True))
         pairs.update(summed)
         expected = np.average([contribution(*each) for each in summed], 0, record["weights"])
-        with np.load(trace / f"average-{record['round']}.npz") as stored:
+        with np.load(sums / f"average-{record['round']}.npz") as stored:
             step = record["quantisation_step"]
             np.testing.assert_allclose(stored["average"], expected, atol=step)
     assert max(pairs.values()) == 1
@@ -84,7 +84,7 @@ def test_R31_an_asynchronous_server_killed_at_its_durable_points_resumes(tmp_pat
     folder = federation.made.server.parent
     records = [json.loads(line) for line in _lines(folder / "state" / "rounds.json")]
     assert len(records) >= buffers - 1, "the record of a buffer may be lost, its model is not"
-    check_sums(records, folder / "trace")
+    check_sums(records, folder / "sums")
     assert not list((folder / "state" / "uploads").iterdir()), "nothing is left behind"
 
 
@@ -110,8 +110,6 @@ def test_R32_a_client_killed_in_every_state_uploads_and_answers_nothing_twice(
 
     monkeypatch.setattr(EpochServer, "receive", receive)
     federation = NetworkFederation(tmp_path, clients=6, dropouts=1, buffer=3)
-    trace = tmp_path / "trace"
-    settings = [f'server.trace="{trace}"', "buffering.renew=1"]
     command = [sys.executable, str(CLIENT), str(federation.made.clients[VICTIM]), str(VICTIM)]
     exits: list[int] = []
 
@@ -127,7 +125,7 @@ def test_R32_a_client_killed_in_every_state_uploads_and_answers_nothing_twice(
                     process.wait()
 
     async def scenario() -> list[RoundRecord]:
-        server = federation.server(number=10_000, settings=settings)
+        server = federation.server(number=10_000, settings=["buffering.renew=1"], sums=tmp_path)
         running = asyncio.create_task(server.run())
         clients = [asyncio.create_task(federation.client(i).run()) for i in range(VICTIM)]
         try:
@@ -141,7 +139,7 @@ def test_R32_a_client_killed_in_every_state_uploads_and_answers_nothing_twice(
 
     records = asyncio.run(scenario())
     assert exits == [-9] * len(CLIENT_DEATHS)
-    check_sums([record.to_json() for record in records], trace)
+    check_sums([record.to_json() for record in records], tmp_path)
     assert len({record.epoch for record in records}) > 1
     assert uploads
     assert max(uploads.values()) == max(versions.values()) == 1

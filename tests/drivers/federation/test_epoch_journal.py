@@ -14,12 +14,13 @@ from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.journal_facts import TimeSkipped, encode_fact
 from lightsecagg.protocol.messages import BufferedUpload, SealedShare, Tag
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 SESSION = "ab" * 32
 SETTINGS = Settings(
-    ProtocolName.LIGHTSECAGG,
+    "lightsecagg",
     Parameters(5, 1, 1),
     Quantizer(DEFAULT_FIELD, bound=1.0, summands=5),
     7,
@@ -31,7 +32,7 @@ SETTINGS = Settings(
 
 def upload(owner: int, serial: int) -> BufferedUpload:
     vector = np.random.default_rng([owner, serial]).integers(0, 2**31, 7, dtype=np.uint32)
-    return BufferedUpload(Tag(owner, serial, 0, bytes(32), bytes(32), bytes(64)), vector)
+    return BufferedUpload(Tag(owner, serial, bytes(32), 0, bytes(32), bytes(32), bytes(64)), vector)
 
 
 def opened(folder: Path) -> EpochJournal:
@@ -41,10 +42,18 @@ def opened(folder: Path) -> EpochJournal:
     return journal
 
 
+def skipped(*times: int) -> tuple[TimeSkipped, ...]:
+    return tuple(map(TimeSkipped, times))
+
+
+def facts(*times: int) -> list[bytes]:
+    return [encode_fact(fact) for fact in skipped(*times)]
+
+
 def with_two_uploads(folder: Path) -> EpochJournal:
     journal = opened(folder)
-    journal.change(1, EpochChanged(b"one", ((2, 0),), upload(2, 0)))
-    journal.change(1, EpochChanged(b"two", ((2, 0), (3, 5)), upload(3, 5)))
+    journal.change(1, EpochChanged(skipped(1), upload(2, 0)))
+    journal.change(1, EpochChanged(skipped(2, 3), upload(3, 5)))
     return journal
 
 
@@ -52,9 +61,8 @@ def test_R31_promises_and_uploads_outlive_the_process(tmp_path: Path) -> None:
     with_two_uploads(tmp_path).close()
     journal = opened(tmp_path)
     assert journal.unfinished() == [1]
-    assert journal.memory(1) == b"two"
+    assert journal.facts(1) == facts(1, 2, 3)
     assert journal.settings(1) == SETTINGS
-    assert journal.uploaders() == {2: 1, 3: 1}
     for owner, serial in ((2, 0), (3, 5)):
         sent = upload(owner, serial)
         assert journal.recall(1)(sent.tag).equals(sent.vector)
@@ -68,7 +76,7 @@ def test_R31_a_model_is_stored_with_what_is_left_to_do_or_not_at_all(
 ) -> None:
     """Killed between the file of the model and the change, nothing has happened."""
     journal = with_two_uploads(tmp_path)
-    landed = EpochChanged(b"landed", ((3, 5),))
+    landed = EpochChanged(skipped(4), past=((2, 0),))
 
     class Killed(Exception):  # noqa: N818 - not an error
         pass
@@ -83,21 +91,39 @@ def test_R31_a_model_is_stored_with_what_is_left_to_do_or_not_at_all(
     journal.close()
     journal = opened(tmp_path)
     assert journal.load_model() is None
-    assert (journal.memory(1), journal.buffers()) == (b"two", 0)
+    assert (journal.facts(1), journal.buffers()) == (facts(1, 2, 3), 0)
     journal.advance(1, 1, 1, b"model", landed, {1: bytes(32)})
     journal.close()
     journal = opened(tmp_path)
     assert journal.load_model() == (1, b"model")
-    assert (journal.memory(1), journal.buffers(), journal.hashes()) == (
-        b"landed",
-        1,
-        {1: bytes(32)},
-    )
+    assert (journal.facts(1), journal.buffers()) == (facts(1, 2, 3, 4), 1)
+    assert journal.hashes() == {1: bytes(32)}
     assert [path.name for path in (tmp_path / "uploads").iterdir()] == ["1-3-5.u32"]
     journal.abandon(1, "over")
-    assert (journal.memory(1), journal.unfinished()) == (b"", [])
+    assert (journal.facts(1), journal.unfinished()) == ([], [])
     assert not list((tmp_path / "uploads").iterdir())
     journal.close()
+
+
+def test_R31_a_file_that_cannot_be_deleted_does_not_undo_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the party would give up, in memory, an upload that its facts bring back."""
+    journal, unlink = with_two_uploads(tmp_path), Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix != ".u32":
+            unlink(path, missing_ok)
+        else:
+            raise OSError("read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        journal.change(1, EpochChanged(skipped(4), past=((2, 0),)))
+    assert journal.facts(1) == facts(1, 2, 3, 4)
+    journal.close()
+    opened(tmp_path).close()
+    assert [path.name for path in (tmp_path / "uploads").iterdir()] == ["1-3-5.u32"]
 
 
 def sealed(owner: int, serial: int, recipient: int) -> SealedShare:
@@ -113,19 +139,52 @@ def test_R31_the_shares_of_a_mask_outlive_the_process_until_nobody_lacks_one(
     tmp_path: Path,
 ) -> None:
     journal = opened(tmp_path)
-    journal.change(1, EpochChanged(b"one", (), None, ((3, 0),), mask(3, 0)))
+    journal.change(1, EpochChanged(skipped(1), shares=mask(3, 0)))
     both = (*mask(3, 1), *mask(3, 2))
-    journal.change(1, EpochChanged(b"two", (), None, ((3, 0), (3, 1), (3, 2)), both))
+    journal.change(1, EpochChanged(skipped(2), shares=both))
     journal.close()
     journal = opened(tmp_path)
-    assert [*journal.shares(1)] == [*mask(3, 0), *both]
-    journal.change(1, EpochChanged(b"three", (), None, ((3, 1),)))
-    assert [*journal.shares(1)] == [*mask(3, 1)]
-    journal.advance(1, 1, 1, b"model", EpochChanged(b"four", (), None, ((3, 1),)), {})
-    assert [*journal.shares(1)] == [*mask(3, 1)]
+    recall = journal.recall_shares(1)
+    assert [recall(3, serial) for serial in range(3)] == [mask(3, serial) for serial in range(3)]
+    journal.change(1, EpochChanged(skipped(3), past=((3, 0), (9, 9))))
+    journal.advance(1, 1, 1, b"model", EpochChanged(skipped(4), past=((3, 2),)), {})
+    assert recall(3, 1) == mask(3, 1)
+    for serial in (0, 2):
+        with pytest.raises(JournalError, match=f"entry 1/shares/3/{serial} is missing"):
+            recall(3, serial)
     journal.abandon(1, "over")
-    assert [*journal.shares(1)] == []
+    with pytest.raises(JournalError, match="is missing"):
+        recall(3, 1)
     journal.close()
+
+
+def test_R36_a_fact_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    journal = with_two_uploads(tmp_path)
+    with journal._db.change():
+        journal._db.execute("DELETE FROM facts WHERE place = 1")
+    with pytest.raises(JournalError, match="a fact of epoch 1 is missing"):
+        journal.facts(1)
+    journal.close()
+
+
+def test_what_a_change_writes_does_not_grow_with_what_waits(tmp_path: Path) -> None:
+    """Rows and their bytes; the vectors are in files of their own."""
+    journal = opened(tmp_path)
+    sizes = []
+    for number in range(40):
+        before = journal_bytes(journal)
+        journal.change(1, EpochChanged(skipped(number), upload(number, 0)))
+        sizes.append(journal_bytes(journal) - before)
+    assert max(sizes[5:]) <= min(sizes[5:]) + 8, "a number has another digit"
+    journal.close()
+
+
+def journal_bytes(journal: EpochJournal) -> int:
+    total = 0
+    for table in ("meta", "facts", "buffered"):
+        for row in journal._db.execute(f"SELECT * FROM {table}"):  # noqa: S608
+            total += sum(len(value) for value in row if isinstance(value, bytes))
+    return total
 
 
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])

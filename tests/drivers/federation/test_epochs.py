@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from network_federation import Contribution, NetworkFederation, contribution
 
+from laboratory import needs_laboratory
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation import epoch_journal
 from lightsecagg.drivers.federation.client import FederationClient, _is_brief
@@ -24,10 +25,10 @@ from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import SERVER, Update
-from lightsecagg.protocol.messages import MaskComplete
+from lightsecagg.protocol.messages import ReportsWanted
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import name_of, pack_protocol
 from lightsecagg.session.epoch_client import EpochClientSession
@@ -64,8 +65,7 @@ def check_every_mean(folder: Path, records: list[RoundRecord]) -> None:
     assert len(set(pairs)) == len(pairs), "no update is summed twice"
 
 
-def traced(folder: Path) -> list[str]:
-    return [f'server.trace="{folder / "trace"}"', "buffering.renew=2", "buffering.reports=30.0"]
+SETTINGS = ["buffering.renew=2", "buffering.reports=30.0"]
 
 
 def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path
             await asyncio.sleep(0.02)
 
     async def scenario() -> list[RoundRecord]:
-        demands = [*traced(tmp_path), patient[0], f"aggregation.{curious}"]
-        server = federation.server(number=1000, settings=demands)
+        demands = [*SETTINGS, patient[0], f"aggregation.{curious}"]
+        server = federation.server(number=1000, settings=demands, sums=tmp_path)
         mortal = federation.client(4, table=patient)
         others = [federation.client(i, table=patient) for i in range(4)]
         others.append(federation.client(5, table=patient, job=slow))
@@ -106,7 +106,7 @@ def test_buffers_over_sockets_are_exact_and_wait_for_no_straggler(tmp_path: Path
 
     records = asyncio.run(asyncio.wait_for(scenario(), 120))
     assert all(record.aborted is None for record in records)
-    check_every_mean(tmp_path / "trace", records)
+    check_every_mean(tmp_path, records)
     late = next(record for record in records if 5 in record.included)
     assert late.versions[late.included.index(5)] == 0
     assert late.round > 4, "its update was more than two versions old, and welcome"
@@ -117,7 +117,7 @@ def test_S09_a_client_s_file_pins_its_buffering(tmp_path: Path) -> None:
     federation = NetworkFederation(tmp_path, clients=4, dropouts=1, buffer=3)
 
     async def scenario() -> list[RoundRecord]:
-        server = federation.server(number=1, settings=traced(tmp_path))
+        server = federation.server(number=1, settings=SETTINGS, sums=tmp_path)
         clients = [federation.client(i) for i in range(3)]
         odd = federation.client(3, table=["buffering.size=4"])
         tasks = [asyncio.create_task(client.run()) for client in (*clients, odd)]
@@ -178,17 +178,18 @@ def test_only_what_is_brief_holds_up_a_client_s_event_loop(tmp_path: Path) -> No
 
     async def scenario() -> list[Any]:
         clients = [federation.client(i, NotedClient) for i in range(3)]
-        await served(federation.server(number=2, settings=traced(tmp_path)), clients)
+        await served(federation.server(number=2, settings=SETTINGS, sums=tmp_path), clients)
         return [client._session for client in clients]
 
     for session in asyncio.run(asyncio.wait_for(scenario(), 60)):
-        assert session.here - {"Stop"} == {"ShareBundle", "MaskComplete", "Stored"}
+        assert session.here - {"Stop"} == {"ShareBundle", "Stored"}
         assert {"Roster", "Trained", "SumRequest", "Certificate"} <= session.elsewhere
-    data = pack_protocol(1, Codec(DEFAULT_FIELD).encode(MaskComplete(0, 0, bytes(32))))
+    data = pack_protocol(1, Codec(DEFAULT_FIELD).encode(ReportsWanted(((0, 0),))))
     assert _is_brief(Received(SERVER, data))
     assert not _is_brief(Received(SERVER, data + bytes(1 << 14))), "it may be as long as a model"
 
 
+@needs_laboratory
 def test_fedbuff_over_sockets(tmp_path: Path) -> None:
     """The same programs without protection, where both sides say so."""
     federation = NetworkFederation(tmp_path, clients=3, dropouts=0, buffer=3)
@@ -196,13 +197,13 @@ def test_fedbuff_over_sockets(tmp_path: Path) -> None:
     table = ['client.protocols=["plain"]', "client.threat_model=honest-but-curious"]
 
     async def scenario() -> list[RoundRecord]:
-        server = federation.server(number=2, settings=[*traced(tmp_path), *unprotected])
+        server = federation.server(number=2, settings=[*SETTINGS, *unprotected], sums=tmp_path)
         clients = [federation.client(i, table=table) for i in range(3)]
         return await served(server, clients)
 
     records = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert [(record.protocol, record.included) for record in records] == [("plain", [0, 1, 2])] * 2
-    check_every_mean(tmp_path / "trace", records)
+    check_every_mean(tmp_path, records)
 
 
 def test_R36_an_upload_that_finds_the_disk_full_is_lost_and_the_server_is_not(
@@ -220,11 +221,11 @@ def test_R36_an_upload_that_finds_the_disk_full_is_lost_and_the_server_is_not(
     federation = NetworkFederation(tmp_path, clients=4, buffer=3)
 
     async def scenario() -> list[RoundRecord]:
-        server = federation.server(number=5, settings=traced(tmp_path))
+        server = federation.server(number=5, settings=SETTINGS, sums=tmp_path)
         return await served(server, [federation.client(i) for i in range(4)])
 
     records = asyncio.run(asyncio.wait_for(scenario(), 60))
-    check_every_mean(tmp_path / "trace", records)
+    check_every_mean(tmp_path, records)
     assert all(record.aborted is None for record in records)
     assert "the upload of client 3: cannot write the journal" in caplog.text
     assert "No space left on device" in caplog.text
@@ -247,7 +248,7 @@ def test_R31_an_epoch_that_is_abandoned_gives_up_its_updates_and_no_others(
     slow = [Slow(2), Slow(3)]
 
     async def scenario() -> list[RoundRecord]:
-        first = federation.server(number=1000, settings=traced(tmp_path))
+        first = federation.server(number=1000, settings=SETTINGS, sums=tmp_path)
         jobs = [None, None, *slow]
         clients = [federation.client(i, job=job) for i, job in enumerate(jobs)]
         running = asyncio.create_task(first.run())
@@ -259,7 +260,7 @@ def test_R31_an_epoch_that_is_abandoned_gives_up_its_updates_and_no_others(
             await running
             for job in slow:
                 job.may_end.set()
-            second = federation.server(number=2, settings=traced(tmp_path))
+            second = federation.server(number=2, settings=SETTINGS, sums=tmp_path)
             records = await second.run(abandon=True)
             await asyncio.gather(*tasks)
             return records
@@ -271,7 +272,7 @@ def test_R31_an_epoch_that_is_abandoned_gives_up_its_updates_and_no_others(
     records = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert "epoch 1 is abandoned as demanded" in caplog.text
     assert {record.epoch for record in records} == {2}
-    check_every_mean(tmp_path / "trace", records)
+    check_every_mean(tmp_path, records)
     assert pairs_of(records).isdisjoint({(0, 0), (1, 0)})
 
 
@@ -301,7 +302,7 @@ def test_S43_a_fine_scale_is_demanded_where_an_update_may_have_a_weight_of_its_o
         coarse = make_quantizer(parameters, 4, 1000.0, buffering=buffering)
         assert coarse.scale < 2**16
         settings = Settings(
-            ProtocolName.LIGHTSECAGG,
+            "lightsecagg",
             parameters,
             coarse,
             4,

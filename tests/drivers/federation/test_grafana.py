@@ -23,6 +23,7 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 def exposed() -> dict[str, set[str]]:
     """Metric -> its labels, as scraped."""
     metrics = Metrics()
+    metrics.expires = {"server": 2e9}
     metrics.serve(0)
     try:
         record = a_round()
@@ -33,7 +34,7 @@ def exposed() -> dict[str, set[str]]:
     finally:
         metrics.close()
     found: dict[str, set[str]] = {}
-    for name, labels in re.findall(r"^(lightsecagg_\w+)\{(.*)\}", text, re.MULTILINE):
+    for name, labels in re.findall(r"^(lightsecagg_\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
         found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
     return found
 
@@ -57,6 +58,18 @@ def test_queries_group_by_labels_that_their_metric_has(
     for name, matchers in re.findall(r"(lightsecagg_\w+)\{([^}]*)\}", query):
         assert set(re.findall(r"(\w+)=", matchers)) <= exposed[name] | {"job"}, query
     assert query.count("(") == query.count(")")
+
+
+def test_alarms_ask_for_metrics_that_exist(exposed: dict[str, set[str]]) -> None:
+    yaml = pytest.importorskip("yaml")
+    (group,) = yaml.safe_load((ROOT / "examples" / "prometheus-rules.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        named = set(re.findall(r"lightsecagg_\w+", rule["expr"]))
+        assert named
+        assert named <= set(exposed), rule["alert"]
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert labels <= set().union(*(exposed[name] for name in named)), rule["alert"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
 def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:

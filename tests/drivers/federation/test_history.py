@@ -14,9 +14,9 @@ from small_federation import Federation, FreshVectors
 from lightsecagg.drivers.federation import history as history_module
 from lightsecagg.drivers.federation import server as server_module
 from lightsecagg.drivers.federation.history import History
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.session.record import PhaseRecord, RoundRecord
+from memory_transport import MemoryServer
 
 
 def record_of(number: int, *invited: int) -> RoundRecord:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from small_federation import SESSION, Federation
 from lightsecagg.drivers.federation import durable, marked_database
 from lightsecagg.drivers.federation import journal as journal_module
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import MaskedUpload, Member, Roster, SharesClosed
@@ -31,6 +31,7 @@ from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.session.interface import Store
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.server import State
+from memory_transport import MemoryServer
 
 UPLOADS = {
     client: MaskedUpload(
@@ -40,8 +41,8 @@ UPLOADS = {
     )
     for client in range(8)
 }
-ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)), (), (b"c" * 32,))
-CLOSED = SharesClosed(tuple(range(8)), b"the secret of the check")
+ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)))
+CLOSED = SharesClosed(tuple(range(8)))
 
 
 @pytest.fixture
@@ -520,6 +521,34 @@ def test_R36_a_server_refuses_to_resume_a_damaged_round_until_told_to_give_it_up
     (record,) = asyncio.run(again())
     assert record.round == 4
     federation.check(record)
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_R59_S42_a_round_that_is_given_up_renews_the_model_unless_its_set_was_announced(
+    state: Path, announces: bool
+) -> None:
+    server = Federation(state).server(number=3)
+    server._job.load = lambda data: None
+    renewed = count()
+    server._job.renew = lambda: next(renewed)
+    if not announces:
+        with server._journal._db.change():
+            server._journal._db.execute("UPDATE rounds SET survivors = NULL WHERE number = 3", ())
+    server._begin(abandon=True)
+    assert server._journal.renewals() == next(renewed) == (0 if announces else 1)
+
+
+def test_R59_the_model_of_a_sum_is_not_renewed_for_what_failed_before_it(state: Path) -> None:
+    journal = opened(state)
+    pending = journal.pending(3)
+    assert pending is not None
+    journal.abandon(3, "no set", renews=True)
+    journal.open_round(replace(pending.settings, round=4))
+    journal.complete(4, 3, b"the model after 3 rounds")
+    journal.close()
+    journal = opened(state)
+    assert journal.renewals() == 0
+    journal.close()
 
 
 def test_R36_a_checkpoint_of_another_kind_of_job_is_refused(

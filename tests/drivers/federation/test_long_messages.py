@@ -12,9 +12,9 @@ from small_federation import Federation
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.transport.communicator import Limits
 from lightsecagg.drivers.transport.framing import PAYLOAD
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.peers import Peers
+from memory_transport import MemoryServer
 
 LONG = PAYLOAD // 4 + 1
 

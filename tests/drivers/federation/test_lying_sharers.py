@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from network_federation import NetworkFederation
 from small_federation import SESSION, Federation
 
+from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.prg import draw_uniform
+from lightsecagg.crypto.sealing import ShareHeader
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.provisioning import provision
 from lightsecagg.drivers.federation.training_tables import VectorsTable
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import Aborted
 from lightsecagg.field.prime import Elements
+from lightsecagg.protocol.messages import AggregatedShare, Consent, ShareBundle
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask, Share
+from lightsecagg.protocol.share_exchange import keys_with, mask_header, root_of
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round_client import RoundClientSession
+from memory_transport import MemoryServer
 
 CLIENTS = 8
 LIAR = 3
@@ -101,8 +106,8 @@ def test_S46_one_liar_stops_nobody_and_is_named_in_the_record(tmp_path: Path) ->
 class Nonsense(CodedMasksClient):
     """Reports nonsense on every share that it holds."""
 
-    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
-        honest = super().report(held, check_secret)
+    def report(self, ref: MaskRef, share: Share, header: bytes) -> Elements:
+        honest = super().report(ref, share, header)
         return draw_uniform(honest.size, self.settings.field.modulus)
 
 
@@ -133,19 +138,20 @@ def liar_of(scheme: type[CodedMasksClient]) -> type[FederationClient]:
 def round_with_a_liar(
     folder: Path,
     clients: int,
-    scheme: type[CodedMasksClient],
+    scheme: type[CodedMasksClient] | None,
     *,
     missing: int = 0,
+    liar: type[FederationClient] | None = None,
     **provisioned: Any,
 ) -> tuple[Federation, RoundRecord]:
     """One round of a provisioned federation in memory; client 0 lies, the last ones are away."""
     made = provision(folder / "files", clients, vectors=3, **provisioned)
     table = load_config(ServerConfig, made.server, environment={}).aggregation
-    kept = ("privacy", "dropouts", "survivors")
+    kept = ("privacy", "dropouts", "survivors", "threat_model")
     federation = Federation(folder / "state", clients, **{key: getattr(table, key) for key in kept})
     present = range(clients - missing)
     federation.awaited = len(present)
-    kinds = {0: liar_of(scheme)}
+    kinds = {0: liar or liar_of(scheme or CodedMasksClient)}
 
     async def scenario() -> RoundRecord:
         parties = [federation.client(i, kinds.get(i, FederationClient)) for i in present]
@@ -197,23 +203,32 @@ class Renewable(VectorServer):
 
 
 def fail_and_restart(
-    folder: Path, clients: int, *, renews: bool, retries: int = 0, renews_later: bool = False
+    folder: Path,
+    clients: int,
+    *,
+    renews: bool,
+    retries: int = 0,
+    renews_later: bool = False,
+    liar: type[FederationClient] | None = None,
 ) -> tuple[Renewable, Any]:
     """A liar ends every attempt; then it is gone, and the server is another process."""
-    federation = Federation(folder, clients, privacy=1, dropouts=1)
+    malicious = {"threat_model": "malicious-server"}
+    federation = Federation(folder, clients, privacy=1, dropouts=1, **malicious)
     patient = {"advertise": 100, "share": 100, "upload": 100, "agree": 100, "recover": 100}
 
-    async def attempts(kinds: dict[int, type[FederationClient]], retries: int) -> Any:
+    async def attempts(
+        kinds: dict[int, type[FederationClient]], retries: int, **phases: float
+    ) -> Any:
         federation.job = Renewable(VectorsTable(dimension=federation.job.dimension))
         if not renews and (kinds or not renews_later):
             federation.job.renew = lambda: None
         parties = [federation.client(i, kinds.get(i, FederationClient)) for i in range(clients)]
         async with federation.connected(parties):
-            server = federation.server(wait_for_clients=100, retries=retries, **patient)
-            return await asyncio.wait_for(server.run(), 300)
+            rounds = patient | {"wait_for_clients": 100, "retries": retries} | phases
+            return await asyncio.wait_for(federation.server(**rounds).run(), 300)
 
-    with pytest.raises(Aborted, match="no survivor set"):
-        asyncio.run(attempts({0: liar_of(Nonsense)}, retries=1))
+    with pytest.raises(Aborted, match=r"no survivor set|clients signed, m = "):
+        asyncio.run(attempts({0: liar or liar_of(Nonsense)}, retries=1, agree=1))
     federation.transport = MemoryServer(range(clients))
     if renews_later:  # as if a server that renews nothing had left this journal
         with closing(Journal(folder, SESSION.hex())) as journal, journal._db.change():
@@ -229,6 +244,97 @@ def test_R59_S42_a_liar_cannot_use_up_the_uploads_of_the_others(
     with pytest.raises(Aborted):  # from the same model nobody may upload a third time
         fail_and_restart(tmp_path / "naive", clients, renews=False)
     _, (record,) = fail_and_restart(tmp_path / "ours", clients, renews=True)
+    assert record.aborted is None
+    assert record.included == list(range(clients))
+
+
+VICTIM = 1
+
+
+def spoilt(bundle: ShareBundle, *, owner: int, recipient: int) -> ShareBundle:
+    """One of its shares does not open."""
+    spoil = [(share.owner, share.recipient) == (owner, recipient) for share in bundle.shares]
+    pairs = zip(bundle.shares, spoil, strict=True)
+    return ShareBundle(tuple(replace(s, sealed=bytes(len(s.sealed))) if x else s for s, x in pairs))
+
+
+def cheating(round_: Any, bundle: ShareBundle) -> ShareBundle:
+    """The own shares, of which one does not open, bound as if it did."""
+    party, shares = round_.party, spoilt(bundle, owner=0, recipient=VICTIM).shares
+    scheme = party._scheme(party.state)
+    context = scheme.round
+    key = AgreementKey(party.state.sealing_key)
+    root, salt = root_of(shares), shares[0].salt
+    header = mask_header(context.context, 0, 0, salt, root)
+    bound = []
+    for s in shares:
+        head = ShareHeader(context.context, s.kind, 0, s.recipient, 0, s.length, salt)
+        bound.append(replace(s, mac=keys_with(context, key, s.recipient, head).bind(header)))
+    own = party._report(scheme, 0, party.state.held[0], header)
+    party.state = structs.replace(party.state, reports={**party.state.reports, 0: own})
+    return ShareBundle(tuple(bound))
+
+
+class QuarrelsomeSession(RoundClientSession):
+    """Of it and one peer neither holds the other's share; then it lies in its answer."""
+
+    def _decode(self, round_: Any, body: memoryview) -> Any:
+        message = super()._decode(round_, body)
+        if isinstance(message, ShareBundle):
+            return spoilt(message, owner=VICTIM, recipient=self.client)
+        return message
+
+    def _send(self, round_: Any, message: Any) -> None:
+        if isinstance(message, ShareBundle):
+            message = cheating(round_, message)
+        if isinstance(message, AggregatedShare):
+            message = replace(message, vector=message.vector ^ 1)
+        super()._send(round_, message)
+
+
+class Quarrelsome(FederationClient):
+    """The client of such a session."""
+
+    session_type = QuarrelsomeSession
+
+
+@pytest.mark.parametrize(("clients", "missing"), [(4, 0), (5, 0), (6, 1), (7, 1), (8, 1)])
+def test_R59_who_quarrels_with_one_peer_and_lies_in_its_answer_ends_no_round(
+    tmp_path: Path, clients: int, missing: int
+) -> None:
+    """A quorum needs one of the two: it is the liar that stays, and its answer is not used."""
+    federation, record = round_with_a_liar(
+        tmp_path, clients, None, missing=missing, liar=Quarrelsome
+    )
+    federation.check(record)
+    assert record.included == [c for c in range(clients - missing) if c != VICTIM]
+    assert 0 not in record.responders
+
+
+class SilentSession(RoundClientSession):
+    """Sends one peer a share that does not open, uploads, and signs nothing."""
+
+    def _send(self, round_: Any, message: Any) -> None:
+        if isinstance(message, ShareBundle):
+            message = cheating(round_, message)
+        if not isinstance(message, Consent):
+            super()._send(round_, message)
+
+
+class Silent(FederationClient):
+    """The client of such a session."""
+
+    session_type = SilentSession
+
+
+@pytest.mark.parametrize("clients", [4, 5])
+def test_R59_who_cheats_a_peer_and_then_signs_nothing_uses_up_no_uploads(
+    tmp_path: Path, clients: int
+) -> None:
+    """Two signatures are missing, after the set was announced: nobody has answered for it."""
+    with pytest.raises(Aborted, match="only 0 clients advertised"):
+        fail_and_restart(tmp_path / "naive", clients, renews=False, liar=Silent)
+    _, (record,) = fail_and_restart(tmp_path / "ours", clients, renews=True, liar=Silent)
     assert record.aborted is None
     assert record.included == list(range(clients))
 

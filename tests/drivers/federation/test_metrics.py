@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from laboratory import needs_laboratory
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.jobs import TrainingServer
 from lightsecagg.drivers.federation.journal import Journal
@@ -156,6 +157,7 @@ def traces(client: int) -> list[bytes]:
     return found
 
 
+@needs_laboratory
 def test_S22_the_server_learns_the_means_of_metrics_and_stores_and_logs_no_single_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

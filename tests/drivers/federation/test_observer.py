@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
+import logging
 import socket
 import threading
 import time
@@ -10,12 +13,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from small_federation import Federation, FreshVectors
 
 from lightsecagg.drivers.federation import observer
 from lightsecagg.drivers.federation.observer import PAGE_CONNECTIONS, Metrics
+from lightsecagg.errors import ConfigurationError
+from lightsecagg.protocol.interface import Update
 from lightsecagg.session.record import MetricMean, RoundRecord
 
 
@@ -115,6 +122,84 @@ def test_the_port_tells_the_figures_of_the_latest_round(metrics: Metrics) -> Non
         lines = page.read().decode().splitlines()
     assert 'lightsecagg_figure{name="loss"} 7.0' in lines
     assert 'lightsecagg_figure{name="clients.loss"} 1.25' in lines
+
+
+def read(metrics: Metrics, page: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}{page}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def gauges(metrics: Metrics) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in read(metrics, "/metrics").splitlines())
+    names = {name.removeprefix("lightsecagg_"): value for name, _, value in lines}
+    return {name: float(value) for name, value in names.items() if not name.startswith("#")}
+
+
+def test_gauges_and_health_show_what_is_so_now_and_count_the_runs_of_before(
+    tmp_path: Path,
+) -> None:
+    before = time.time()
+    first = Federation(tmp_path, clients=6, dropouts=1)
+    asyncio.run(first.run(number=1))
+    federation = Federation(tmp_path, clients=6, dropouts=1)
+    federation.identities, federation.allow_list = first.identities, first.allow_list
+    federation.ledgers = first.ledgers
+    metrics = federation.metrics
+    metrics.expires = {"server": 2e9}
+    metrics.serve(0)
+    waiting, running = [json.loads(read(metrics, "/health"))], []
+    count = {"clients_connected": 6, "clients_admitted": 6, "clients_needed": 6}
+    count |= {"rounds_completed": 1, "rounds_wanted": 2, "round": 2}
+
+    class Looks(FreshVectors):
+        def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+            if round_number == 2:
+                running.append((gauges(metrics), json.loads(read(metrics, "/health"))))
+            return super().compute(model, round_number, bound)
+
+    federation.jobs[0] = Looks(0)
+    metrics.close, close = lambda: None, metrics.close  # type: ignore[method-assign]
+    asyncio.run(federation.run(number=2))
+    ((found, health),) = running
+    assert count.items() <= found.items()
+    assert before <= found["last_success_timestamp_seconds"] <= time.time()  # of the first run
+    assert found['certificate_expiry_timestamp_seconds{certificate="server"}'] == 2e9
+    assert (health["state"], health["round"]) == ("running", 2)
+    assert (health["rounds_done"], health["rounds_wanted"], health["connected"]) == (1, 2, 6)
+    assert waiting[0]["last_success"] is None
+    after = gauges(metrics)
+    assert (after["round"], after["rounds_completed"]) == (0, 2)
+    metrics.here.clear()
+    assert json.loads(read(metrics, "/health"))["state"] == "waiting for clients"
+    close()
+
+
+def test_names_are_in_every_line_about_a_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(observer.log, "handlers", [])
+    monkeypatch.setattr(observer.log, "propagate", True)
+    observer.set_up_logging()
+    observer.show_names({3: "charite", 31: "u\x1bcl"})
+    observer.log.info("client %d connected (%s)", 3, "4 of 5")
+    logging.getLogger("lightsecagg.drivers.transport").warning("client 31 and client 4: 100 %")
+    lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "client 3 (charite) connected (4 of 5)",
+        "client 31 (u\\x1bcl) and client 4: 100 %",
+    ]
+
+
+def test_beyond_this_machine_any_name_of_the_server_is_good() -> None:
+    metrics = Metrics()
+    metrics.serve(0, "0.0.0.0")  # noqa: S104
+    asked = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=60)
+    asked.request("GET", "/metrics", headers={"Host": "aggregator:9464"})
+    assert asked.getresponse().status == 200
+    asked.close()
+    metrics.close()
+    with pytest.raises(ConfigurationError, match=r"on 203\.0\.113\.7, port 0"):
+        metrics.serve(0, "203.0.113.7")
 
 
 def test_S27_metrics_and_health_answer_to_no_name_of_somebodys(metrics: Metrics) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.demo_notes import DemoWatch, read_notes, spans_of
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
 from lightsecagg.drivers.federation.training_tables import TrainingTable
 from lightsecagg.errors import ConfigurationError
@@ -40,11 +40,10 @@ def run(folder: Path, overlap: str, executor: Any = None) -> list[RoundRecord]:
     federation.jobs = {i: TrainingClient(TABLE, i, bytes(32)) for i in range(CLIENTS)}
 
     def kind(*arguments: Any) -> FederationClient:
-        return FederationClient(*arguments, executor=executor)
+        return FederationClient(*arguments, executor=executor, watch=DemoWatch(folder))
 
     async def scenario() -> list[RoundRecord]:
-        trace = folder / "trace"
-        clients = [federation.client(i, kind, overlap=overlap, trace=trace) for i in range(CLIENTS)]
+        clients = [federation.client(i, kind, overlap=overlap) for i in range(CLIENTS)]
         async with federation.connected(clients):
             waits = {"settle": 20, "wait_for_clients": 120}
             server = federation.server(number=2, upload=120, share=120, **waits)
@@ -56,7 +55,7 @@ def run(folder: Path, overlap: str, executor: Any = None) -> list[RoundRecord]:
 def spans(folder: Path, number: int, client: int) -> dict[str, tuple[float, float]]:
     """Phase -> first start and last end at this client."""
     found: dict[str, tuple[float, float]] = {}
-    for span in json.loads((folder / "trace" / f"spans-{number}-{client}.json").read_text()):
+    for span in spans_of(read_notes(folder))[number, client]:
         start, end = found.get(span["phase"], (span["start"], span["end"]))
         found[span["phase"]] = (min(start, span["start"]), max(end, span["end"]))
     return found

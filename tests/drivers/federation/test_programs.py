@@ -20,7 +20,7 @@ from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 
 def test_a_client_that_fails_is_reported_while_the_others_go_on(
@@ -86,9 +86,7 @@ def test_a_coarse_rounding_is_mentioned(
     caplog: pytest.LogCaptureFixture, max_samples: int, coarse: bool
 ) -> None:
     quantizer = Quantizer(DEFAULT_FIELD, 1.0, 200, max_samples, weighted=True)
-    settings = Settings(
-        ProtocolName.PLAIN, Parameters(200, 1, 1), quantizer, 3, bytes(32), 1, bytes(32)
-    )
+    settings = Settings("lightsecagg", Parameters(200, 1, 1), quantizer, 3, bytes(32), 1, bytes(32))
     programs._mind_the_rounding(settings)
     assert ("lower aggregation.max_samples = 100000" in caplog.text) is coarse
 
@@ -98,7 +96,7 @@ def test_S49_a_server_says_how_short_keys_are_decoded_and_what_they_assume(
 ) -> None:
     parameters = Parameters(200, 1, 1, share_mode=ShareMode.SHORT_KEY)
     quantizer = make_quantizer(parameters, 3, 1.0)
-    settings = Settings(ProtocolName.LIGHTSECAGG, parameters, quantizer, 3, bytes(32), 1, bytes(32))
+    settings = Settings("lightsecagg", parameters, quantizer, 3, bytes(32), 1, bytes(32))
     programs._mind_the_rounding(settings)
     assert "exact decoding; short keys are experimental" in caplog.text
 
@@ -113,6 +111,19 @@ def test_a_server_that_may_not_open_enough_files_says_so_before_it_listens(
     with pytest.raises(ConfigurationError, match=wanted):
         programs.build_server(config)
     assert not (made.server.parent / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("page", "needed"), [("metrics_port", 184 + 16), ("dashboard_port", 184 + 64)]
+)
+def test_R60_the_connections_of_pages_are_left_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, needed: int
+) -> None:
+    made = provision(tmp_path / "federation", 60, vectors=5, privacy=10, dropouts=10)
+    config = load_config(ServerConfig, made.server, [f"server.{page}=7780"])
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (56, 56))
+    with pytest.raises(ConfigurationError, match=f"60 clients need {needed}: "):
+        programs.build_server(config)
 
 
 @pytest.mark.parametrize("output", ["nowhere/result.npz", "."])

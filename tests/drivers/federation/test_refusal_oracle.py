@@ -21,6 +21,7 @@ from network_federation import DIMENSION, NetworkFederation
 from peer_view import PeerView
 from small_federation import Federation, FreshVectors
 
+from laboratory import baseline
 from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.errors import Aborted
 from lightsecagg.field.quantization import Quantizer
@@ -317,7 +318,7 @@ class Unfit(FreshVectors):
         return update
 
 
-@pytest.mark.parametrize("protocol", ["lightsecagg", "secagg", "plain"])
+@pytest.mark.parametrize("protocol", ["lightsecagg", baseline("secagg"), baseline("plain")])
 @pytest.mark.parametrize("end", ["beyond", "nan", "shape", "samples", "error"])
 def test_S44_every_client_without_an_update_drops_out_alike(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, end: str, protocol: str

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 from small_federation import DIMENSION, Federation
 
-from lightsecagg.drivers.transport.memory import MemoryServer
+from laboratory import baseline
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
+from memory_transport import MemoryServer
 
 
 @pytest.mark.parametrize(
     ("protocol", "threat_model"),
     [
-        (ProtocolName.LIGHTSECAGG, ThreatModel.MALICIOUS_SERVER),
-        (ProtocolName.LIGHTSECAGG, ThreatModel.HONEST_BUT_CURIOUS),
-        (ProtocolName.SECAGG, ThreatModel.MALICIOUS_SERVER),
-        (ProtocolName.SECAGG, ThreatModel.HONEST_BUT_CURIOUS),
-        (ProtocolName.SECAGG_PLUS, ThreatModel.HONEST_BUT_CURIOUS),
-        (ProtocolName.PLAIN, ThreatModel.HONEST_BUT_CURIOUS),
+        ("lightsecagg", ThreatModel.MALICIOUS_SERVER),
+        ("lightsecagg", ThreatModel.HONEST_BUT_CURIOUS),
+        baseline("secagg", ThreatModel.MALICIOUS_SERVER),
+        baseline("secagg", ThreatModel.HONEST_BUT_CURIOUS),
+        baseline("secagg+", ThreatModel.HONEST_BUT_CURIOUS),
+        baseline("plain", ThreatModel.HONEST_BUT_CURIOUS),
     ],
 )
 def test_three_rounds_sum_everybody(
-    tmp_path: Path, protocol: ProtocolName, threat_model: ThreatModel
+    tmp_path: Path, protocol: str, threat_model: ThreatModel
 ) -> None:
     federation = Federation(tmp_path, protocol=protocol, threat_model=threat_model)
     records = asyncio.run(federation.run(number=3))

@@ -91,6 +91,19 @@ def test_S61_a_new_file_follows_no_link_and_no_crash_stands_in_its_way(tmp_path:
     assert wanted.stat().st_mode & 0o777 == 0o600, "not that of what was left"
 
 
+def test_S61_a_new_file_follows_no_link_that_comes_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the removal of what was there, and before the file is made."""
+    target, wanted = tmp_path / "somebody's", tmp_path / "ledger"
+    target.write_bytes(b"precious")
+    wanted.with_suffix(".tmp").symlink_to(target)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with pytest.raises(FileExistsError):
+        write_synced(wanted, b"new")
+    assert target.read_bytes() == b"precious"
+
+
 def test_S61_a_lock_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "created")
     with pytest.raises(OSError, match="symbolic links"):

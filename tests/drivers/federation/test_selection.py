@@ -11,7 +11,7 @@ import pytest
 from small_federation import Federation
 
 from lightsecagg.drivers.federation.selection import choose
-from lightsecagg.drivers.transport.memory import MemoryServer
+from memory_transport import MemoryServer
 
 READY = range(40)
 

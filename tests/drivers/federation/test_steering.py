@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -435,3 +437,114 @@ def test_S55_S08_a_round_that_is_never_opened_prepares_no_update_for_the_next(
     (ours,) = prepare_and_repeat(tmp_path / "ours", FederationClient)
     assert np.abs(ours).max() < 1e-5
     assert "it has trained from this model already, by other instructions" in caplog.text
+
+
+class Held(Steered):
+    """Trains fast in its own time: until `released` the update is not ready."""
+
+    begun, released = threading.Event(), threading.Event()
+
+    def instructed(self, instructions: Instructions) -> Held:
+        return Held(self.client, float(instructions.local["learning_rate"]))
+
+    def compute(self, model: bytes, round_number: int, bound: float) -> Update:
+        if self.rate == 1.0:
+            self.begun.set()
+            assert self.released.wait(60)
+        return super().compute(model, round_number, bound)
+
+
+class ReadySession(RoundClientSession):
+    """Begins a round as often as it is announced."""
+
+    def _begin(self, message: RoundModel) -> None:
+        self._announced = -1
+        super()._begin(message)
+
+
+class Ready(FederationClient):
+    """The naive client."""
+
+    session_type = ReadySession
+
+
+def announce_twice(folder: Path, kind: type[FederationClient]) -> list[np.ndarray[Any, Any]]:
+    """One number for two rounds: what is trained in the first is handed in in the second.
+
+    The victim has an update from the model that all will train from. While it trains from another
+    model, by other instructions, it hears that this round is from the old one: nothing has to be
+    trained, so the training that is under way brings an update of the round's number.
+    """
+    federation = NetworkFederation(folder, CLIENTS)
+    job = OneModel(1e-7)
+    Held.begun.clear()
+    Held.released.clear()
+
+    async def scenario() -> None:
+        server = federation.server()
+        server._learning.job = job
+        clients = [
+            federation.client(c, kind, job=Held(c) if c == VICTIM else Steered(c))
+            for c in range(CLIENTS)
+        ]
+        victim, post, behind = clients[VICTIM], server._communicator.post, list[bytes]()
+
+        async def until(holds: Callable[[], bool]) -> None:
+            while not holds():
+                await asyncio.sleep(0.01)
+
+        async def prepare(told: RoundModel) -> None:
+            session: Any = victim._session
+            post(VICTIM, pack_control(msgspec.structs.replace(told, round=0)))
+            await until(lambda: session._trained is not None)
+            other = {"model": b"another model", "instructions": FAST}
+            post(VICTIM, pack_control(msgspec.structs.replace(told, **other)))
+            await until(Held.begun.is_set)
+            handled, handle = list[Any](), session.handle
+
+            def noted(event: Any, now: float) -> Any:
+                effects = handle(event, now)
+                handled.append(event)
+                return effects
+
+            session.handle = noted
+            post(VICTIM, pack_control(told))
+            await until(lambda: bool(handled))
+            Held.released.set()
+            await until(lambda: victim._training is None)
+            server._communicator.post = post  # type: ignore[method-assign]
+            for data in behind:
+                post(VICTIM, data)
+
+        def favour(client: int, data: bytes) -> None:
+            content = unpack(data)
+            if client == VICTIM and isinstance(content, RoundModel):
+                tasks.append(asyncio.create_task(prepare(content)))
+            elif client == VICTIM:
+                behind.append(data)
+            else:
+                post(client, data)
+
+        server._communicator.post = favour  # type: ignore[method-assign]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(c.run()) for c in clients]
+        try:
+            await asyncio.wait_for(server.run(), 120)
+        finally:
+            Held.released.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    return job.results
+
+
+def test_S55_S08_what_is_trained_under_one_number_is_not_handed_in_under_the_same_again(
+    tmp_path: Path,
+) -> None:
+    update = Steered(VICTIM).compute(b"", 0, 1.0).vector
+    (leaked,) = announce_twice(tmp_path / "naive", Ready)
+    np.testing.assert_allclose(leaked, update, atol=1e-5)
+
+    (ours,) = announce_twice(tmp_path / "ours", FederationClient)
+    assert np.abs(ours).max() < 1e-5

@@ -16,9 +16,9 @@ from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_server
 from lightsecagg.drivers.federation.stopping import EarlyStopping
 from lightsecagg.drivers.federation.training_tables import StoppingTable
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import ConfigurationError
 from lightsecagg.session.record import MetricMean, RoundRecord
+from memory_transport import MemoryServer
 
 
 def stops_after(values: list[float | None], **table: Any) -> int | None:

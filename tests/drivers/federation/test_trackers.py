@@ -18,9 +18,9 @@ from lightsecagg.drivers.federation.callbacks import Callbacks
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.programs import build_server
 from lightsecagg.drivers.federation.trackers import MLflow, TensorBoard, scalars
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import MissingExtra
 from lightsecagg.session.record import MetricMean, PhaseRecord, RoundRecord
+from memory_transport import MemoryServer
 
 
 def with_extra(name: str) -> pytest.MarkDecorator:

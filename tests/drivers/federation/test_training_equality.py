@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_federation import Federation
 
+from laboratory import needs_laboratory
 from lightsecagg.drivers.federation import jobs
 from lightsecagg.drivers.federation.jobs import TrainingClient, TrainingServer
 from lightsecagg.drivers.federation.training_tables import TrainingTable
@@ -93,6 +94,7 @@ def train(folder: Path, protocol: str, threat_model: ThreatModel) -> tuple[Any, 
     return federation, records
 
 
+@needs_laboratory
 def test_training_equality_secure_and_plain_differ_only_by_quantisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

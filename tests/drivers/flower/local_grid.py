@@ -58,6 +58,8 @@ class Node:
         self.node_config = node_config
         self.run_config: dict[str, Any] = {}
         """What the SuperLink says that the run's config is."""
+        self.run_id = 1
+        """And which run it is."""
         self.state = RecordDict()
         self.connected = True
         self.inbox: deque[tuple[str, Message]] = deque()
@@ -72,9 +74,9 @@ class Node:
             return None
         message_id, message = self.inbox.popleft()
         state = copy.deepcopy(self.state)
-        context = Context(1, self.node_id, self.node_config, state, self.run_config)
         try:
             self.before(message)
+            context = Context(self.run_id, self.node_id, self.node_config, state, self.run_config)
             asked = copy.copy(message)
             reply = self.app(message, context)
             try:
@@ -87,7 +89,7 @@ class Node:
             self.connected = False
             return None
         except Exception as error:  # as Flower does: its text reaches the server
-            self.state = context.state
+            self.state = state
             told = f"{type(error)}:<'{error}'>"
             return message_id, Message(
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told), reply_to=message

@@ -42,7 +42,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_R30_the_simulation_engine_gives_fedavgs_model_though_nodes_fail(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs flwr[simulation]")
+    pytest.importorskip("ray", reason="needs the extra flower-simulation")
     done = subprocess.run(
         [sys.executable, str(HERE / "simulated_flower.py")],
         env=environment(tmp_path),

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
 from lightsecagg.drivers.flower.layout import (
     hash_assignment,
     hash_records,
-    hash_run_config,
+    hash_run,
     view_of,
 )
 from lightsecagg.drivers.flower.parcels import PROTOCOL, Parcel, attach, detach
@@ -64,6 +64,11 @@ def test_frames_are_serialised_as_flower_does_it() -> None:
     assert not rest
 
 
+def told(config: dict[str, Any], run_id: int = 1) -> bytes:
+    """The hash of a run, at any node."""
+    return hash_run(Context(run_id, 3, {}, RecordDict(), config))
+
+
 VALUES: list[Any] = [True, 1, 1.0, "1", b"1", 0.0, -0.0, False, 0, "", b"", "True"]
 VALUES += [[value] for value in VALUES] + [[], [1, 1], ["1", ""], ["", "1"], "[1]"]
 
@@ -72,11 +77,11 @@ def test_S57_values_of_different_types_have_different_hashes() -> None:
     configs = [RecordDict({"config": ConfigRecord({"x": value})}) for value in VALUES]
     assert len({hash_records(config) for config in configs}) == len(VALUES)
     runs = [value for value in VALUES if isinstance(value, bool | int | float | str)]
-    assert len({hash_run_config({"x": value}) for value in runs}) == len(runs)
+    assert len({told({"x": value}) for value in runs}) == len(runs)
 
 
 def test_S57_a_run_config_has_no_order_and_records_have_one() -> None:
-    assert hash_run_config({"a": 1, "b": 2}) == hash_run_config({"b": 2, "a": 1})
+    assert told({"a": 1, "b": 2}) == told({"b": 2, "a": 1})
     one, two = ConfigRecord({"a": 1, "b": 2}), ConfigRecord({"b": 2, "a": 1})
     assert hash_records(RecordDict({"c": one})) != hash_records(RecordDict({"c": two}))
 
@@ -92,6 +97,9 @@ RECORDS: dict[str, dict[str, Any]] = {
     },
     "claimed shape": {
         "arrays": ArrayRecord({"w": Array("float32", (24,), "numpy.ndarray", Array(GRID).data)})
+    },
+    "claimed serialisation": {
+        "arrays": ArrayRecord({"w": Array("float32", (2, 3, 4), "another", Array(GRID).data)})
     },
     "no array": {"arrays": ArrayRecord()},
     "one array more": {"arrays": ArrayRecord({"w": Array(GRID), "v": Array(GRID)})},
@@ -113,13 +121,16 @@ def test_S57_every_record_of_a_message_is_in_its_hash() -> None:
     }
     found = {name: hash_records(RecordDict(usual | other)) for name, other in RECORDS.items()}
     found["another order"] = hash_records(RecordDict(dict(reversed(usual.items()))))
+    found["another name"] = hash_records(RecordDict({**usual, "settings": usual["config"]}))
+    renamed = {"settings" if name == "config" else name: each for name, each in usual.items()}
+    found["a new name"] = hash_records(RecordDict(renamed))
     found["one less"] = hash_records(RecordDict(dict(list(usual.items())[:2])))
-    assert len(set(found.values())) == len(RECORDS) + 2
+    assert len(set(found.values())) == len(RECORDS) + 4
 
 
 def test_S57_all_that_a_node_is_told_is_in_the_hash_of_its_assignment() -> None:
     usual: dict[str, Any] = {
-        "run_config": hash_run_config({}),
+        "run": told({}),
         "records": hash_records(RecordDict()),
         "message_type": "train",
         "weighted_by": "num-examples",
@@ -128,7 +139,8 @@ def test_S57_all_that_a_node_is_told_is_in_the_hash_of_its_assignment() -> None:
     }
     others: list[dict[str, Any]] = [
         {},
-        {"run_config": hash_run_config({"lr": 1})},
+        {"run": told({"lr": 1})},
+        {"run": told({}, run_id=2)},
         {"records": hash_records(RecordDict({"more": ConfigRecord()}))},
         {"message_type": "train.harder"},
         {"weighted_by": "one"},

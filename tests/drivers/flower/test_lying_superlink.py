@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import EvaluateIns, GetParametersIns, GetPropertiesIns, ndarrays_to_parameters
@@ -57,7 +58,10 @@ def steered_app() -> ClientApp:
             rate *= float(told.get("rate", 1.0))  # type: ignore[arg-type]
         for measured in message.content.metric_records.values():
             rate *= float(measured.get("rate", 1.0))  # type: ignore[arg-type]
-        if message.metadata.group_id == "gently":
+        metadata = message.metadata
+        named = (metadata.group_id, metadata.message_id, metadata.reply_to_message_id)
+        slow = metadata.ttl > 1e6 or metadata.created_at < 1e6 or metadata.src_node_id == 7
+        if "gently" in (*named, *given) or slow or 7 in (metadata.run_id, context.run_id):
             rate *= TINY
         full = update(given, context.node_id, 1)
         moved = {name: given[name] + rate * (full[name] - given[name]) for name in given}
@@ -92,8 +96,17 @@ def in_a_metric_record(node: Node, message: Message) -> None:
     message.content["more"] = MetricRecord({"rate": TINY})
 
 
+def in_the_run_id(node: Node, message: Message) -> None:
+    node.run_id = 7
+
+
 def in_the_message_type(node: Node, message: Message) -> None:
     message.metadata.message_type = "train.gently"
+
+
+def in_an_array_of_integers(node: Node, message: Message) -> None:
+    given = message.content["arrays"]
+    message.content["arrays"] = ArrayRecord({**given, "gently": Array(np.array([1]))})  # type: ignore[dict-item]
 
 
 LIES: list[Callable[[Node, Message], None]] = [
@@ -101,8 +114,10 @@ LIES: list[Callable[[Node, Message], None]] = [
     in_a_config_record,
     in_another_config_record,
     in_a_metric_record,
+    in_the_run_id,
     in_the_message_type,
 ]
+ALL_LIES = [*LIES, in_an_array_of_integers]
 
 
 def steered(lie: Callable[[Node, Message], None], **options: Any) -> Federation:
@@ -136,7 +151,7 @@ def forget_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def naive_records(records: RecordDict, *known: Any) -> bytes:
         return layout.hash_records(RecordDict(dict(records.array_records)))
 
-    def naive(run_config: bytes, records: bytes, *told: Any) -> bytes:
+    def naive(run: bytes, records: bytes, *told: Any) -> bytes:
         return layout.hash_assignment(b"", records, "", "", {}, "")
 
     for module in (mod, strategy):
@@ -159,7 +174,7 @@ def test_S57_tags_that_name_the_model_alone_let_a_superlink_single_a_node_out(
     assert change_of_the_victim(steered(lie, **options)) < 1e-4
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", ALL_LIES)
 @pytest.mark.parametrize("threat_model", ["honest-but-curious", "malicious-server"])
 def test_S57_nodes_that_were_told_different_things_answer_for_no_sum(
     threat_model: str,
@@ -181,7 +196,7 @@ def test_S57_nodes_that_were_told_different_things_answer_for_no_sum(
     assert REFUSED in federation.grid.reasons
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", ALL_LIES)
 def test_S57_a_server_takes_no_update_from_a_node_that_was_told_something_else(
     lie: Callable[[Node, Message], None],
 ) -> None:
@@ -200,7 +215,7 @@ def test_S57_an_update_is_not_used_again_under_other_settings(
         federation.run(1)
     for node in federation.nodes.values():
         node.before = lambda message: None
-        node.run_config = {"rate": 1.0}
+        node.run_config, node.run_id = {"rate": 1.0}, 1
     # The victim has sent its update from this assignment; the others train anew (S42).
     rest = [node for node in federation.ids if node != VICTIM]
     assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6
@@ -242,7 +257,32 @@ def in_the_group(node: Node, message: Message) -> None:
     message.metadata.group_id = "gently"
 
 
-@pytest.mark.parametrize("lie", [in_the_order_of_the_run_config, in_the_group])
+def in_the_ttl(node: Node, message: Message) -> None:
+    message.metadata.ttl = 1e7
+
+
+def in_the_time(node: Node, message: Message) -> None:
+    message.metadata.created_at = 1.0
+
+
+def in_another_id(name: str) -> Callable[[Node, Message], None]:
+    def lie(node: Node, message: Message) -> None:
+        told = 7 if name.endswith("e_id") or name == "_run_id" else "gently"
+        message.metadata.__dict__[name] = told
+
+    return lie
+
+
+UNSIGNED = [
+    in_the_order_of_the_run_config,
+    in_the_group,
+    in_the_ttl,
+    in_the_time,
+    *map(in_another_id, ("_run_id", "_src_node_id", "_reply_to_message_id")),
+]
+
+
+@pytest.mark.parametrize("lie", UNSIGNED)
 def test_S57_what_is_not_hashed_does_not_reach_the_app(
     lie: Callable[[Node, Message], None],
 ) -> None:
@@ -490,3 +530,123 @@ def test_S58_a_parcel_in_a_query_does_not_reach_the_app() -> None:
     reply = ask(node, "query", attach(Parcel({"stage": "hello"}), RecordDict()))
     assert detach(reply.content)[0] is not None
     assert not CALLED
+
+
+# -- what a failure reveals (S62) ----------------------------------------------------------------
+
+
+class Asker:
+    """A SuperLink that asks one node, enrolled in malicious-server mode, whatever it likes."""
+
+    def __init__(self, tmp_path: Path, app: ClientApp, **demands: Any) -> None:
+        config = malicious(tmp_path)
+        for node_id in config:
+            config[node_id] |= demands
+        options = {"threat_model": "malicious-server", "node_config": config, "attempts": 1}
+        self._federation = Federation(8, evaluation={"loss": 10.0}, timeout=60, **options)
+        for node in self._federation.nodes.values():
+            node.app = app
+        self.node = self._federation.nodes[VICTIM]
+        self.enrol()
+
+    def enrol(self) -> None:
+        """Everybody takes part in a round, so that there is an epoch to ask in."""
+        found: list[Parcel | None] = []
+        self.node.after = lambda message, reply: (
+            found.append(detach(message.content)[0]) is None or True
+        )
+        model = {"w": np.random.default_rng().normal(size=6)}
+        with contextlib.suppress(RuntimeError):
+            self._federation.run(1, model)
+        self._parcel = next(p for p in found if p is not None and p.numbers["stage"] == "train")
+        self._version = int(self._parcel.numbers["version"])
+
+    def fails(self, stage: str, told: dict[str, Any], **numbers: Any) -> bool:
+        """Whether the node has no update for a model."""
+        self._version += 1
+        given = {**self._parcel.numbers, "stage": stage, "version": self._version, "first": 0}
+        given.pop("protocol")
+        config = ConfigRecord({"question": self._version, **told})
+        content = RecordDict({"arrays": record({"w": WEIGHTS}), "config": config})
+        reply = ask(self.node, stage, attach(Parcel(given | numbers), content))
+        parcel, _ = detach(reply.content)
+        assert parcel is not None
+        return bool(parcel.numbers["failed"])
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e-310, 1e-101, 0.0, -1.0, 1e101, np.inf, np.nan])
+def test_S62_limits_that_no_metric_has_do_not_reach_the_app(limit: float, tmp_path: Path) -> None:
+    """A loss of 3 over a limit of 1e-308 is infinite, and one of 1 is not: a question answered."""
+    asker = Asker(tmp_path, measuring_app())
+    CALLED.clear()
+    assert asker.fails("evaluate", {}, metrics=["loss"], limits=[limit])
+    assert not CALLED
+
+
+def replying_app(change: float, loss: float, count: int = 1) -> ClientApp:
+    """An app whose training adds about `change` to every entry, never twice the same."""
+    app = ClientApp(mods=[lightsecagg_mod])
+
+    def replied(message: Message, context: Context) -> Message:
+        CALLED.append(message.metadata.message_type)
+        given = arrays(message.content["arrays"])
+        metrics = MetricRecord({"num-examples": count + len(CALLED), "loss": loss})
+        moved = record(
+            {name: array + change * (1 + 1e-3 * len(CALLED)) for name, array in given.items()}
+        )
+        return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
+
+    app.train()(replied)
+    app.evaluate()(replied)
+    return app
+
+
+@pytest.mark.parametrize("loss", [0.0, 1e300, -1e300, np.inf, -np.inf, np.nan])
+def test_S62_no_loss_and_no_limit_makes_a_node_refuse(loss: float, tmp_path: Path) -> None:
+    asker = Asker(tmp_path, replying_app(0.01, loss))
+    for limit in (1e-100, 1.0, 1e100):
+        assert not asker.fails("evaluate", {}, metrics=["loss"], limits=[limit])
+        asker.enrol()
+
+
+def test_S62_no_clipping_norm_makes_a_node_refuse(tmp_path: Path) -> None:
+    asker = Asker(tmp_path, replying_app(0.5, 1.0))
+    for norm in (1e-12, 0.5, 1.3, 1e12):
+        assert not asker.fails("train", {"clipping_norm": norm}, metrics=[], limits=[])
+        asker.enrol()
+
+
+@pytest.mark.parametrize("count", [90, 100, 101, 10**9])
+def test_S62_no_limit_of_sample_counts_makes_a_node_refuse(count: int, tmp_path: Path) -> None:
+    """Settings allow 100; a server that varies them would find a count that is refused."""
+    asker = Asker(tmp_path, replying_app(0.5, 1.0, count))
+    assert not asker.fails("train", {}, metrics=[], limits=[])
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, np.nan, "1"])
+def test_S62_a_clipping_norm_that_is_none_does_not_reach_the_app(norm: Any, tmp_path: Path) -> None:
+    asker = Asker(tmp_path, replying_app(0.5, 1.0))
+    CALLED.clear()
+    assert asker.fails("train", {"clipping_norm": norm}, metrics=[], limits=[])
+    assert not CALLED
+
+
+@pytest.mark.parametrize("most", [3, 16])
+def test_S62_an_app_that_fails_is_asked_so_often_and_not_again(most: int, tmp_path: Path) -> None:
+    demands = {} if most == 16 else {"lightsecagg_max_failures": most}
+    asker = Asker(tmp_path, replying_app(np.inf, 1.0), **demands)
+    CALLED.clear()
+    for asked in range(1, most + 3):  # enrolment was the first time
+        assert asker.fails("train", {}, metrics=[], limits=[])
+        assert len(CALLED) == min(asked, most - 1)
+    asker.enrol()  # a new epoch and a new process do not begin to count anew
+    CALLED.clear()
+    assert asker.fails("train", {}, metrics=[], limits=[])
+    assert not CALLED
+
+
+def test_S62_updates_are_no_failures(tmp_path: Path) -> None:
+    asker = Asker(tmp_path, replying_app(0.5, 1.0), lightsecagg_max_failures=1)
+    for _ in range(3):
+        assert not asker.fails("train", {}, metrics=[], limits=[])
+        asker.enrol()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import (
@@ -33,10 +34,11 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
     QFedAvg,
+    Result,
     Strategy,
     dp_fixed_clipping,
 )
-from local_grid import Killed, Node
+from local_grid import Killed, LocalGrid, Node
 from small_flower import (
     MODEL,
     Federation,
@@ -134,8 +136,8 @@ def test_privacy_and_dropouts_may_be_fractions() -> None:
     federation.run(1)
     parameters = federation.strategy._current().settings.parameters
     assert (parameters.privacy, parameters.dropouts, parameters.survivors) == (2, 3, 7)
-    with pytest.raises(RuntimeError, match=r"privacy = 1\.5 must be a count, or a fraction"):
-        Federation(4, privacy=1.5).run(1)
+    with pytest.raises(ParameterError, match=r"privacy = 1\.5 must be a count, or a fraction"):
+        Federation(4, privacy=1.5)
 
 
 def test_metrics_are_averaged_under_the_mask_and_others_stay() -> None:
@@ -157,11 +159,121 @@ def test_without_weights_everybody_counts_alike() -> None:
     assert error(result, mean) < EXACT
 
 
-def test_a_larger_change_than_the_bound_is_clipped() -> None:
-    result = Federation(5, bound=0.25, dropouts=1).run(1)
+def test_a_larger_change_than_the_bound_is_clipped_and_logged_at_the_node(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(caplog, monkeypatch)
+    federation = Federation(5, bound=0.25, dropouts=1)
+    result = federation.run(1)
     assert result.arrays is not None
     moved = max(np.abs(arrays(result.arrays)[name] - MODEL[name]).max() for name in MODEL)
     assert 0.05 < moved <= 0.25
+    changes = [
+        np.concatenate([(update(MODEL, node, 1)[name] - MODEL[name]).ravel() for name in MODEL])
+        for node in federation.ids
+    ]
+    lines = [text for text in caplog.messages if "clipped" in text]
+    assert lines == [
+        f"lightsecagg: {100 * np.mean(np.abs(change) > 0.25):.3g} % of the entries were clipped to "
+        "the bound 0.25; if training stalls, raise it"
+        for change in changes
+    ]
+    caplog.clear()
+    Federation(5, bound=0.51, dropouts=1).run(1)
+    assert not [text for text in caplog.messages if "clipped" in text]
+
+
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pytest see what Flower's logger gets; it hands nothing on by itself."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level("INFO")
+
+
+def test_a_torch_model_with_batch_norm_trains_with_two_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    logged(caplog, monkeypatch)
+    torch.manual_seed(1)
+    weights = torch.randn(6, generator=torch.manual_seed(0))
+
+    def new_model() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        )
+
+    def fit(message: Message, context: Context) -> Message:
+        model = new_model()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        features = torch.randn(40, 6, generator=torch.manual_seed(context.node_id))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(features)[:, 0], features @ weights)
+            loss.backward()
+            optimizer.step()
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": 40, "loss": loss.item()}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    def run(mods: list[Any], *wrap: Callable[[Strategy], Strategy]) -> Result:
+        app, grid = ClientApp(mods=mods), LocalGrid()
+        app.train()(fit)
+        for node in range(101, 105):
+            grid.add(node, app)
+        strategy: Strategy = fed_avg(4)
+        for wrapper in wrap:
+            strategy = wrapper(strategy)
+        return strategy.start(grid, ArrayRecord(initial), num_rounds=4)
+
+    initial = new_model().state_dict()
+    plain_result = run([])
+    result = run(
+        [lightsecagg_mod],
+        lambda inner: LightSecAgg(
+            inner,
+            privacy=1,
+            dropouts=1,
+            bound=10.0,
+            max_samples=100,
+            metrics={"loss": 1e3},
+            poll_interval=0.001,
+        ),
+    )
+    assert plain_result.arrays is not None
+    assert result.arrays is not None
+    found, wanted = arrays(result.arrays), arrays(plain_result.arrays)
+    assert found.keys() == wanted.keys() == initial.keys()
+    steps = found.pop("1.num_batches_tracked")
+    assert (steps.dtype, steps) == (np.int64, 0)  # the server's; plain Flower makes floats of it
+    for name, values in found.items():
+        assert values.dtype == np.float32
+        assert np.abs(values - wanted[name]).max() < 1e-4
+    losses = [metrics["loss"] for metrics in result.train_metrics_clientapp.values()]
+    assert losses[-1] < losses[0] / 4  # type: ignore[operator]
+    kept = [text for text in caplog.messages if "1.num_batches_tracked" in text]
+    assert kept == [
+        "LightSecAgg: '1.num_batches_tracked': no floats, so they are not averaged; the server's "
+        "stay"
+    ]
+    new_model().load_state_dict(result.arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_])
+def test_arrays_without_floats_keep_the_servers_value_under_every_strategy(kind: type) -> None:
+    given = np.array([3, 0, 1], dtype=kind)
+    model = {"before": given, **MODEL, "behind": given}
+    for strategy in (fed_avg(5), FedAdam(eta=0.1, fraction_evaluate=0.0)):
+        result = Federation(5, strategy=strategy, dropouts=1).run(2, model)
+        assert result.arrays is not None
+        found = arrays(result.arrays)
+        assert list(found) == list(model)
+        for name in ("before", "behind"):
+            assert found[name].dtype == kind
+            assert np.array_equal(found[name], given)
+        assert not np.array_equal(found["weight"], MODEL["weight"])
 
 
 def test_evaluation_is_the_wrapped_strategys() -> None:
@@ -224,6 +336,89 @@ def test_a_part_of_the_nodes_trains_and_all_of_them_help() -> None:
     result = federation.run(4)
     assert [len(nodes) for nodes in trained] == [4] * 4
     assert error(result, expected(MODEL, [sorted(nodes) for nodes in trained])) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("options", "stage"),
+    [
+        ({"fraction_train": 0.5}, "train"),
+        ({"fraction_train": 0.5, "fraction_evaluate": 1.0}, "train"),
+        ({"fraction_evaluate": 0.5}, "evaluate"),
+    ],
+)
+def test_a_fraction_that_chooses_too_few_nodes_is_refused_before_anybody_trains(
+    options: dict[str, float], stage: str
+) -> None:
+    def federation(**more: Any) -> Federation:
+        strategy = FedAvg(**{"fraction_evaluate": 0.0, **options, **more})
+        return Federation(6, strategy=strategy, evaluation={"accuracy": 1.0})
+
+    few = federation()
+    refusal = (
+        rf"fraction_{stage}=0\.5 of 6 nodes is 3, and a sum over fewer than T \+ 2 = 4 .*"
+        rf"min_{stage}_nodes=4"
+    )
+    with pytest.raises(ParameterError, match=refusal):
+        few.run(1)
+    assert few.grid.pushed == 0
+    assert federation(**{f"min_{stage}_nodes": 4}).run(1).arrays
+    assert federation(**{f"fraction_{stage}": 0.67}).run(1).arrays
+
+
+def test_a_strategy_that_chooses_the_evaluators_itself_is_asked_and_not_guessed() -> None:
+    class Everybody(FedAvg):
+        def configure_evaluate(self, *arguments: Any) -> Any:
+            self.fraction_evaluate, fraction = 1.0, self.fraction_evaluate
+            yield from super().configure_evaluate(*arguments)
+            self.fraction_evaluate = fraction
+
+    strategy = Everybody(fraction_evaluate=0.5)
+    federation = Federation(6, strategy=strategy, evaluation={"accuracy": 1.0})
+    assert federation.run(1).evaluate_metrics_clientapp[1]
+
+
+def test_the_log_counts_updates_and_names_what_is_not_masked_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(caplog, monkeypatch)
+    federation = Federation(8, strategy=FedAvg(min_available_nodes=2))
+    federation.nodes[102].app = _broken_app()
+    federation.run(3)
+    lines = Counter(caplog.messages)
+    assert lines["aggregate_train: 7 of 8 updates are in the average"] == 3
+    assert not any("aggregate_train: Received" in line for line in lines)
+    assert lines["aggregate_evaluate: Received 7 results and 1 failures"] == 3  # Flower's, in clear
+    once = [line for line in caplog.messages if "LightSecAgg(" in line]
+    assert ["metrics=" in line or "evaluation=" in line for line in once] == [True, True]
+
+    caplog.clear()
+    options = {"metrics": {"loss": 1.0}, "evaluation": {"accuracy": 1.0}}
+    Federation(8, strategy=FedAvg(min_available_nodes=2), **options).run(1)
+    assert "aggregate_evaluate: 8 of 8 updates are in the average" in caplog.messages
+    assert not [line for line in caplog.messages if "LightSecAgg(" in line or "Received" in line]
+
+
+def test_an_app_that_returns_no_weight_is_named_in_the_log_of_its_node(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(caplog, monkeypatch)
+    federation = Federation(4, strategy=fed_avg(4, weighted_by_key="rows"), privacy=1, dropouts=1)
+    with pytest.raises(RuntimeError, match="0 of 4 nodes have sent an update"):
+        federation.run(1)
+    reason = "no update: the app returned no metric 'rows', which weights its update"
+    assert sum(reason in line for line in caplog.messages) == 4
+
+
+def test_a_node_without_a_folder_warns_once_and_not_in_a_simulation(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged(caplog, monkeypatch)
+    Federation(4, privacy=1, dropouts=1).run(2)
+    assert sum("lightsecagg-dir" in line for line in caplog.messages) == 4
+    caplog.clear()
+    monkeypatch.setitem(sys.modules, "flwr.simulation.ray_transport.ray_actor", sys)
+    Federation(4, privacy=1, dropouts=1).run(2)
+    assert not any("lightsecagg-dir" in line for line in caplog.messages)
 
 
 # -- dropouts (R30) ----------------------------------------------------------------------------
@@ -491,15 +686,39 @@ def test_a_mod_in_front_of_ours_is_refused() -> None:
         federation.run(1)
 
 
-def test_too_few_nodes_are_refused_with_the_numbers() -> None:
-    with pytest.raises(RuntimeError, match=r"N - D = 3 clients may remain.* T \+ 2 = 4"):
-        Federation(4, privacy=2, dropouts=1).run(1)
+@pytest.mark.parametrize(
+    ("nodes", "privacy", "dropouts", "enough"),
+    [(4, 2, 1, 5), (2, 0.2, 0.3, 3), (2, 1, 10, 13)],
+)
+def test_too_few_nodes_are_refused_with_the_number_that_is_enough(
+    nodes: int, privacy: float, dropouts: float, enough: int
+) -> None:
+    remedy = (
+        rf"connected nodes: {nodes}, .*at least {enough}\. .*num-supernodes={max(10, enough)}\".*"
+        rf"min_available_nodes={enough} \("
+    )
+    few = Federation(nodes, privacy=privacy, dropouts=dropouts)
+    with pytest.raises(RuntimeError, match=remedy):
+        few.run(1)
+    assert few.grid.pushed == 0  # nothing was asked of them
+    options = {"privacy": privacy, "dropouts": dropouts}
+    with pytest.raises(RuntimeError, match="connected nodes"):
+        Federation(enough - 1, **options).run(1)
+    assert Federation(enough, **options).run(1).arrays
 
 
-def test_integers_are_refused_by_name() -> None:
-    model = {**MODEL, "steps": np.zeros(1, dtype=np.int64)}
-    with pytest.raises(ParameterError, match="'steps' is of int64; only floats"):
+def test_shares_of_nodes_that_no_number_meets_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="enrolment: N - D = 2 clients may remain"):
+        Federation(4, privacy=0.6, dropouts=0.5).run(1)
+
+
+@pytest.mark.parametrize("kind", [np.complex64, np.str_])
+def test_what_is_no_number_is_refused_by_name(kind: type) -> None:
+    model = {**MODEL, "steps": np.zeros(1, dtype=kind)}
+    with pytest.raises(ParameterError, match=r"array 'steps' is of .*only floats can be averaged"):
         Federation(4, privacy=1, dropouts=1).run(1, model)
+    with pytest.raises(ParameterError, match="has no floats"):
+        Federation(4, privacy=1, dropouts=1).run(1, {"steps": np.zeros(1, dtype=np.int64)})
 
 
 def test_different_models_for_different_nodes_are_refused() -> None:
@@ -543,10 +762,16 @@ def test_noise_is_right_for_the_survivors(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < np.sqrt(sum(np.sum(m.astype(np.float64) ** 2) for m in moved)) <= 2 * 0.3
 
 
-def test_an_unclipped_update_is_not_masked_where_noise_is_promised() -> None:
-    federation = Federation(4, privacy=1, dropouts=1, strategy=private(fed_avg(4), 4))
-    with pytest.raises(RuntimeError, match="0 of 4 nodes have sent an update"):
-        federation.run(1)
+def test_an_update_that_no_mod_has_clipped_is_clipped_where_noise_is_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dp_fixed_clipping, "add_gaussian_noise_inplace", lambda *given: None)
+    clipped, left = (
+        Federation(4, privacy=1, dropouts=1, strategy=private(fed_avg(4), 4), mods=mods).run(1)
+        for mods in ([lightsecagg_mod, fixedclipping_mod], [lightsecagg_mod])
+    )
+    assert clipped.arrays is not None
+    assert error(left, arrays(clipped.arrays)) < 1e-6
 
 
 @pytest.mark.parametrize(

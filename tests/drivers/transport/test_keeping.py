@@ -23,9 +23,9 @@ from lightsecagg.drivers.transport.communicator import (
 from lightsecagg.drivers.transport.framing import MAX_CHUNK, PAYLOAD, chunks
 from lightsecagg.drivers.transport.keeping import OnDisk
 from lightsecagg.drivers.transport.link import Link
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.drivers.transport.room import Room
 from lightsecagg.errors import ConfigurationError, PeerGone
+from memory_transport import MemoryServer
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")

@@ -18,8 +18,8 @@ from lightsecagg.drivers.transport.communicator import (
 )
 from lightsecagg.drivers.transport.framing import PAYLOAD, chunks
 from lightsecagg.drivers.transport.link import CLOSED_HERE, Link
-from lightsecagg.drivers.transport.memory import MemoryServer
 from lightsecagg.errors import LocalProtocolError, ParameterError, PeerGone, TransportError
+from memory_transport import MemoryServer
 
 LIMITS = Limits(stall_timeout=5, close_timeout=2)
 SHORT = replace(LIMITS, stall_timeout=0.05, queue=2)

@@ -28,7 +28,7 @@ from lightsecagg.protocol.roles.agreement import (
     survivor_statement,
 )
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 IDS = (2, 3, 5, 7, 11)
 KEYS = {client: IdentityKey.generate() for client in (*IDS, 13)}
@@ -41,7 +41,7 @@ STATEMENT = survivor_statement(C1, IDS)
 
 def a_round() -> Round:
     settings = Settings(
-        protocol=ProtocolName.LIGHTSECAGG,
+        protocol="lightsecagg",
         parameters=PARAMETERS,
         quantizer=Quantizer(PrimeField(PARAMETERS.modulus), bound=1.0, summands=5),
         dimension=3,
@@ -142,7 +142,7 @@ def test_a_refusal_names_owners_whose_shares_were_asked_for_and_the_first_one_co
 
 def test_S05_consent_to_a_round_is_none_to_a_buffer_and_the_other_way_round() -> None:
     """The messages are the same in both modes; what is signed is not, even of one C1."""
-    tags = tuple(Tag(c, 0, 0, b"m" * 32, b"d" * 32, b"s" * 64) for c in IDS)
+    tags = tuple(Tag(c, 0, b"h" * 32, 0, b"m" * 32, b"d" * 32, b"s" * 64) for c in IDS)
     of_buffers = [buffer_statement(C1, SumRequest(time, tags)) for time in (0, 1)]
     for statement in of_buffers:
         with pytest.raises(CryptoError):
@@ -156,7 +156,7 @@ def test_S05_consent_to_a_round_is_none_to_a_buffer_and_the_other_way_round() ->
     "message",
     [
         SumRequest(1, IDS),
-        SumRequest(0, (Tag(2, 0, 0, b"m" * 32, b"d" * 32, b"s" * 64), 3)),
+        SumRequest(0, (Tag(2, 0, b"h" * 32, 0, b"m" * 32, b"d" * 32, b"s" * 64), 3)),
         Consent(1, b"s" * 64),
         Certificate(1, ()),
         Refusal(1, ()),

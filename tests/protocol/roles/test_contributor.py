@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bundles import shares_in
+from bundles import relayed, shares_in
 from driver import Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.drivers.transport.framing import PAYLOAD
-from lightsecagg.errors import InputRefused
+from lightsecagg.errors import CryptoError, InputRefused
 from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
-from lightsecagg.protocol.roles.contributor import check_input, hide, seal_shares, send_shares
+from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
 from lightsecagg.protocol.roles.holder import open_peer_share
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles, header_of, seal_shares
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import protocol_head
 
@@ -38,12 +38,13 @@ ROUND = fix_round(
 def test_every_peer_opens_its_share_of_the_mask_and_no_two_are_sealed_alike() -> None:
     scheme = CodedMasksClient(ROUND, ME)
     mask = scheme.prepare(3, (), system_entropy)
-    shares = seal_shares(scheme, KEYS[ME], mask, 3, system_entropy)
+    header, shares = seal_shares(ROUND, KEYS[ME], ME, mask.outgoing, 3)
     assert [(share.owner, share.recipient, share.serial) for share in shares] == [
         (ME, peer, 3) for peer in PEERS
     ]
-    assert len({share.salt for share in shares}) == len(PEERS)
-    for share, outgoing in zip(shares, mask.outgoing, strict=True):
+    assert len({bytes(share.sealed) for share in shares}) == len(PEERS)
+    for share, outgoing in zip(relayed(shares), mask.outgoing, strict=True):
+        assert header_of(ROUND, share) == header
         peer = CodedMasksClient(ROUND, share.recipient)
         opened = open_peer_share(peer, KEYS[share.recipient], share)
         assert opened == (outgoing.kind.value, outgoing.plaintext)
@@ -52,11 +53,11 @@ def test_every_peer_opens_its_share_of_the_mask_and_no_two_are_sealed_alike() ->
 def test_shares_go_to_the_server_together() -> None:
     scheme = CodedMasksClient(ROUND, ME)
     mask = scheme.prepare(0, (), system_entropy)
-    shares = seal_shares(scheme, KEYS[ME], mask, 0, system_entropy)
+    shares = seal_shares(ROUND, KEYS[ME], ME, mask.outgoing).shares
     (send,) = send_shares(shares)
     assert send.to == SERVER
     assert shares_in([send]) == shares
-    half = [replace(share, sealed=bytes(BUNDLE_BYTES // 2 - 64)) for share in shares]
+    half = [replace(share, sealed=bytes(BUNDLE_BYTES // 2 - 112)) for share in shares]
     sends = send_shares(half)
     assert [len(shares_in([send])) for send in sends] == [2, 1]
     assert shares_in(sends) == half
@@ -67,9 +68,12 @@ def test_shares_go_to_the_server_together() -> None:
 @pytest.mark.parametrize("sealed", [48, 3000, 53_660])
 def test_a_bundle_fits_a_chunk_however_long_its_shares_are(sealed: int) -> None:
     share = SealedShare(ME, PEERS[0], ShareKind.SEED, sealed - 16, bytes(16), bytes(sealed))
-    bundle = next(bundles([share] * 6000))
-    message = Codec(SETTINGS.field).encode(bundle, protocol_head(2**64 - 1))
-    assert 0.8 * PAYLOAD < len(message) <= PAYLOAD
+    relayed = replace(share, mac=bytes(16), root=bytes(32))
+    for one in (share, relayed):
+        bundle = next(bundles([one] * 6000))
+        message = Codec(SETTINGS.field).encode(bundle, protocol_head(2**64 - 1))
+        assert 0.55 * PAYLOAD < len(message) <= PAYLOAD
+    assert len(message) > 0.8 * PAYLOAD
 
 
 BAD = {
@@ -117,3 +121,32 @@ def test_S06_the_rounding_is_a_function_of_its_seed() -> None:
     assert 1 < len(said) <= 4
     once, again = (hide(settings, update, bytes([1]) * 32, zero.copy()) for _ in range(2))
     assert (once == again).all()
+
+
+def test_S46_the_same_shares_are_the_same_bytes_and_others_have_another_header() -> None:
+    """A client that is restored twice, or draws the same again, is checked by one r."""
+    mask = CodedMasksClient(ROUND, ME).prepare(0, (), system_entropy)
+    once = seal_shares(ROUND, KEYS[ME], ME, mask.outgoing)
+    assert seal_shares(ROUND, KEYS[ME], ME, mask.outgoing) == once
+    first, *others = mask.outgoing
+    changed = first._replace(plaintext=first.plaintext[:-1] + bytes([first.plaintext[-1] ^ 1]))
+    other = seal_shares(ROUND, KEYS[ME], ME, [changed, *others])
+    assert other.header != once.header
+    assert all(a.sealed != b.sealed for a, b in zip(once.shares, other.shares, strict=True))
+    assert seal_shares(ROUND, KEYS[ME], ME, mask.outgoing, 1).header != once.header
+
+
+def test_S46_control_a_share_of_another_header_of_the_same_mask_is_not_taken() -> None:
+    """An owner cannot show one header to one holder and another to the next."""
+    mask = CodedMasksClient(ROUND, ME).prepare(0, (), system_entropy)
+    first, *others = mask.outgoing
+    changed = first._replace(plaintext=first.plaintext[:-1] + bytes([first.plaintext[-1] ^ 1]))
+    once = relayed(seal_shares(ROUND, KEYS[ME], ME, mask.outgoing).shares)
+    other = relayed(seal_shares(ROUND, KEYS[ME], ME, [changed, *others]).shares)
+    mine = once[0].recipient
+    holder = CodedMasksClient(ROUND, mine)
+    open_peer_share(holder, KEYS[mine], once[0])
+    open_peer_share(holder, KEYS[mine], other[0])
+    for mixed in (replace(once[0], root=other[0].root), replace(once[0], mac=other[0].mac)):
+        with pytest.raises(CryptoError, match="not bound"):
+            open_peer_share(holder, KEYS[mine], mixed)

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from bundles import sealed_alone
 from driver import PAPER, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
 from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
-from lightsecagg.protocol.share_exchange import OutgoingShare, seal_share
+from lightsecagg.protocol.share_exchange import OutgoingShare
 
 FEDERATION = Federation(4, 1, 1, 3, share_mode=PAPER)
 ME, PEER, OTHER, _ = FEDERATION.ids
@@ -33,7 +33,7 @@ GOOD = bytes(4 * FEDERATION.settings().shared_length)
 def sealed(plaintext: bytes = GOOD, kind: ShareKind = ShareKind.EXPLICIT) -> SealedShare:
     """From the peer, for me."""
     share = OutgoingShare(ME, kind, plaintext)
-    return seal_share(ROUND, KEYS[PEER], PEER, share, 7, system_entropy)
+    return sealed_alone(ROUND, KEYS[PEER], PEER, share, 7)
 
 
 def test_a_share_of_a_peer_opens_for_whom_it_was_sealed_and_as_often_as_needed() -> None:
@@ -66,13 +66,27 @@ Change = Callable[[SealedShare], SealedShare]
         (lambda share: sealed(GOOD[4:]), "bytes, not"),
         (lambda share: sealed(b"\xff" * len(GOOD)), "holds no field elements"),
         (lambda share: replace(share, salt=b"short"), "a salt has 16 bytes, not 5"),
-        (lambda share: replace(share, salt=bytes(16)), "does not"),
-        (lambda share: replace(share, serial=8), "does not"),
-        (lambda share: replace(share, owner=OTHER), "does not"),
+        (lambda share: replace(share, salt=bytes(16)), "not bound"),
+        (lambda share: replace(share, serial=8), "not bound"),
+        (lambda share: replace(share, owner=OTHER), "not bound"),
+        (lambda share: replace(share, root=bytes(32)), "not bound"),
+        (lambda share: replace(share, mac=bytes(16)), "not bound"),
         (lambda share: replace(share, sealed=bytes(share.sealed)[:-1]), "bytes instead of"),
         (lambda share: replace(share, sealed=bytes(len(share.sealed))), "does not"),
     ],
-    ids=["kind", "length", "elements", "salt", "salts", "serial", "owner", "cut", "altered"],
+    ids=[
+        "kind",
+        "length",
+        "elements",
+        "salt",
+        "salts",
+        "serial",
+        "owner",
+        "root",
+        "mac",
+        "cut",
+        "altered",
+    ],
 )
 def test_S12_a_share_that_is_of_no_use_is_its_owner_s_fault(change: Change, match: str) -> None:
     """`CryptoError` whatever is wrong: the message it came in is taken, the share is not held."""
@@ -81,5 +95,5 @@ def test_S12_a_share_that_is_of_no_use_is_its_owner_s_fault(change: Change, matc
 
 
 def test_S12_nobody_else_s_key_opens_a_share() -> None:
-    with pytest.raises(CryptoError, match="does not"):
+    with pytest.raises(CryptoError, match="not bound"):
         open_peer_share(SCHEME, KEYS[OTHER], sealed())

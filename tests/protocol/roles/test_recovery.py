@@ -22,7 +22,7 @@ from lightsecagg.protocol.roles.recovery import Recovery
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, Term
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 
 IDS = (2, 3, 5, 7, 11)
 KEYS = {client: IdentityKey.generate() for client in IDS}
@@ -30,7 +30,7 @@ ALLOW_LIST = AllowList({client: key.public for client, key in KEYS.items()})
 PARAMETERS = Parameters(5, 1, 1, 4, threat_model=ThreatModel.MALICIOUS_SERVER)
 FIELD = PrimeField(PARAMETERS.modulus)
 SETTINGS = Settings(
-    protocol=ProtocolName.LIGHTSECAGG,
+    protocol="lightsecagg",
     parameters=PARAMETERS,
     quantizer=Quantizer(FIELD, bound=1.0, summands=5),
     dimension=3,

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from bundles import relayed
 from driver import PAPER, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import system_entropy
-from lightsecagg.crypto.sealing import ShareKind
+from lightsecagg.crypto.sealing import MAC_LENGTH, ShareKind
+from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.messages import (
@@ -24,7 +26,7 @@ from lightsecagg.protocol.roles.relay import Mailbox, Outbox, Relay
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.protocol.schemes.interface import MaskRef
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES
+from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, HEADER
 
 FEDERATION = Federation(4, 1, 1, 3, share_mode=PAPER)
 ME, *PEERS = FEDERATION.ids
@@ -40,7 +42,8 @@ def relay(single: bool = False) -> Relay:
 
 
 def share(recipient: int, serial: int = 0, owner: int = ME, salt: bytes = b"s") -> SealedShare:
-    return SealedShare(owner, recipient, ShareKind.EXPLICIT, LENGTH, salt, b"sealed", serial)
+    mac = bytes(MAC_LENGTH)
+    return SealedShare(owner, recipient, ShareKind.EXPLICIT, LENGTH, salt, b"sealed", serial, mac)
 
 
 A, B, C = PEERS
@@ -106,7 +109,9 @@ def test_what_becomes_of_shares_in_every_state(state: str, message: str) -> None
         case passed_on:
             taken = server.take(ME, bundle)
             assert taken is not None
-            assert sorted(taken, key=lambda s: s.serial) == list(passed_on)
+            plain = [replace(one, root=b"") for one in taken]
+            assert sorted(plain, key=lambda s: s.serial) == list(passed_on)
+            assert all(len(one.root) == HASH_LENGTH for one in taken)
             newest = max(one.serial for one in taken)
             assert server.complete == {ME: newest}
             assert server.begun == {ME: (newest, {})}
@@ -119,7 +124,8 @@ def test_a_mask_is_complete_with_its_last_share_whatever_the_order_and_the_bundl
     assert server.take(ME, ShareBundle((share(C), share(A)))) == []
     assert server.has_begun(ME)
     assert not server.has_begun(A)
-    assert server.take(ME, ShareBundle((share(A), share(B)))) == [share(C), share(A), share(B)]
+    taken = server.take(ME, ShareBundle((share(A), share(B))))
+    assert taken == relayed([share(C), share(A), share(B)])
     assert server.take(ME, ShareBundle((share(B), share(B, 1)))) == []
     assert server.begun == {ME: (1, {B: share(B, 1)})}
     assert server.complete == {ME: 0}
@@ -129,7 +135,7 @@ def test_owners_do_not_get_in_each_other_s_way() -> None:
     server = relay()
     server.take(ME, ShareBundle(ALL_1))
     theirs = [share(peer, owner=A) for peer in (ME, B, C)]
-    assert server.take(A, ShareBundle(tuple(theirs))) == theirs
+    assert server.take(A, ShareBundle(tuple(theirs))) == relayed(theirs)
     assert server.complete == {ME: 1, A: 0}
 
 
@@ -141,6 +147,9 @@ def test_owners_do_not_get_in_each_other_s_way() -> None:
         (share(999), f"sent a share from {ME} to 999"),
         (replace(share(B), kind=ShareKind.SEED, length=32), "no shares of kind SEED in paper mode"),
         (replace(share(B), length=LENGTH - 4), f"has {LENGTH} bytes, not {LENGTH - 4}"),
+        (replace(share(B), mac=b""), "not bound as it must"),
+        (replace(share(B), root=bytes(32)), "not bound as it must"),
+        (share(B, salt=b"t"), "two salts"),
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
@@ -178,7 +187,7 @@ def sized(recipient: int, size: int, serial: int = 0) -> SealedShare:
 
 def test_shares_wait_until_they_are_worth_a_message() -> None:
     outbox = Outbox()
-    half = BUNDLE_BYTES // 2 - 64
+    half = BUNDLE_BYTES // 2 - HEADER
     assert outbox.put(sized(A, half)) == []
     assert outbox.put(sized(B, half)) == [], "each recipient's by themselves"
     assert outbox.put(sized(A, half, 1)) == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from async_driver import AsyncFederation
 from driver import Federation
+from mortal import Mortal
 from pydantic import ValidationError
 from secagg_driver import Fault
 from secagg_driver import Federation as Baseline
@@ -23,12 +24,11 @@ from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import DecodeError, ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Aggregate, Phase, RoundAborted
+from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient, CodedKeysServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
-from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient, PairwiseMasksServer
 from lightsecagg.protocol.schemes.registry import SCHEMES, register, scheme_of
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import TRAITS, protocols, traits_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.budgets import phase_budget
 
@@ -41,17 +41,17 @@ def pads() -> Iterator[str]:
 
 
 def test_every_protocol_has_traits_and_a_scheme() -> None:
-    assert list(TRAITS) == list(SCHEMES) == list(ProtocolName)
-    for name, traits in TRAITS.items():
-        assert traits.name is ProtocolName(name)
-        assert traits_of(name) is traits
+    for name in protocols():
+        traits = traits_of(name)
+        assert traits.name == name
+        assert (TRAITS[name], name in SCHEMES) == (traits, True)
 
 
 def test_a_name_is_registered_once(pads: str) -> None:
     with pytest.raises(ParameterError, match="there is a protocol 'pads' already"):
         register(PADS, PadsClient, PadsServer)
-    with pytest.raises(ParameterError, match="there is a protocol 'plain' already"):
-        register(replace(PADS, name="plain"), PadsClient, PadsServer)
+    with pytest.raises(ParameterError, match="there is a protocol 'lightsecagg' already"):
+        register(replace(PADS, name="lightsecagg"), PadsClient, PadsServer)
 
 
 def test_a_name_that_nobody_registered_is_refused() -> None:
@@ -70,16 +70,14 @@ def test_settings_carry_the_name(pads: str) -> None:
     assert scheme_of(pads) == (PadsClient, PadsServer)
 
 
-def test_a_party_speaks_one_protocol_and_short_keys_only_if_they_are_named() -> None:
-    assert scheme_of("secagg", "secagg+") == (PairwiseMasksClient, PairwiseMasksServer)
-    for protocols in (("lightsecagg", "secagg"), ()):
+def test_a_party_speaks_one_protocol_and_short_keys_only_if_they_are_named(pads: str) -> None:
+    for several in (("lightsecagg", "pads"), ()):
         with pytest.raises(ParameterError, match="a party speaks one protocol"):
-            scheme_of(*protocols)
+            scheme_of(*several)
     masks, keys = (CodedMasksClient, CodedMasksServer), (CodedKeysClient, CodedKeysServer)
     assert scheme_of("lightsecagg") == scheme_of("lightsecagg", share_mode=ShareMode.PAPER) == masks
     assert scheme_of("lightsecagg", share_mode=ShareMode.SHORT_KEY) == keys
-    pairwise = scheme_of("secagg", share_mode=ShareMode.SHORT_KEY)
-    assert pairwise == (PairwiseMasksClient, PairwiseMasksServer)
+    assert scheme_of("pads", share_mode=ShareMode.SHORT_KEY) == (PadsClient, PadsServer)
 
 
 @pytest.mark.parametrize("malicious", [False, True])
@@ -113,6 +111,28 @@ def test_a_foreign_scheme_speaks_asynchronously(pads: str, threat_model: ThreatM
         fed.settle()
     assert [set(result.weights) for result in fed.results] == [{64}, {64, 32}]
     fed.assert_exact()
+
+
+def test_R31_holders_of_a_scheme_without_reports_get_their_shares_again(pads: str) -> None:
+    fed = Mortal(privacy=0, protocol=pads).open(masks=1)
+    assert isinstance(fed, Mortal)
+    fed.call(0, fed.clients[0].restock)
+    while fed.on(0, SERVER):
+        fed.step_up(0)
+    fed.kill()
+    fed.settle()
+    for client in range(4):
+        fed.upload(client)
+    fed.settle()
+    fed.assert_exact()
+    assert len(fed.results) == 1
+    fed.upload(0, 1)
+    for client in (1, 2, 3):
+        fed.call(client, fed.clients[client].restock)
+        fed.settle()
+        fed.upload(client, 1)
+    fed.settle()
+    assert len(fed.results) == 2
 
 
 def test_a_foreign_scheme_aggregates(pads: str) -> None:

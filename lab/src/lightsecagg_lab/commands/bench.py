@@ -12,14 +12,14 @@ from lightsecagg.cli.extras import require
 from lightsecagg.cli.interruption import deferred_signals
 from lightsecagg.cli.output import EXIT_INTERRUPTED, AsJson, print_json, warn
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.commands import lab_options
-from lightsecagg_lab.commands.chaos import ByModeOfChaos, bench_chaos
+from lightsecagg_lab.commands.chaos import bench_chaos
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Measure the hot loops, and whole federations."
 )
-app.command("chaos", cls=ByModeOfChaos)(bench_chaos)
+app.command("chaos")(bench_chaos)
 
 
 @app.command("federation")
@@ -84,14 +84,14 @@ def bench_soak(
     protocol: options.ProtocolChoice = ProtocolName.LIGHTSECAGG,
     threat_model: lab_options.DefendAgainst = ThreatModel.MALICIOUS_SERVER,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which it reports what there is.")
+        float, typer.Option(help="Stop after this many seconds, and report.")
     ] = 7200.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a real federation for long, or with many clients (--clients 1000 --rounds 2).
+    """Run a real federation for a long time, or with many clients (--clients 1000 --rounds 2).
 
-    Tells what happens to the memory of server and clients, and compares the last sum with the
-    plain one. Ctrl-C ends it, and it reports what was measured until then (exit code 130).
+    Reports the memory of server and clients over time, and compares the last sum with the plain
+    one. Ctrl-C ends it and reports the measurements so far (exit code 130).
     """
     require("bench soak", "grpc")
     from dataclasses import asdict
@@ -132,16 +132,16 @@ def bench_stragglers(
     clients: Annotated[int, typer.Option(help="N, the clients.", min=4)] = 8,
     buffer: Annotated[int, typer.Option(help="K, the updates in a buffer.")] = 4,
     slow: Annotated[int, typer.Option(help="How many clients are stragglers.", min=0)] = 1,
-    slowdown: Annotated[float, typer.Option(help="How many times as long they train.")] = 10.0,
+    slowdown: Annotated[float, typer.Option(help="How many times longer they train.")] = 10.0,
     training: Annotated[float, typer.Option(help="Seconds that the others train, at least.")] = 1.0,
     accuracy: Annotated[float, typer.Option(help="The accuracy to reach.")] = 0.9,
     rounds: Annotated[int, typer.Option(help="Rounds, at most.", min=1)] = 12,
     flushes: Annotated[int, typer.Option(help="Buffers, at most.", min=1)] = 40,
     out: Annotated[Path | None, typer.Option(help="Folder for stragglers.json and .png.")] = None,
-    timeout: Annotated[float, typer.Option(help="Of each mode, seconds.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for each mode, at most.")] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Time to an accuracy on digits with slow clients, over real sockets: rounds and buffers."""
+    """Time to reach an accuracy on digits with slow clients, in rounds and in buffers."""
     require("bench stragglers", "grpc", "torch")
     from lightsecagg.drivers.federation.report import write_json
     from lightsecagg_lab.experiments.stragglers import Stragglers, compare_modes, draw
@@ -234,7 +234,7 @@ def bench_kernels(
     if kernels.backend() == "numpy":
         warn(
             "The native kernels are not in use: these are NumPy's speeds. "
-            "Install the package where a C++ compiler is found."
+            "To build them, install the package with a C++ compiler present."
         )
     document = measure_in_child(Case(clients, survivors, privacy, dim))
     if as_json:

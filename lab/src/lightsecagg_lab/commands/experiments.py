@@ -60,15 +60,13 @@ def asynchronous(
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
     ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs computed at a time, one processor each.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one processor each.")] = 1,
     finished: Annotated[
-        bool, typer.Option("--finished", help="Report the runs that are there; compute none.")
+        bool, typer.Option("--finished", help="Report the finished runs; compute none.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """FedBuff and asynchronous LightSecAgg on the same seeds, and a sweep over c_l.
+    """Compare FedBuff and asynchronous LightSecAgg on the same seeds, and sweep over c_l.
 
     Finished runs are kept in OUT/cells and not computed again.
     """

@@ -13,8 +13,9 @@ import typer
 from lightsecagg.cli.options import protocol_named
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
-from lightsecagg.protocol.schemes.traits import TRAITS
+from lightsecagg.protocol.schemes.traits import protocols
 from lightsecagg_lab.planning import Topology
+from lightsecagg_lab.schemes.baselines import all_traits
 
 
 class Field(StrEnum):
@@ -50,10 +51,10 @@ def buffered_or_fedbuff(name: str) -> str:
 
 
 def _buffered() -> list[str]:
-    return [traits.name for traits in TRAITS.values() if traits.buffered and traits.protected]
+    return [traits.name for traits in all_traits() if traits.buffered and traits.protected]
 
 
-_NAMES = "|".join(TRAITS)
+_NAMES = "|".join(protocols())
 
 ProtocolOrAll = Annotated[
     str, typer.Option(parser=protocol_or_all, metavar=f"[{_NAMES}|{ALL}]", help="Which protocol.")
@@ -63,7 +64,7 @@ BufferedProtocol = Annotated[
     typer.Option(
         parser=buffered_or_fedbuff,
         metavar=f"[{'|'.join([*_buffered(), FEDBUFF])}]",
-        help="Protected, or FedBuff without any protection.",
+        help="Protected, or unprotected FedBuff.",
     ),
 ]
 Protocols = Annotated[
@@ -76,7 +77,6 @@ Protocols = Annotated[
 ]
 Clients = Annotated[int, typer.Option(help="N, the clients.")]
 Privacy = Annotated[int, typer.Option(help="T, how many may collude with the server.")]
-Dropouts = Annotated[int, typer.Option(help="D, how many may drop.")]
 
 
 def whole_number(text: str) -> int:
@@ -96,16 +96,16 @@ Dimension = Annotated[
         parser=whole_number, metavar="NUMBER", help="d, the length of the vectors, such as 1e6."
     ),
 ]
-DefendAgainst = Annotated[ThreatModel, typer.Option(help="Whom the clients defend against.")]
+DefendAgainst = Annotated[ThreatModel, typer.Option(help="The server that clients defend against.")]
 FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
-Bandwidth = Annotated[float, typer.Option(help="Of a client, Mbit/s each way.")]
-ServerBandwidth = Annotated[float, typer.Option(help="Of the server, Mbit/s each way.")]
-ServerCores = Annotated[int, typer.Option(min=1, help="That share the server's work by columns.")]
-Latency = Annotated[float, typer.Option(metavar="MS", help="One way, milliseconds.")]
+Bandwidth = Annotated[float, typer.Option(help="Of a client, in Mbit/s each way.")]
+ServerBandwidth = Annotated[float, typer.Option(help="Of the server, in Mbit/s each way.")]
+ServerCores = Annotated[int, typer.Option(min=1, help="Cores that share the server's work.")]
+Latency = Annotated[float, typer.Option(metavar="MS", help="One way, in milliseconds.")]
 ShareModeChoice = Annotated[
     ShareMode, typer.Option(help="LightSecAgg: what is shared, and how shares are made.")
 ]
-SharesTravel = Annotated[Topology, typer.Option(help="How shares travel.")]
+SharesTravel = Annotated[Topology, typer.Option(help="Shares go through the server, or direct.")]
 TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
 Overlap = Annotated[
     bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")

@@ -34,9 +34,9 @@ EXPERIMENTS = {
     "impact-of-u": "Round time against U, and how good the planner's U is.",
     "overhead": "Round time and bytes relative to unprotected FedAvg.",
     "regimes": "Which protocol is the fastest, by server, link, dropouts, training and N.",
-    "ablations": "What seeded shares, native loops, transforms, bundles and overlap are worth.",
-    "planner": "The planner's forecasts beside simulated rounds.",
-    "links": "Real rounds over shaped links in network namespaces beside the forecast; as root.",
+    "ablations": "The gain from seeded shares, native loops, transforms, bundles and overlap.",
+    "planner": "The planner's forecasts compared with simulated rounds.",
+    "links": "Real rounds over shaped links in network namespaces, and the forecast; as root.",
     "transport": "PyTorch RPC against gRPC: 200 messages of 120 KiB.",
 }
 
@@ -66,8 +66,8 @@ RECORDED = (
     "figure9",
     "figure10",
 )
-"""What `record` measures, the most telling first: an interrupted recording has those. Not `links`,
-which takes root."""
+"""What `record` measures, the most important first, in case it is interrupted. Not `links`, which
+takes root."""
 
 CELLS = "cells"
 """The folder of finished cells, in that of the reports."""
@@ -79,7 +79,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="N = 20 and 50, fewer repet
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 BusyAnyway = Annotated[
     bool,
-    typer.Option("--busy-anyway", help="Measure even while others use this machine's cores."),
+    typer.Option("--busy-anyway", help="Measure even if other processes use the cores."),
 ]
 
 
@@ -112,10 +112,10 @@ def _command(name: str) -> Callable[..., None]:
 def record(
     out: Out = Path("results"), quick: Quick = False, busy_anyway: BusyAnyway = False
 ) -> None:
-    """All measured tables and figures of synchronous rounds, the most telling first.
+    """Measure all tables and figures of synchronous rounds, the most important first.
 
-    Resumable. Each report is written as soon as its cells are there. Figures 9 and 10 are measured
-    at N = 200 only where Table 2 has the cells; their own commands measure all.
+    Run it again to resume. Each report is written as soon as its cells are done. Figures 9 and 10
+    are measured at N = 200 only where Table 2 has the cells; their own commands measure all.
     """
     from lightsecagg.errors import LightSecAggError
     from lightsecagg_lab.experiments.setups import QUICK, RECORD
@@ -130,7 +130,7 @@ def record(
             warn(f"{name}: {error}")
             failed.append(name)
     if failed:
-        warn(f"not recorded: {', '.join(failed)}; start again: finished cells are kept")
+        warn(f"not recorded: {', '.join(failed)}; run it again, finished cells are kept")
         raise typer.Exit(1)
 
 
@@ -194,7 +194,7 @@ def _forecast(missing: Sequence[Cell]) -> str:
     if known:
         said += f", about {sum(known) / 60:.0f} min on an idle machine"
     if len(known) < len(missing):
-        said += f" and what the {len(missing) - len(known)} take that are not timed"
+        said += f", not counting {len(missing) - len(known)} that are not timed"
     return said
 
 
@@ -205,7 +205,7 @@ def measure(name: str, cells: list[Cell], out: Path, *, busy_anyway: bool = Fals
     from lightsecagg_lab.experiments.processes import terminable
 
     if any(cell.timed for cell in cells) and observe() is None:
-        warn("this system does not tell who uses its cores: whether it is idle is yours to see")
+        warn("this system does not report who uses its cores: make sure it is idle")
     with progress_bar(name, len({cell.key for cell in cells})) as (progress, tell):
         quiet = None if busy_anyway else partial(wait_until_quiet, tell)
         with terminable():
@@ -240,7 +240,10 @@ def progress_bar(name: str, total: int) -> Iterator[tuple[Progress, Callable[[st
         seen: set[str] = set()
 
         def advance(cell: Cell, needed: bool) -> None:
-            bar.update(task, completed=len(seen - {cell.key}), description=f"{name}: {cell.key}")
+            done = len(seen - {cell.key})
+            bar.update(task, completed=done, description=f"{name}: {cell.key}")
+            if needed and not bar.console.is_terminal:
+                typer.echo(f"{name}: cell {done + 1} of {total}, {cell.key}", err=True)
             seen.add(cell.key)
 
         def tell(reason: str) -> None:

@@ -40,20 +40,20 @@ def plan(
     training_seconds: lab_options.TrainingSeconds = 0.0,
     overlap: lab_options.Overlap = True,
     survivors: Annotated[
-        int, typer.Option(help="U of the forecast.", show_default="the recommended")
+        int, typer.Option(help="U of the forecast.", show_default="recommended")
     ] = 0,
     liars: Annotated[
-        int, typer.Option(help="E, wrong answers that the server shall be able to name.")
+        int, typer.Option(help="E, how many wrong answers the server must be able to name.")
     ] = 0,
     measure: Annotated[
         bool, typer.Option("--measure/--stated", help="Measure this machine, or use constants.")
     ] = True,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also what every phase costs every party.")
+        bool, typer.Option("--verbose", help="Also show the cost of every phase for every party.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast what a round will cost with every protocol, and recommend parameters.
+    """Forecast the cost of a round with every protocol, and recommend parameters.
 
     Without --privacy and --dropouts it compares three pairs of them: docs/how-to-choose.md.
     """

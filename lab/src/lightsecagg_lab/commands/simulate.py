@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from lightsecagg.cli import options
-from lightsecagg.cli.by_mode import ByMode
 from lightsecagg.cli.options import Mode
 from lightsecagg.cli.output import EXIT_ABORTED, AsJson, print_json, warn
+from lightsecagg.errors import ParameterError
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
-from lightsecagg_lab.commands import lab_options
+from lightsecagg_lab.commands import lab_options, simulate_async
 from lightsecagg_lab.planning import Network, Topology
 from lightsecagg_lab.planning.traffic import in_units
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.baselines import all_traits
 from lightsecagg_lab.simulation.faults import Drop
 from lightsecagg_lab.simulation.recording import allowed_error
 from lightsecagg_lab.simulation.scenario import Outcome, Scenario, run
@@ -27,18 +30,41 @@ from lightsecagg_lab.simulation.synchronous import Progress
 app = typer.Typer(add_completion=False)
 
 
-class _ByMode(ByMode):
-    """See `simulate_async`."""
+class _ByMode(TyperCommand):
+    """Hands the arguments to `simulate_async` if they say `--mode async`."""
 
-    asynchronous = "lightsecagg_lab.commands.simulate_async"
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **kw: Any
+    ) -> Any:
+        """As the command of the mode has it."""
+        command = typer.main.get_command(simulate_async.app)
+        if "--mode=async" not in args and ("--mode", "async") not in pairwise(args):
+            for given in {arg.split("=")[0] for arg in args} - _names(self):
+                if given in _names(command):
+                    raise ParameterError(
+                        f"{given} belongs to the asynchronous mode; add --mode async"
+                    )
+            return super().make_context(info_name, args, parent, **kw)
+        pairs = zip(["", *args], args, strict=False)
+        rest = [arg for before, arg in pairs if before != "--mode" and not arg.startswith("--mode")]
+        return command.make_context(info_name, rest, parent, **kw)
+
+
+def _names(command: Any) -> set[str]:
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
 
 
 @app.command(cls=_ByMode)
 def simulate(
-    clients: lab_options.Clients,
-    privacy: lab_options.Privacy,
-    dropouts: lab_options.Dropouts,
-    dim: lab_options.Dimension,
+    clients: lab_options.Clients = 10,
+    privacy: Annotated[
+        int | None,
+        typer.Option(help="T, how many may collude with the server.", show_default="N/4"),
+    ] = None,
+    dropouts: Annotated[
+        int | None, typer.Option(help="D, how many may drop.", show_default="N/4")
+    ] = None,
+    dim: lab_options.Dimension = 10_000,
     mode: Annotated[
         Mode, typer.Option(help="Rounds, or buffers: see simulate --mode async --help.")
     ] = Mode.SYNC,
@@ -80,14 +106,20 @@ def simulate(
     ] = 1.0,
     clip: Annotated[bool, typer.Option("--clip", help="Clip inputs to the bound.")] = False,
     rounds: Annotated[int, typer.Option(help="Rounds, one after the other.")] = 1,
-    seed: Annotated[int, typer.Option(help="Steers inputs and who drops; never a mask.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of inputs and dropouts; never of a mask.")] = 0,
     sample_clients: Annotated[
         int | None,
-        typer.Option(metavar="n", help="Only n clients are real; for runs that are too large."),
+        typer.Option(
+            metavar="n", help="Only n clients are real; for runs that need too much memory."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate secure aggregation in one process and report what every phase costs."""
+    """Simulate secure aggregation in one process and report the cost of every phase."""
+    if privacy is None:
+        privacy = max(1, clients // 4)
+    if dropouts is None:
+        dropouts = max(0, min(clients // 4, clients - privacy - 2))
     scenario = Scenario(
         protocol=ProtocolName.LIGHTSECAGG,
         parameters=Parameters(
@@ -121,6 +153,8 @@ def simulate(
     if as_json:
         documents = [outcome.document() for outcome in outcomes]
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
+    elif len({outcome.scenario.protocol for outcome in outcomes}) > 1:
+        compare(outcomes)
     if any(outcome.report.aborted for outcome in outcomes):
         raise typer.Exit(EXIT_ABORTED)
 
@@ -129,8 +163,8 @@ def expand(scenario: Scenario, protocol: str, neighbours: int, threshold: int) -
     """One scenario per protocol; of all, `neighbours` and `threshold` are SecAgg+'s."""
     if protocol != lab_options.ALL:
         return [replace(scenario, protocol=protocol, neighbours=neighbours, threshold=threshold)]
-    able = [t for t in TRAITS.values() if scenario.parameters.threat_model in t.threat_models]
-    if left_out := [traits.name for traits in TRAITS.values() if traits not in able]:
+    able = [t for t in all_traits() if scenario.parameters.threat_model in t.threat_models]
+    if left_out := [traits.name for traits in all_traits() if traits not in able]:
         warn(f"{' and '.join(left_out)} have no malicious-server mode and are left out")
     return [
         replace(scenario, protocol=traits.name, neighbours=neighbours, threshold=threshold)
@@ -202,6 +236,28 @@ def show(outcome: Outcome) -> None:
     for warning in document["warnings"]:
         console.print(f"[yellow]{warning}[/yellow]", highlight=False, soft_wrap=True)
     console.print(_result(outcome), highlight=False, soft_wrap=True)
+
+
+def compare(outcomes: Sequence[Outcome]) -> None:
+    """The rounds of several protocols beside each other."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="all of them")
+    table.add_column("protocol")
+    for column in ("round", "server\ncompute", "client\ncompute", "client\nsends"):
+        table.add_column(column, justify="right")
+    for outcome in outcomes:
+        document = outcome.document()
+        phases = list(document["phases"].values())
+        table.add_row(
+            str(document["protocol"]),
+            "aborted" if outcome.report.aborted else _seconds(outcome.round_seconds(True)),
+            _seconds(sum(costs["server_seconds"] for costs in phases)),
+            _seconds(sum(costs["client_seconds"] for costs in phases)),
+            in_units(sum(costs["client_upload_bytes"] for costs in phases)),
+        )
+    Console().print(table)
 
 
 def _describe(parameters: dict[str, Any]) -> str:

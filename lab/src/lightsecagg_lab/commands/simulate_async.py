@@ -20,10 +20,10 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.params import Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.plain_epoch import FedBuffServer
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.schemes.traits import ProtocolName
 from lightsecagg_lab.commands import lab_options
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.fedbuff import FedBuffServer
 from lightsecagg_lab.simulation.async_fedbuff import PlainFederation
 from lightsecagg_lab.simulation.async_federation import Federation, Flush
 from lightsecagg_lab.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation
@@ -67,14 +67,16 @@ def simulate(
     decoding: options.HowToDecode = None,
     threat_model: lab_options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
     field: lab_options.FieldChoice = lab_options.Field.DEFAULT,
-    staleness: Annotated[Staleness, typer.Option(help="s(tau).")] = Staleness.POLY,
+    staleness: Annotated[
+        Staleness, typer.Option(help="How old updates are discounted: s(tau).")
+    ] = Staleness.POLY,
     staleness_alpha: Annotated[float, typer.Option(help="Exponent of poly, slope of hinge.")] = 1.0,
     hinge_at: Annotated[int, typer.Option(help="Where hinge begins.")] = 3,
     tau_max: Annotated[int, typer.Option(help="Updates staler than this are dropped.")] = 10,
     local_scale: Annotated[
         float | None,
         typer.Option(
-            help="c_l; updates may then be as large as cannot wrap around. "
+            help="c_l; the bound is then the largest that cannot wrap around. "
             "[default: the finest for --bound]"
         ),
     ] = None,
@@ -103,10 +105,10 @@ def simulate(
     dropout: Annotated[float, typer.Option(help="queue: how often a client leaves.")] = 0.0,
     absence: Annotated[float, typer.Option(help="queue: mean seconds until it is back.")] = 60.0,
     concurrency: Annotated[
-        int, typer.Option(help="queue: clients at work at a time.", show_default="all")
+        int, typer.Option(help="queue: clients that train at a time.", show_default="all")
     ] = 0,
     flush_after: Annotated[
-        float | None, typer.Option(help="queue: flush early after so many seconds.")
+        float | None, typer.Option(help="queue: flush early after this many seconds.")
     ] = None,
     departures: Annotated[
         float, typer.Option(help="How often a client vanishes while a buffer is in flight.")
@@ -115,7 +117,9 @@ def simulate(
     batch_size: Annotated[int, typer.Option(help="Task: local batch size.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Task: local learning rate.")] = 0.05,
     server_rate: Annotated[float, typer.Option(help="Task: eta_g.")] = 0.3,
-    seed: Annotated[int, typer.Option(help="Steers data, schedule, rounding; never a mask.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of data, schedule, rounding; never of a mask.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate buffered-asynchronous aggregation in one process, and check every sum."""
@@ -199,7 +203,7 @@ def simulate(
     else:
         _show(document)
     if report.exact is False:
-        raise Aborted("a recovered sum is not what it must be")
+        raise Aborted("a recovered sum is wrong")
 
 
 def _quantizer(

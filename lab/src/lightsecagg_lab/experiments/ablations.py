@@ -185,7 +185,7 @@ def ablation_report(profile: Profile, results: Results) -> Report:
         rows.append([title, f"{cell.round.dimension:,}", seconds, *factors])
     report.tables = [
         Table(
-            f"What takes the idea's place, over the idea; N = {profile.largest}, 10 % dropouts",
+            f"Ratios: without the idea over with it; N = {profile.largest}, 10 % dropouts",
             ["", "d", f"with it: {_FIRST} (s)", *_FIGURES],
             rows,
         ),
@@ -193,10 +193,10 @@ def ablation_report(profile: Profile, results: Results) -> Report:
     ]
     report.paragraphs = [
         f"Each row is measured in one process: {_BLOCKS} blocks of {_ROUNDS} warm rounds with the "
-        f"idea and {_BLOCKS} without it, by turns; ratios of the medians, and the widest that the "
-        "quartiles allow. A ratio above 1 says that the idea saves; of the last row, what the "
-        "stronger promise costs. Native loops stand beside NumPy on vectors of a tenth, because "
-        "rounds on NumPy would take minutes. Short keys rest on ring-LWE besides.",
+        f"idea and {_BLOCKS} without it, by turns. It has ratios of the medians, and the widest "
+        "range that the quartiles allow. A ratio above 1 is what the idea saves; in the last row, "
+        "what the stronger promise costs. Native loops are compared with NumPy on vectors of a "
+        "tenth, because rounds on NumPy would take minutes. Short keys also depend on ring-LWE.",
         *method(profile),
     ]
     return report

@@ -209,7 +209,7 @@ def _provenance(measured: Mapping[str, Any]) -> list[str]:
     if not measured["known"]:
         return []
     return [
-        f"{measured['known']} of {measured['runs']} runs say where they were made: "
+        f"{measured['known']} of {measured['runs']} runs name their machine: "
         f"{'; '.join(measured['machines'])}; from {measured['dates'][0]} to "
         f"{measured['dates'][-1]}, {measured['beside_others']} of them beside other work "
         "(another run of the same command too), which makes CPU seconds longer.",

@@ -33,9 +33,9 @@ from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.foreign import reading
 from lightsecagg.params import PAPER_MODULUS, Parameters
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.plain_epoch import FedBuffServer, PlainUpload
 from lightsecagg.training import LocalConfig, ServerConfig, TaskConfig, load_task, training_pool
 from lightsecagg_lab.experiments.competition import watched
+from lightsecagg_lab.schemes.fedbuff import FedBuffServer, PlainUpload
 from lightsecagg_lab.simulation.async_fedbuff import PlainFederation
 from lightsecagg_lab.simulation.async_federation import Federation, Flush
 from lightsecagg_lab.simulation.async_lightsecagg import AsyncConfig, ProtectedFederation

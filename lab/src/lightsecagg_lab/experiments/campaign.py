@@ -1,4 +1,4 @@
-"""A federation in rounds, what happens to it, and its audit: see `round_chaos`."""
+"""A federation in rounds, what happens to it, and its audit: see `chaos`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.demo_notes import read_notes
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg_lab.experiments.chaos_parties import ENDLESS, Parties, limit_files, send
 from lightsecagg_lab.experiments.chaos_plan import Findings, RoundChaos, Schedule
 from lightsecagg_lab.experiments.fault_proxy import FaultyNetwork
-from lightsecagg_lab.experiments.round_audit import Sum, audit, check_sum, read_notes
+from lightsecagg_lab.experiments.round_audit import RepeatingVectors, Sum, audit, check_sum
 from lightsecagg_lab.experiments.state_damage import (
+    checksummed_files,
     flip_a_byte,
     history_of,
     memory_of,
     records_of,
-    sealed_files,
     settle,
 )
 
@@ -70,8 +71,10 @@ class Campaign:
             rounds=ENDLESS,
             dropout=0,
             bound=1.0,
+            vectors=chaos.dimension,
+            job=partial(RepeatingVectors, dimension=chaos.dimension, clients=chaos.clients),
         )
-        self._parties = Parties(config, chaos.dimension, folder, network)
+        self._parties = Parties(config, folder, network)
         self._sums: list[Sum] = []
         self._grown = time.monotonic()
         self._phase = ""
@@ -85,7 +88,7 @@ class Campaign:
         chaos = self._chaos
         provisioned = {"privacy": chaos.privacy, "dropouts": chaos.dropouts, "port": self._port}
         try:
-            with self._parties.running(self._ask, vectors=chaos.dimension, **provisioned):
+            with self._parties.running(self._ask, **provisioned):
                 self._harm(schedule, tell)
                 self._end()
         except SystemExit:
@@ -118,7 +121,7 @@ class Campaign:
             self._surprised(str(error))
             return False
         notes = [
-            note for note in read_notes(self._parties.trace) if note.get("round") not in under_way
+            note for note in read_notes(self._parties.notes) if note.get("round") not in under_way
         ]
         audited = audit(records, self._sums, notes, self._chaos.clients)
         self._found.audits.append(audited)
@@ -173,7 +176,7 @@ class Campaign:
 
     def _collect(self) -> None:
         """Check the sums that the server has learned since the last look."""
-        for path in self._parties.trace.glob("average-*[0-9].npz"):
+        for path in self._parties.notes.glob("average-*[0-9].npz"):
             with np.load(path) as stored:
                 record, total = json.loads(str(stored["record"])), stored["average"]
             self._sums.append(check_sum(record, total, self._chaos.dimension, self._chaos.clients))
@@ -254,7 +257,7 @@ class Campaign:
             before = memory_of(backup, self._session, self._folder / "copy")
             if before.unheard:
                 settle(self._parties.state, self._session)
-            flip_a_byte(self._rng.choice(sealed_files(self._parties.state)), self._rng)
+            flip_a_byte(self._rng.choice(checksummed_files(self._parties.state)), self._rng)
             self._parties.start_server()
             server = self._parties.serving
             self._wait(lambda: server.exitcode is not None or self._is_listening(), apart=server)
@@ -303,7 +306,7 @@ class Campaign:
         self._found.outcomes["refused_flips"] += 1
 
     def _starts(self, client: int) -> int:
-        path = self._parties.trace / f"notes-{client}.jsonl"
+        path = self._parties.notes / f"notes-{client}.jsonl"
         return path.read_text(encoding="utf-8").count('"started"') if path.exists() else 0
 
     def _change(self) -> None:

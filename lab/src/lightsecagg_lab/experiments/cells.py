@@ -27,13 +27,14 @@ from lightsecagg.errors import ConfigurationError
 from lightsecagg.foreign import reading
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg_lab.experiments.competition import watched
 from lightsecagg_lab.experiments.processes import alone
 from lightsecagg_lab.planning.planner import Federation, round_settings
 from lightsecagg_lab.planning.traffic import share_counts
 from lightsecagg_lab.planning.unit_costs import STATED
 from lightsecagg_lab.planning.work import forecast_work
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.faults import Drop
 from lightsecagg_lab.simulation.scenario import Scenario, run
 from lightsecagg_lab.simulation.synchronous import RoundReport

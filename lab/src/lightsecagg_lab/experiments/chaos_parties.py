@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.demo_config import DemoConfig
 from lightsecagg.drivers.federation.demo_processes import Processes
 from lightsecagg.drivers.federation.provisioning import Provisioned
 from lightsecagg.errors import Aborted
 from lightsecagg_lab.experiments.fault_proxy import FaultyNetwork
-from lightsecagg_lab.experiments.round_audit import NotedClient, RepeatingVectors
+from lightsecagg_lab.experiments.round_audit import RoundWatch
 
 ENDLESS = 10**6
 _DEADLINES = {"advertise": 5, "share": 5, "upload": 10, "agree": 10, "recover": 10}
@@ -26,10 +24,8 @@ _DEADLINES = {"advertise": 5, "share": 5, "upload": 10, "agree": 10, "recover": 
 class Parties(Processes):
     """The server and the clients, whose connections go through the proxies."""
 
-    def __init__(
-        self, config: DemoConfig, dimension: int, folder: Path, network: FaultyNetwork
-    ) -> None:
-        self._dimension, self._network = dimension, network
+    def __init__(self, config: DemoConfig, folder: Path, network: FaultyNetwork) -> None:
+        self._network = network
         self._changes: tuple[str, ...] = ()
         self._address = ""
         super().__init__(config, folder)
@@ -72,13 +68,8 @@ class Parties(Processes):
         path.unlink(missing_ok=True)
         return words
 
-    def _preloaded(self) -> list[str]:
-        transport = "lightsecagg.drivers.transport.grpc"
-        return ["lightsecagg.drivers.federation.programs", transport, RepeatingVectors.__module__]
-
-    def _client(self, client: int) -> tuple[Callable[..., FederationClient], RepeatingVectors]:
-        job = RepeatingVectors(client, self._dimension, self._config.clients)
-        return partial(NotedClient, notes=self.trace), job
+    def _watch(self, client: int) -> RoundWatch:
+        return RoundWatch(self.notes)
 
     def _overrides(self) -> list[str]:
         return [
@@ -92,12 +83,8 @@ class Parties(Processes):
         ]
 
     def _client_overrides(self) -> list[str]:
-        untraced = [each for each in super()._client_overrides() if "trace" not in each]
         proxy = [f'server.address="{self._address}"', 'server.name="localhost"']
-        return [*untraced, f"client.reconnect={ENDLESS}", *proxy]
-
-    def _shared(self) -> list[str]:
-        return []
+        return [*super()._client_overrides(), f"client.reconnect={ENDLESS}", *proxy]
 
 
 def send(process: ForkServerProcess, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""What is to happen to a federation in rounds, and what was found."""
+"""What is to happen to a federation, and what was found."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightsecagg.params import ShareMode
+from lightsecagg.drivers.federation.demo_config import SERVER, Kill
+from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg_lab.experiments.round_audit import RoundAudit
 
 KINDS = ("server_kills", "client_kills", "stops", "partitions", "disks", "flips", "changes")
-"""Of faults; see `round_chaos`."""
+"""Of faults; see `chaos`."""
 
 _MUST_NOT = ("unnoticed", "accepted", "hangs", "orphans")
 """Of the outcomes."""
@@ -42,6 +43,38 @@ class RoundChaos:
     """Seconds without a sum that are a hang."""
     seed: int = 0
     """Steers what happens, to whom and when; never a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferChaos:
+    """What to try in the asynchronous mode: kills alone."""
+
+    server_kills: int = 200
+    client_kills: int = 100
+    clients: int = 8
+    privacy: int = 2
+    dropouts: int = 2
+    buffer: int = 4
+    dimension: int = 1000
+    share_mode: ShareMode = ShareMode.SEEDED
+    threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    """With a malicious server, T + 2 owners share a model: fewer are dropped (S56)."""
+    pause: float = 3.0
+    """Seconds between two kills, at most; half of it on average."""
+    patience: float = 120.0
+    timeout: float = 3600.0
+    seed: int = 0
+    """Steers vectors, and who is killed when."""
+
+
+def plan_kills(chaos: BufferChaos) -> tuple[Kill, ...]:
+    """Who is killed, in which order, how long after the kill before."""
+    rng = random.Random(chaos.seed)  # noqa: S311 - who is killed is no secret
+    victims = [SERVER] * chaos.server_kills
+    victims += [rng.randrange(chaos.clients) for _ in range(chaos.client_kills)]
+    rng.shuffle(victims)
+    # Before the first sum there is nothing to lose.
+    return tuple(Kill(victim, 1, rng.uniform(0, chaos.pause)) for victim in victims)
 
 
 @dataclass(slots=True)

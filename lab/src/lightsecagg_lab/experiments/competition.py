@@ -124,8 +124,11 @@ def wait_until_quiet(
         if waited >= patience:
             raise ConfigurationError(
                 f"the machine was busy for {waited:.0f} s: {competition}; end the other work and "
-                "start again (finished cells are kept), or measure beside it with --busy-anyway"
+                "run it again (finished cells are kept), or measure anyway with --busy-anyway"
             )
-        tell(f"waiting for an idle machine ({waited:.0f} of {patience:.0f} s): {competition}")
+        tell(
+            f"waiting for an idle machine, {waited:.0f} of {patience:.0f} s (--busy-anyway does "
+            f"not wait): {competition}"
+        )
         sleep(PAUSE)
         waited += PAUSE

@@ -18,12 +18,13 @@ from lightsecagg.errors import Aborted
 from lightsecagg.params import Parameters, ShareMode
 from lightsecagg.protocol.interface import Phase, Update
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg_lab.experiments.cells import VERSION, Cell, Document, Results
 from lightsecagg_lab.experiments.operation_counts import Counter, counting
 from lightsecagg_lab.experiments.report import Report, Table
 from lightsecagg_lab.experiments.setups import LABELS, SECURE, Profile, dropouts, privacy
 from lightsecagg_lab.planning.timeline import OFFLINE
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.faults import Faults, Moment
 from lightsecagg_lab.simulation.synchronous import RoundReport, simulate_round
 
@@ -206,20 +207,20 @@ def _growth(
         f"Counted in rounds of real parties with d = {_DIMENSION:,}, T = N/2, D = 0.3 N dropping "
         "before their upload, U = N - D, the paper's share mode. U: a user, the mean; S: the "
         f"server. {_SAMPLE} users of each round are real, the others stand-ins that are not "
-        "counted. Communication and storage in field elements of 4 bytes, headers, keys and "
-        "signatures included; computation in operations in F_q plus PRG words (key agreements, "
+        "counted. Communication and storage are in field elements of 4 bytes, headers, keys and "
+        "signatures included. Computation is in operations in F_q plus PRG words (key agreements, "
         "signatures and sealing are not counted). Reconstruction is all that the server does with "
-        "the answers; decoding its matrix products and transforms, PRG the words that it expands; "
-        "adding up is in neither. `exponent` is the slope of log(count) over log(N), fitted over "
-        "all N; `last doubling` that of the last two. Where s N is not small against d, terms in "
-        "s show: s stands for shares, keys and signatures of 40 to 170 bytes.",
-        "LightSecAgg decodes by a matrix product below N = 128, where that is faster than a "
-        "transform: its reconstruction then grows faster than log N, at an absolute count that is "
-        "small all the same; transforms are what the doublings from 128 on show. SecAgg and "
-        "SecAgg+ expand their masks when they upload, so the term in d N, or d log N, that the "
-        "paper books offline appears online. SecAgg+ is counted on a graph of k = 2 log2 N "
-        "neighbours, as sparse as the paper's analysis takes it; the graphs that this package "
-        "accepts are denser (`find_graph_parameters`).",
+        "the answers: decoding is its matrix products and transforms, PRG the words it expands; "
+        "neither includes adding up. `exponent` is the slope of log(count) over log(N), fitted "
+        "over all N; `last doubling` is that of the last two. Where s N is not small against d, "
+        "terms in s show: s stands for shares, keys and signatures of 40 to 170 bytes.",
+        "Below N = 128 LightSecAgg decodes by a matrix product, which is faster there than a "
+        "transform. Its reconstruction then grows faster than log N, but its count stays small; "
+        "the doublings from 128 on show transforms. SecAgg and SecAgg+ expand their masks when "
+        "they upload, so the term in d N, or d log N, appears online; the paper counts it "
+        "offline. SecAgg+ is counted on a graph of k = 2 log2 N neighbours, as sparse as in the "
+        "paper's analysis; the graphs that this package accepts are denser "
+        "(`find_graph_parameters`).",
     ]
     return report
 

@@ -20,31 +20,33 @@ from typing import Any
 
 import numpy as np
 
-from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
-from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.drivers.federation.programs import build_client, run_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.drivers.federation.training_tables import VectorsTable
+from lightsecagg.drivers.federation.watch import ClientWatch, Training
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.session.interface import Train, Trained, TrainingFailed
+from lightsecagg.session.interface import Trained, TrainingFailed
 from lightsecagg_lab.experiments.federation_bench import RandomVectors
 from lightsecagg_lab.experiments.processes import begin, running, terminable
 
 
-class PatientClient(FederationClient):
+class Patient(ClientWatch):
     """Has its update after a while, and leaves the processor to others until then."""
 
-    def __init__(self, *arguments: Any, training: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        # Of their own pace, or all would upload at once.
-        self._seconds, self._pace = training, np.random.default_rng(self._table.id)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
-    async def _trained(self, effect: Train, job: ClientJob) -> Trained | TrainingFailed:
+    def begins(self, client: int) -> None:
+        """Of its own pace, or all would upload at once."""
+        self._pace = np.random.default_rng(client)
+
+    async def training(self, number: int, train: Training) -> Trained | TrainingFailed:
+        """Later than its job."""
         await asyncio.sleep(self._seconds * self._pace.uniform(0.5, 1.5))
-        return await super()._trained(effect, job)
+        return await train()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _host(
             vectors = VectorsTable(input=Path("unused.npy"))
             config = config.model_copy(update={"vectors": vectors})
             job = RandomVectors(client, bench.dimension)
-            clients.append(build_client(config, PatientClient, job, training=bench.training))
+            clients.append(build_client(config, job=job, watch=Patient(bench.training)))
         await asyncio.gather(*(client.run() for client in clients))
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg_lab.experiments.cells import (
     Cell,
     Document,
@@ -33,6 +33,7 @@ from lightsecagg_lab.planning.planner import (
     round_settings,
 )
 from lightsecagg_lab.planning.unit_costs import describe
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.calibration import calibrate
 
 FACTOR, LEAST = 1.5, 0.05

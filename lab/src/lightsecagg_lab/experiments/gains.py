@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments import paper_values
 from lightsecagg_lab.experiments.cells import Cell, Results
 from lightsecagg_lab.experiments.report import Report, Table
@@ -35,6 +34,7 @@ from lightsecagg_lab.experiments.statistics import Spread
 from lightsecagg_lab.experiments.timing import Figure, total
 from lightsecagg_lab.planning import Network, Topology
 from lightsecagg_lab.planning.transport_costs import FREE
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 _GAINS: dict[str, tuple[str, Figure, str | None]] = {
     "non-overlapped": ("round, non-overlapped", total(overlap=False), "non-overlapped"),
@@ -95,8 +95,8 @@ def table2_report(profile: Profile, results: Results) -> Report:
         f"N = {N}, T = {privacy(N)}, D = {D} (30 %, the paper's rate for this table), U = "
         f"{planned_survivors(N, TABLE_RATE, TASKS['femnist'].dimension)}. The paper's "
         '"aggregation-only" is the round without training; we also give the phases after training '
-        "with and without the upload, and the server's recovery alone, which is what the protocol "
-        "speeds up. It stands beside the paper's aggregation-only gain.",
+        "with and without the upload, and the server's recovery alone, which the protocol speeds "
+        "up. It stands next to the paper's aggregation-only gain.",
         *method(profile),
     ]
     return report
@@ -160,9 +160,9 @@ def table3_report(profile: Profile, results: Results) -> Report:
             report.tables.append(_server_links(measured, topology, overlap, report.figures))
     report.paragraphs = [
         f"N = {N}, T = {privacy(N)}, D = {dropouts(N, TABLE_RATE)}; columns are a client's "
-        "bandwidth, rows the server's, each way. What all clients send at once passes the server's "
-        f"link: of 10 Gbit/s each of {N} clients has {SERVER_BANDWIDTH / N:.0f} Mbit/s, whatever "
-        "its own link could do. A gain below 1 is a loss.",
+        "bandwidth, rows the server's, each way. The server's link carries what all clients send "
+        f"at once: of 10 Gbit/s each of {N} clients has {SERVER_BANDWIDTH / N:.0f} Mbit/s, "
+        "whatever its own link could do. A gain below 1 is a loss.",
         *method(profile),
     ]
     return report

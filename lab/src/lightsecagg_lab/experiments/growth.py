@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments import paper_values
 from lightsecagg_lab.experiments.cells import Cell, Results, RoundCell
 from lightsecagg_lab.experiments.report import Plot, Report, Table, log_scale
@@ -31,6 +30,7 @@ from lightsecagg_lab.experiments.setups import (
 from lightsecagg_lab.experiments.statistics import error_bars
 from lightsecagg_lab.experiments.timing import timed_rounds
 from lightsecagg_lab.planning import Network
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 _COLOURS = {
     LIGHT.value: "#0b6e4f",

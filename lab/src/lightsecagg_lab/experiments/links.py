@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final
 
 from lightsecagg.params import Parameters, ShareMode
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg_lab.experiments.cells import VERSION, Cell, Document
 from lightsecagg_lab.experiments.link_rounds import LinkFederation, run_rounds
 from lightsecagg_lab.experiments.namespaces import check_namespaces
@@ -21,6 +21,7 @@ from lightsecagg_lab.experiments.processes import terminable
 from lightsecagg_lab.experiments.setups import Profile
 from lightsecagg_lab.experiments.shaped_links import raw_transfer, shaped_links
 from lightsecagg_lab.planning.unit_costs import describe
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.calibration import calibrate
 
 DIMENSION: Final = 1_206_590

@@ -237,22 +237,21 @@ def _verdict(rows: Sequence[Row]) -> str:
 def _method() -> list[str]:
     return [
         "Method. Server and clients are the programs of this package, one process each, with "
-        "mutual TLS over gRPC, every party in a network namespace of its own. Each client's link "
-        f"has a token bucket in both directions; a delay line adds {LATENCY:g} ms one way before "
-        "the server, whose own link has no bucket. TCP is cubic, queues drop nothing. All clients "
-        "upload and answer: nobody drops. T = N/2 - 1, D = N/4, U = N - D, honest-but-curious.",
-        f"An update is ready {PAUSE:g} s after the model has come, without computing: so the "
-        "connections are as silent as in training. The pause is in no figure: uploads count from "
-        "the moment that the last update is ready. The first round of a federation (fresh "
+        "mutual TLS over gRPC, each in its own network namespace. Each client's link has a token "
+        f"bucket in both directions. A delay line adds {LATENCY:g} ms one way before the server, "
+        "whose own link has no bucket. TCP is cubic, queues drop nothing. All clients upload and "
+        "answer: nobody drops. T = N/2 - 1, D = N/4, U = N - D, honest-but-curious.",
+        f"An update is ready {PAUSE:g} s after the model has come, without computing, so the "
+        "connections are as silent as in training. No figure includes the pause: uploads count "
+        "from the moment that the last update is ready. The first round of a federation (fresh "
         "connections, cold caches) is kept apart and in no figure.",
-        "All parties share this machine's cores, and the forecast knows: what clients compute and "
-        "carry together takes no less than its sum over the cores. So these seconds are not those "
-        "of N machines; they check the terms that a forecast for N machines is made of.",
-        f"The seven terms of the transport are fitted to the cells of N = {FITTED}, and two more "
-        "of short vectors: to the seconds of phases and the CPU time of both sides. They are the "
-        "same in every forecast; parties' work comes "
-        "from the planner's calibration in the same run. *Fluid links* have neither slow start, "
-        "headers, flow control nor transport.",
+        "All parties share this machine's cores, and the forecast allows for it: what clients "
+        "compute and carry together takes no less than its sum over the cores. So these are not "
+        "the seconds of N machines; they check the terms of a forecast for N machines.",
+        f"The seven terms of the transport are fitted to the cells of N = {FITTED} and two more "
+        "of short vectors: to the seconds of phases and the CPU time of both sides. Every forecast "
+        "uses the same terms. The parties' work comes from the planner's calibration in the same "
+        "run. *Fluid links* have neither slow start, headers, flow control nor transport.",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments.cells import Cell, Results, RoundCell
 from lightsecagg_lab.experiments.report import Report, Table
 from lightsecagg_lab.experiments.rounds import (
@@ -35,6 +34,7 @@ from lightsecagg_lab.experiments.timing import (
     total,
 )
 from lightsecagg_lab.planning import Network, Topology
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 RATE = 0.1
 TIME_GOAL, BYTES_GOAL = 1.15, 1.35

@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments.cells import Cell, Results
 from lightsecagg_lab.experiments.report import Plot, Report, Table
 from lightsecagg_lab.experiments.rounds import (
@@ -33,6 +32,7 @@ from lightsecagg_lab.experiments.timing import TimedRounds, timed_rounds, total
 from lightsecagg_lab.experiments.winners import Winner, winner
 from lightsecagg_lab.planning import Network
 from lightsecagg_lab.planning.transport_costs import FREE, STATED, TransportCosts
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 CORES = (1, 8, 32)
 """Of the server."""
@@ -132,8 +132,8 @@ def regime_report(profile: Profile, results: Results) -> Report:
             (17, 8.2),
         )
         for name, transport, outcomes in (
-            ("regimes", "With what this package's transport costs", found),
-            ("regimes-free", "With a transport that costs nothing, as the paper's model", free),
+            ("regimes", "With the cost of this package's transport", found),
+            ("regimes-free", "With a transport that costs nothing, as in the paper's model", free),
         )
     ]
     report.tables = [_by_axis(found)]
@@ -148,10 +148,10 @@ def regime_report(profile: Profile, results: Results) -> Report:
         )
         + ".",
         "The CNN (d = 1,206,590), T = N/2, client links of 320 Mbit/s, shares relayed, training "
-        "beside the offline phase. The server's cores share what it does to vectors, which is cut "
-        "into columns: summing uploads and recovering; relaying and bookkeeping stay on one core. "
-        "Links and cores are applied to the measured rounds by the model of docs/planning.md; "
-        "`lightsecagg plan` asks it about your own setting.",
+        "beside the offline phase. The server's cores share its work on vectors, which is cut "
+        "into columns: summing uploads and recovering. Relaying and bookkeeping stay on one core. "
+        "The model of docs/planning.md applies links and cores to the measured rounds; "
+        "`lightsecagg plan` applies it to your own setting.",
         *method(profile),
     ]
     return report

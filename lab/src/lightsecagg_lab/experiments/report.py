@@ -123,9 +123,9 @@ def _competition(results: Results) -> list[str]:
         return []
     return [
         f"**{len(busy)} of {len(beside)} cells were measured while others used more than "
-        f"{MOST_OTHERS} cores or {MOST_STOLEN} were stolen. What is counted is CPU seconds "
+        f"{MOST_OTHERS} cores or {MOST_STOLEN} were stolen. The figures are CPU seconds "
         "(elapsed time in `transport`, `links` and `peers-links`), but shared caches and memory "
-        "make them longer too; ratios are more trustworthy than absolute values.** Those cells: "
+        "make them longer too: trust ratios more than absolute values.** Those cells: "
         f"{', '.join(f'`{key}`' for key in busy)}."
     ]
 

@@ -7,26 +7,27 @@ client and the round, so nobody has to be believed about them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightsecagg.drivers.federation.client import FederationClient
+from lightsecagg.drivers.federation.demo_audit import several
+from lightsecagg.drivers.federation.demo_notes import Noted
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import SumRequest
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import UploadStored, name_of, unpack
-from lightsecagg.session.interface import Event, Received
+from lightsecagg.session.interface import Effect, Event, Post, Received
 from lightsecagg_lab.experiments.federation_bench import RandomVectors
 
 DROPPED = "dropped after a crash"
@@ -60,55 +61,36 @@ class RepeatingVectors:
         return RandomVectors(self.client, self.dimension).compute(model, chosen, bound)
 
 
-class NotedClient(FederationClient):
-    """A client that notes what it says and hears: it may be killed at any moment."""
+class RoundWatch(Noted):
+    """Notes what a client says and hears: it may be killed at any moment."""
 
-    def __init__(self, *arguments: Any, notes: Path, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._notes = notes
-        self._codec = Codec(PrimeField(DEFAULT_MODULUS))
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._asked: dict[int, tuple[int, ...]] = {}
-        self._note("started")
 
-    async def _tell(self, event: Event) -> None:
-        if isinstance(event, Received):
+    @contextmanager
+    def step(self, event: Event, effects: Sequence[Effect], start: float) -> Iterator[None]:
+        if isinstance(event, Received) and name_of(event.data) in ("SumRequest", "UploadStored"):
             self._hear(event.data)
-        await super()._tell(event)
+        for each in effects:
+            if isinstance(each, Post) and name_of(each.data) in _SAID:
+                self._say(each.data)
+        yield
 
-    async def _post(self, data: bytes) -> None:
-        what = _SAID.get(name_of(data))
-        message = unpack(data) if what is not None else None
-        if what is not None and isinstance(message, tuple):
-            number, body = message
-            asked = list(self._asked.get(number, ()))
-            self._note(what, round=number, set=asked, digest=hashlib.sha256(body).hexdigest())
-        await super()._post(data)
+    def _say(self, data: bytes) -> None:
+        number, body = unpack(data)  # type: ignore[misc]  # a protocol message, by its name
+        about = {"set": list(self._asked.get(number, ())), "digest": sha256(body).hexdigest()}
+        self._note(_SAID[name_of(data)], round=number, **about)
 
     def _hear(self, data: bytes | memoryview) -> None:
-        if name_of(data) not in ("SumRequest", "UploadStored"):
-            return
         match unpack(data):
             case UploadStored(number):
                 self._note("stored", round=number)
             case (number, body):
-                request = self._codec.decode(body)
+                request = Codec(PrimeField(DEFAULT_MODULUS)).decode(body)
                 if isinstance(request, SumRequest):
                     self._asked[number] = request.survivors
                     self._note("asked", round=number, set=list(request.survivors))
-
-    def _note(self, what: str, **about: object) -> None:
-        line = json.dumps({"client": self._table.id, "what": what, **about})
-        with (self._notes / f"notes-{self._table.id}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")  # in one piece, when it is closed
-
-
-def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """What the clients have noted."""
-    return [
-        json.loads(line)
-        for path in folder.glob("notes-*.jsonl")
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +157,23 @@ def audit(
     clients: int,
 ) -> RoundAudit:
     """What became of every upload, by the server's history, its sums and the clients' notes."""
-    told: defaultdict[str, defaultdict[Any, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    told: defaultdict[str, set[tuple[Any, Any]]] = defaultdict(set)
     for note in notes:
         what, key = note["what"], (note["client"], note.get("round"))
         if what == "asked":
-            told["asked"][note["round"]].add(tuple(note["set"]))
+            told["asked"].add((note["round"], tuple(note["set"])))
         elif what in ("signed", "answered"):
-            told["sets"][key].add(tuple(note["set"]))
+            told["sets"].add((key, tuple(note["set"])))
         if what in ("answered", "uploaded"):
-            told[what][key].add(note["digest"])
+            told[what].add((key, note["digest"]))
         elif what == "stored":
-            told["stored"][note["round"]].add(note["client"])
+            told["stored"].add((note["round"], note["client"]))
     learned: defaultdict[int, set[Sum]] = defaultdict(set)
     for each in sums:
         learned[each.round].add(each)
+    announced: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for number, asked in told["asked"]:
+        announced[number].add(asked)
     done = {record["round"]: record for record in records if record["aborted"] is None}
     aborted = {record["round"]: record["aborted"] for record in records if record["aborted"]}
     vectors = Counter(
@@ -201,22 +186,21 @@ def audit(
         finished=len(done),
         failed=dict(Counter(re.sub(r"\d+", "#", why) for why in aborted.values())),
         resumed=sum(bool(record["resumed"]) for record in done.values()),
-        acknowledged=sum(map(len, told["stored"].values())),
-        in_failed_rounds=sum(len(told["stored"][number]) for number in excused),
+        acknowledged=len(told["stored"]),
+        in_failed_rounds=sum(number in excused for number, _ in told["stored"]),
         wrong=sum(
-            not _is_right(record, learned[number], told["asked"][number])
+            not _is_right(record, learned[number], announced[number])
             for number, record in done.items()
         ),
         lost=sum(
-            len(owners - set(done[number]["included"] if number in done else ()))
-            for number, owners in told["stored"].items()
-            if number not in excused
+            number not in excused and owner not in done.get(number, {"included": ()})["included"]
+            for number, owner in told["stored"]
         ),
         twice=sum(count > 1 for count in vectors.values()),
-        two_sets=_several(told["sets"]),
-        two_answers=_several(told["answered"]),
-        two_uploads=_several(told["uploaded"]),
-        changed=_several(told["asked"]),
+        two_sets=several(told["sets"]),
+        two_answers=several(told["answered"]),
+        two_uploads=several(told["uploaded"]),
+        changed=several(told["asked"]),
     )
 
 
@@ -228,7 +212,3 @@ def _is_right(
     return {(each.included, each.exact) for each in learned} == {(included, True)} and (
         announced == {included}
     )
-
-
-def _several(found: Mapping[Any, set[Any]]) -> int:
-    return sum(len(values) > 1 for values in found.values())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightsecagg.params import ShareMode
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments.cells import Cell, Document, Results, RoundCell
 from lightsecagg_lab.experiments.setups import SECURE, LearningTask, Profile
 from lightsecagg_lab.experiments.timing import TimedRounds, timed_rounds
 from lightsecagg_lab.planning import Network
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 LIGHT, SECAGG, SECAGG_PLUS, PLAIN = ProtocolName
 
@@ -43,12 +43,10 @@ class Measured:
         task: LearningTask,
         rate: float,
         on: Network,
-        clients: int | None = None,
         mode: ShareMode = ShareMode.SEEDED,
     ) -> TimedRounds:
-        """How long rounds take on these links; of the largest N unless it is given."""
-        N = clients or self.profile.largest
-        cell = self.profile.round(protocol, N, rate, task.dimension, mode=mode)
+        """How long rounds of the largest N take on these links."""
+        cell = self.profile.round(protocol, self.profile.largest, rate, task.dimension, mode=mode)
         return timed_rounds(self.round(cell), on, self.trainings(task))
 
 

@@ -11,12 +11,14 @@ from fractions import Fraction
 from functools import cache
 from math import ceil, log2
 
-from lightsecagg.masks.sharing_graph import recoverable_threshold
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg_lab.experiments.cells import REPEATS, RoundCell, TrainingCell
 from lightsecagg_lab.planning import Federation, Network
 from lightsecagg_lab.planning.planner import recommend_short_key_survivors, recommend_survivors
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.baselines import all_traits
+from lightsecagg_lab.schemes.sharing_graph import recoverable_threshold
 
 PAPER_CLIENTS = 200
 """N of the paper's tables."""
@@ -30,7 +32,7 @@ RATES = (0.1, 0.3, 0.5)
 SECURE = (ProtocolName.LIGHTSECAGG, ProtocolName.SECAGG, ProtocolName.SECAGG_PLUS)
 """The three protocols that are compared."""
 
-LABELS = {name: traits.label for name, traits in TRAITS.items()}
+LABELS = {traits.name: traits.label for traits in all_traits()}
 
 SERVER_BANDWIDTH = Network().server_bandwidth
 """The server's link in Mbit/s, unless stated otherwise."""
@@ -214,8 +216,8 @@ def method(profile: Profile) -> list[str]:
     smaller = (
         [
             f"**These are rounds of N = {profile.largest} clients, the paper's are of N = "
-            f"{PAPER_CLIENTS}: what a phase costs grows with N, differently for each protocol, so "
-            "the two must not be compared.**"
+            f"{PAPER_CLIENTS}. The cost of a phase grows with N, differently for each protocol: "
+            "do not compare the two.**"
         ]
         if profile.largest != PAPER_CLIENTS
         else []
@@ -223,35 +225,33 @@ def method(profile: Profile) -> list[str]:
     return [
         *smaller,
         "Method. Computation is measured on this machine, in CPU seconds of one core per party and "
-        "phase, the server's too unless stated: more cores would share what it does by columns, "
-        f"above all SecAgg's recovery. {profile.sample} clients of each round are real and the "
-        "slowest of them counts; the others are stand-ins that send messages of the right form "
-        "and size and are not charged, while the server does all of its work "
-        "(`simulation/sampling.py`). "
-        "Training is measured with one thread on tensors of the data set's shape (600, 300, 500 "
-        "and 100 examples per client for the four tasks), one epoch at a time, which counts "
-        f"E = {EPOCHS} times. Time on the links is bytes over bandwidth: 320 Mbit/s per client "
-        "unless stated, 10 Gbit/s at the server, 20 ms one way; *relay* sends shares through the "
-        "server, as this package does, *direct* sends them from client to client, as the paper "
-        "draws it. Shared by 200 clients, the server's 10 Gbit/s are 50 Mbit/s each: then the "
-        "uploads wait for the server, whatever the clients' links are. Headers, flow control, the "
-        "slow start of uploads, and what gRPC, TLS, framing and storing cost the server and a "
-        "client are charged by the messages and bytes of each protocol, with the stated terms "
-        "that real rounds over shaped links gave (docs/planning.md): of carrying and storing, one "
-        "core of the server, whatever its number of cores.",
-        "Statistics. Each cell is measured in a process of its own. Its first round is cold and "
-        "kept apart; it is in no figure but those called cold. Every other figure is computed for "
-        "each round by itself, beside each of the measured trainings, and is given as the median "
-        "and, in brackets and as error bars, the interquartile range. A ratio compares "
-        "rounds beside the same, the median, training; it is that of the two medians, and its "
-        "range is from the lower quartile over the upper to the upper over the lower, the least "
-        "and the most that the quartiles allow.",
+        "phase. Unless stated, this holds for the server too; more cores would share its work by "
+        f"columns, above all SecAgg's recovery. {profile.sample} clients of each round are real, "
+        "and the slowest of them counts. The others are stand-ins: they send messages of the right "
+        "form and size, are not charged, and the server does all of its work "
+        "(`simulation/sampling.py`). Training is measured with one thread on tensors of the data "
+        "set's shape (600, 300, 500 and 100 examples per client for the four tasks), one epoch at "
+        f"a time, which counts E = {EPOCHS} times. Time on the links is bytes over bandwidth: "
+        "320 Mbit/s per client unless stated, 10 Gbit/s at the server, 20 ms one way. *Relay* "
+        "sends shares through the server, as this package does; *direct* sends them from client "
+        "to client, as in the paper. 200 clients share the server's 10 Gbit/s, 50 Mbit/s each: "
+        "uploads then wait for the server, whatever the clients' links are. Headers, flow control, "
+        "the slow start of uploads, and the cost of gRPC, TLS, framing and storing at both ends "
+        "are charged by the messages and bytes of each protocol. Their terms come from real "
+        "rounds over shaped links (docs/planning.md). Carrying and storing take one core of the "
+        "server, however many it has.",
+        "Statistics. Each cell is measured in its own process. Its first round is cold and kept "
+        "apart; only figures called cold include it. Every other figure is computed round by "
+        "round, with each of the measured trainings, and given as the median and, in brackets and "
+        "as error bars, the interquartile range. A ratio compares rounds with the same, the "
+        "median, training, and is that of the two medians. Its range is from the lower quartile "
+        "over the upper to the upper over the lower, the widest that the quartiles allow.",
         "D clients vanish after sharing and before their upload; T = N/2; the 50 % cells have "
         "D = N/2 - 2, the most that the checks allow. LightSecAgg runs in seeded mode with the "
-        "planner's U unless stated; its rows *short keys* share keys instead of masks, with the "
-        "planner's U for them and dithered decoding, and rest on ring-LWE besides "
-        "(docs/short-keys.md: experimental); SecAgg+ on the graph that the finder proves safe for "
-        "these N, T and D, not on one of degree O(log N) as in the paper's setting.",
+        "planner's U unless stated. Its rows *short keys* share keys instead of masks, with the "
+        "planner's U for them and dithered decoding; they also depend on ring-LWE "
+        "(docs/short-keys.md: experimental). SecAgg+ runs on the graph that is proven safe for "
+        "these N, T and D, not on one of degree O(log N) as in the paper.",
         "The paper's figures come from EC2 m3.medium instances and its own implementations of all "
-        "three protocols; ours from one machine: compare ratios, not seconds.",
+        "three protocols, ours from one machine: compare ratios, not seconds.",
     ]

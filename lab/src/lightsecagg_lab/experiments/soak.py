@@ -28,9 +28,9 @@ from lightsecagg.drivers.federation.programs import build_client, run_server
 from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
 from lightsecagg.errors import Aborted
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg_lab.experiments.federation_bench import RandomVectors
 from lightsecagg_lab.experiments.processes import begin, running, terminable
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 Tell = Callable[[str], None]
 
@@ -131,7 +131,7 @@ def _watch(
         if health.get("connected") == plan.clients and "connected" not in findings.server_bytes:
             began = time.monotonic()
             _read_memory(findings, "connected", server, hosts)
-        done = int(health.get("rounds", 0))
+        done = int(health.get("rounds_done", 0)) + int(health.get("rounds_aborted", 0))
         if began and done:
             findings.rounds, findings.seconds = done, time.monotonic() - began
             _read_memory(findings, "end", server, hosts)

@@ -47,7 +47,7 @@ def stability_report(first: Path, second: Path) -> Report:
     report.paragraphs.append(
         f"{stable} of {stable + unstable} figures are stable: the median of each recording lies in "
         f"the interquartile range of the other. {unstable} are not stable. With seven rounds each, "
-        "about half of the figures of one and the same distribution would not be. No two medians "
+        "about half of the figures would not be, even if nothing changed. No two medians "
         f"differ by more than {100 * farthest:.1f} %."
     )
     return report

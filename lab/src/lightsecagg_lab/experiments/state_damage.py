@@ -94,7 +94,7 @@ def records_of(state: Path, session: str) -> tuple[list[dict[str, Any]], set[int
         return list(records.values()), set(journal.unfinished())
 
 
-def sealed_files(state: Path) -> list[Path]:
+def checksummed_files(state: Path) -> list[Path]:
     """All that is not empty and that the server vouches for: not its report, nor older models."""
     models = sorted((state / "models").glob("*.npz"), key=lambda path: int(path.stem))
     names = ("journal.sqlite", "journal.sqlite-wal", "journal.mark")

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation.epoch_demo import EpochDemoConfig, run_epochs
+from lightsecagg.drivers.federation.demo import run_demo
+from lightsecagg.drivers.federation.demo_config import DemoConfig
 from lightsecagg.drivers.federation.report import drawing
 from lightsecagg.errors import Aborted
 from lightsecagg.training.config import LocalConfig
@@ -44,7 +45,7 @@ def compare_modes(
     ask: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Both, one after the other; each ends with its last round or buffer."""
-    base = EpochDemoConfig(
+    base = DemoConfig(
         clients=plan.clients,
         privacy=max(1, plan.clients // 4),
         dropouts=plan.clients // 4,
@@ -59,8 +60,8 @@ def compare_modes(
         seed=plan.seed,
     )
     configs = {
-        "sync": replace(base, mode="sync", rounds=plan.rounds, server_rate=1.0),
-        "async": replace(base, rounds=plan.flushes),
+        "sync": replace(base, rounds=plan.rounds),
+        "async": replace(base, mode="async", rounds=plan.flushes, server_rate=0.5),
     }
     runs = {}
     for name in _MODES:
@@ -71,9 +72,9 @@ def compare_modes(
     return {"plan": asdict(plan), "runs": runs, "sync_over_async": ratio}
 
 
-def _run(config: EpochDemoConfig, accuracy: float, ask: Callable[[], None]) -> dict[str, Any]:
+def _run(config: DemoConfig, accuracy: float, ask: Callable[[], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lightsecagg-") as folder:
-        result = run_epochs(config, Path(folder), lambda *progress: None, ask)
+        result = run_demo(config, Path(folder), lambda *progress: None, ask)
     if result.interrupted is not None:
         raise SystemExit(result.interrupted)
     if not result.audit.clean or result.hung:

@@ -139,13 +139,6 @@ class TimedRounds:
         }
 
 
-def round_times(
-    loads: Loads, network: Network, training: float, server_cores: int = 1
-) -> RoundTimes:
-    """How long a measured round takes on these links, at a server with so many cores."""
-    return RoundTimes(_phases(loads, network, server_cores), training)
-
-
 def timed_rounds(
     document: Document, network: Network, trainings: Sequence[float], server_cores: int = 1
 ) -> TimedRounds:

@@ -92,7 +92,7 @@ def transport_report(profile: Profile, results: Results) -> Report:
         "Two processes on one machine, loopback, elapsed time, the median and interquartile range "
         f"of {_TRIES} runs after one that warms up; no TLS on any of them. Each message is one "
         "coded segment of about 30,000 "
-        "elements. The bare ways hand a message over and forget it; the Communicator's also bound "
+        "elements. The bare ways hand a message over and forget it. The Communicator's also limit "
         "what waits, keep the order, and notice who is gone. PyTorch RPC executes pickled calls "
         "and does not authenticate its peer, so it stays in the laboratory."
     ]
@@ -236,7 +236,7 @@ def _communicator_server(cell: TransportCell) -> Any:
         from lightsecagg.drivers.transport.grpc import GrpcServer
 
         return GrpcServer(f"{_HOST}:0", {0}, None, plaintext=True)
-    from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
+    from lightsecagg_lab.transport.torch_rpc import TorchRpcServer
 
     return TorchRpcServer(f"{_HOST}:0", {0})
 
@@ -246,7 +246,7 @@ def _communicator_client(cell: TransportCell, address: str) -> ClientCommunicato
         from lightsecagg.drivers.transport.grpc import GrpcClient
 
         return GrpcClient(address, 0, None, plaintext=True)
-    from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+    from lightsecagg_lab.transport.torch_rpc import TorchRpcClient
 
     return TorchRpcClient(address, 0)
 

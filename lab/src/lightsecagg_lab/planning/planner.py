@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightsecagg.errors import ParameterError
-from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.masks.short_keys import ASSUMPTION, RING_DIMENSION
 from lightsecagg.params import (
     DEFAULT_MODULUS,
@@ -26,8 +25,9 @@ from lightsecagg.params import (
     check_integer,
 )
 from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.policy import GRAPH_SECURITY
 from lightsecagg.protocol.quantizers import decoding_of, make_quantizer
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, Traits, traits_of
+from lightsecagg.protocol.schemes.traits import Traits, traits_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg_lab.planning.memory import PhaseMemory, forecast_memory
 from lightsecagg_lab.planning.network import Network
@@ -40,6 +40,8 @@ from lightsecagg_lab.planning.traffic import (
 )
 from lightsecagg_lab.planning.unit_costs import STATED, UnitCosts, describe
 from lightsecagg_lab.planning.work import PhaseWork, forecast_work
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.baselines import all_traits
 
 SEEDED, PAPER = "lightsecagg-seeded", "lightsecagg-paper"
 SHORT_KEY = "lightsecagg-short-key"
@@ -216,7 +218,7 @@ def plan(federation: Federation, costs: UnitCosts = STATED) -> Plan:
             ),
             costs,
         )
-        for traits in TRAITS.values()
+        for traits in all_traits()
         if federation.threat_model in traits.threat_models
         for mode in traits.share_modes or (ShareMode.SEEDED,)
         if mode is not ShareMode.SHORT_KEY or federation.modulus == DEFAULT_MODULUS
@@ -347,7 +349,7 @@ def _warnings(federation: Federation, survivors: int, protocols: dict[str, Costs
     if federation.threat_model is ThreatModel.MALICIOUS_SERVER:
         said += [
             f"{traits.name} is left out: it has no malicious-server mode"
-            for traits in TRAITS.values()
+            for traits in all_traits()
             if traits.weakness and traits.protected
         ]
     elif T + 2 * D >= N:
@@ -398,5 +400,6 @@ def _about_graph(settings: Settings) -> str:
         return f"secagg+: k = {k} and t = {t} protect everybody, whatever the random graph"
     return (
         f"secagg+: with k = {k} and t = {t} somebody is left unprotected with a probability of up "
-        f"to {float(leak):.1g} (allowed: 2^-{SIGMA}), and the sum is lost with less than 2^-30"
+        f"to {float(leak):.1g} (allowed: 2^-{GRAPH_SECURITY}), and "
+        "the sum is lost with less than 2^-30"
     )

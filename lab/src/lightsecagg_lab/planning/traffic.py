@@ -15,10 +15,9 @@ from math import ceil
 
 import numpy as np
 
-from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AGREEMENT_KEY_LENGTH
 from lightsecagg.crypto.identity import SIGNATURE_LENGTH
-from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.sealing import MAC_LENGTH, SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import ParameterError
 from lightsecagg.params import ThreatModel
@@ -100,11 +99,13 @@ class ShareCounts:
     peers: int
     """Shares that a client sends, and receives."""
     explicit: int
-    """How many of them are L + 2 elements long; the others are short."""
+    """How many of them are as long as an answer, and their blinds; the others are short."""
     explicit_bytes: int
     """One sealed explicit share on the wire."""
     short_bytes: int
     """One sealed seed, or SecAgg's pair of Shamir shares, on the wire."""
+    root_bytes: int
+    """What the server adds to each on the way to its recipient."""
 
     @property
     def bytes(self) -> int:
@@ -123,6 +124,7 @@ def share_counts(settings: Settings) -> ShareCounts:
         explicit=explicit.count,
         explicit_bytes=header + sealed_length(explicit.length),
         short_bytes=header + sealed_length(short.length),
+        root_bytes=HASH_LENGTH if settings.traits.checked else 0,
     )
 
 
@@ -146,7 +148,8 @@ def in_units(count: float) -> str:
 
 
 def _header(settings: Settings) -> int:
-    empty = SealedShare(0, 1, ShareKind.SEED, 0, bytes(SALT_LENGTH), b"")
+    mac = bytes(MAC_LENGTH if settings.traits.checked else 0)
+    empty = SealedShare(0, 1, ShareKind.SEED, 0, bytes(SALT_LENGTH), b"", mac=mac)
     return len(Codec(settings.group).encode(ShareBundle((empty,))))
 
 
@@ -164,15 +167,12 @@ class _Forecast:
         self.survivors = tuple(client for client in self.clients if client not in self.dropped)
         self.codec = Codec(self.settings.group)
         self.keys = (bytes(AGREEMENT_KEY_LENGTH),) * self.settings.traits.key_count
-        self.checks = int(settings.traits.checked)
         self.phases = {phase: PhaseTraffic() for phase in PHASES}
         if Phase.SHARE not in self.settings.traits.phases:
             self._down(Phase.UPLOAD, Opening(self.settings.to_bytes()), len(self.survivors))
         else:
             self._offline()
-            secret = bytes(prg.SEED_LENGTH if self.checks else 0)
-            closed = SharesClosed(tuple(self.clients), secret)
-            self._down(Phase.UPLOAD, closed, len(self.survivors))
+            self._down(Phase.UPLOAD, SharesClosed(tuple(self.clients)), len(self.survivors))
             self._recovery()
         self._up(Phase.UPLOAD, self._upload_bytes())
 
@@ -183,12 +183,13 @@ class _Forecast:
         self._up(Phase.ADVERTISE, self._size(Advertise(self.keys, signature)), everybody)
         members = tuple(Member(client, self.keys, signature) for client in self.clients)
         ring = tuple(self.clients) if self.settings.traits.ring else ()
-        commitments = (bytes(HASH_LENGTH),) * self.checks
-        self._down(Phase.SHARE, Roster(members, ring, commitments), everybody)
-        shares = share_counts(self.settings).bytes
+        self._down(Phase.SHARE, Roster(members, ring), everybody)
+        counts = share_counts(self.settings)
+        sent, received = counts.bytes, counts.bytes + counts.peers * counts.root_bytes
         phase = self.phases[Phase.SHARE]
-        phase.client_shares_sent = phase.client_shares_received = shares
-        phase.server_shares_sent = phase.server_shares_received = everybody * shares
+        phase.client_shares_sent, phase.client_shares_received = sent, received
+        phase.server_shares_sent = everybody * received
+        phase.server_shares_received = everybody * sent
 
     def _recovery(self) -> None:
         count = len(self.survivors)

@@ -20,10 +20,11 @@ from lightsecagg.field import ntt
 from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.schemes.traits import CodedMaskTraits, PairwiseMaskTraits, Traits
+from lightsecagg.protocol.schemes.traits import CodedMaskTraits, Traits
 from lightsecagg.protocol.settings import Settings
 from lightsecagg_lab.planning.traffic import PHASES, ShareCounts, share_counts
 from lightsecagg_lab.planning.unit_costs import UnitCosts
+from lightsecagg_lab.schemes.baseline_traits import PairwiseMaskTraits
 
 
 @dataclass(slots=True)
@@ -131,14 +132,17 @@ class _CodedWork(_Work):
             peers -= shares.peers * costs.seed
             encoding = self._evaluation()
         bytes_ = 2 * shares.explicit * shares.explicit_bytes * costs.sealed_byte
-        phase.client = peers + elements + encoding + bytes_
+        # And reports on all N shares, each by coefficients of its own.
+        values = BLINDS * self.L
+        reports = self._expanded(self.N)
+        reports += self.N * (costs.seed + values * (costs.element + 4 * costs.product))
+        phase.client = peers + elements + encoding + bytes_ + reports
 
     def _upload(self) -> None:
-        """Also reports on all N shares, and whether they are codewords."""
+        """The server sees whether the reports are codewords."""
         super()._upload()
         costs, phase = self.costs, self.phases[Phase.UPLOAD]
         U, values = self.settings.parameters.survivors, BLINDS * self.N
-        phase.client += self._expanded(self.N) + self.L * values * 4 * costs.product
         if self.settings.has_short_keys:
             phase.client += self.d * (costs.stretched_element + costs.noisy_element)
         phase.server += max(0, self.alive - U) * U * (U + values) * costs.product

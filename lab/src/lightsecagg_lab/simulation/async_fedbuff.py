@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightsecagg.protocol.interface import SERVER, Phase, Update
-from lightsecagg.protocol.plain_epoch import FedBuffClient, FedBuffServer, PlainUpload
+from lightsecagg_lab.schemes.fedbuff import FedBuffClient, FedBuffServer, PlainUpload
 from lightsecagg_lab.simulation.async_federation import Flush
 from lightsecagg_lab.simulation.metering import Meter
 from lightsecagg_lab.simulation.workload import Vector

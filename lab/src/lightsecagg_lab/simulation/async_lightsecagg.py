@@ -50,8 +50,9 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import decoding_of
 from lightsecagg.protocol.registry import epoch_client_party, epoch_server_party
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.simulation.async_federation import Flush
 from lightsecagg_lab.simulation.metering import PHASE_OF, MeteredWire
 from lightsecagg_lab.simulation.recording import allowed_error, largest_error, quantised
@@ -243,6 +244,13 @@ class ProtectedFederation(MeteredWire):
         for client in returning:
             flushes += self.rejoin(client)
         return flushes
+
+    def settle(self) -> None:
+        """Deliver everything, shares that wait for others included."""
+        super().settle()
+        while self.server.has_shares_to_relay:
+            self.call(SERVER, self.server.relay, ShareBundle)
+            super().settle()
 
     def send(self, sender: int, outputs: Sequence[object]) -> None:
         """Send, and remember what was announced."""

@@ -15,22 +15,23 @@ import numpy as np
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.sealing import MAC_LENGTH, SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.field import ntt
 from lightsecagg.field.mds import MdsCode
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.masks import short_keys
-from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode
 from lightsecagg.protocol.interface import Phase, Send, Update
 from lightsecagg.protocol.messages import Advertise, SealedShare
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roster import sign_keys
-from lightsecagg.protocol.schemes.traits import ProtocolName, traits_of
+from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.share_exchange import bundles
 from lightsecagg.protocol.wire import Codec
 from lightsecagg_lab.planning.unit_costs import UnitCosts
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.pairwise_masks import client_mask
 from lightsecagg_lab.simulation.synchronous import simulate_round
 
 _BLOCK = 2**18
@@ -150,10 +151,11 @@ def _relaying(clients: int) -> float:
         signature = sign_keys(cohort.identity(client), settings.context, client, keys)
         server.receive(client, Advertise(keys, signature))
     salt, sealed = bytes(SALT_LENGTH), bytes(sealed_length(prg.SEED_LENGTH))
+    mac = bytes(MAC_LENGTH if settings.traits.checked else 0)
     seconds = 0.0
     for owner in range(clients):
         shares = (
-            SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, salt, sealed)
+            SealedShare(owner, peer, ShareKind.SEED, prg.SEED_LENGTH, salt, sealed, mac=mac)
             for peer in range(clients)
             if peer != owner
         )

@@ -17,7 +17,7 @@ The sum that comes out means nothing; `exact` is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,15 @@ from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.entropy import draw, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.sealing import SALT_LENGTH, ShareKind, sealed_length
+from lightsecagg.crypto.sealing import (
+    MAC_LENGTH,
+    SALT_LENGTH,
+    ShareHeader,
+    ShareKeys,
+    ShareKind,
+    seal,
+    sealed_length,
+)
 from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
@@ -54,7 +62,14 @@ from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.protocol.share_exchange import OutgoingShare, Share, open_share, seal_share
+from lightsecagg.protocol.share_exchange import (
+    OutgoingShare,
+    Share,
+    keys_with,
+    mask_header,
+    open_share,
+    root_of,
+)
 
 
 class Sample:
@@ -209,17 +224,30 @@ class StandIn:
         mode = self._settings.parameters.share_mode
         scheme_class = scheme_of(self._settings.protocol, share_mode=mode).client
         self._scheme = scheme_class(self._sample.round(roster), self.client)
-        return [*send_shares(self._sealed(self._keys[0], share) for share in self._make_shares())]
+        return [*send_shares(self._sealed(self._keys[0], self._make_shares()))]
 
-    def _sealed(self, key: AgreementKey, share: OutgoingShare) -> SealedShare:
-        """Sealed for a real client; for a stand-in in the clear, with zeros instead of tags."""
-        if share.recipient in self._sample.real:
-            return seal_share(self.scheme.round, key, self.client, share)
-        length = len(share.plaintext)
-        padded = share.plaintext.ljust(sealed_length(length), b"\0")
-        return SealedShare(
-            self.client, share.recipient, share.kind, length, bytes(SALT_LENGTH), padded
-        )
+    def _sealed(self, key: AgreementKey, shares: list[OutgoingShare]) -> list[SealedShare]:
+        """Sealed for real clients; for stand-ins in the clear, with zeros instead of tags."""
+        round_, real = self.scheme.round, self._sample.real
+        keys: dict[int, ShareKeys] = {}
+        sealed: list[SealedShare] = []
+        for share in shares:
+            length, salt = len(share.plaintext), bytes(SALT_LENGTH)
+            head = ShareHeader(
+                round_.context, share.kind, self.client, share.recipient, 0, length, salt
+            )
+            if share.recipient in real:
+                keys[share.recipient] = keys_with(round_, key, share.recipient, head)
+                body = seal(keys[share.recipient], head, share.plaintext)
+            else:
+                body = share.plaintext.ljust(sealed_length(length), b"\0")
+            sealed.append(SealedShare(self.client, share.recipient, share.kind, length, salt, body))
+        if not self._settings.traits.checked:
+            return sealed
+        root = root_of(sealed)
+        header = mask_header(round_.context, self.client, 0, bytes(SALT_LENGTH), root)
+        macs = {recipient: mine.bind(header) for recipient, mine in keys.items()}
+        return [replace(s, mac=macs.get(s.recipient, bytes(MAC_LENGTH))) for s in sealed]
 
     def _bitmap(self) -> bytes:
         """All shares are here."""
@@ -245,7 +273,7 @@ class StandIn:
 
     def _report(self) -> Elements:
         """What an upload says of the shares; nothing in a scheme that is not checked."""
-        return self.scheme.report({}, b"")
+        return np.empty(0, dtype=np.uint32)
 
     def _answer(self) -> Message:
         """The answer for the survivors."""

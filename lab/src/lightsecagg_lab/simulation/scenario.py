@@ -14,10 +14,10 @@ from lightsecagg.drivers.footprint import check_memory
 from lightsecagg.errors import ParameterError
 from lightsecagg.field import kernels
 from lightsecagg.field.quantization import clip_to_bound
-from lightsecagg.masks.sharing_graph import SIGMA
 from lightsecagg.masks.short_keys import ASSUMPTION
 from lightsecagg.params import Decoding, Parameters, ShareMode, check_integer
 from lightsecagg.protocol.interface import Phase, Update
+from lightsecagg.protocol.policy import GRAPH_SECURITY
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.schemes.traits import Resolved, Traits, traits_of
 from lightsecagg.protocol.settings import Settings
@@ -95,7 +95,7 @@ class Scenario:
             self.dimension,
             neighbours,
             threshold,
-            graph_security=0 if self.insecurity else SIGMA,
+            graph_security=0 if self.insecurity else GRAPH_SECURITY,
         )
 
     def _decoding(self) -> Decoding | None:

@@ -11,14 +11,13 @@ remembers what it has uploaded (S06, S42).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from cryptography import x509
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
@@ -27,6 +26,7 @@ from lightsecagg.drivers.federation.membership import load_membership, sign_memb
 from lightsecagg.drivers.federation.provisioning import (
     ALLOW_LIST,
     check_days,
+    check_names,
     client_files,
     client_folder,
     load_identity,
@@ -34,7 +34,7 @@ from lightsecagg.drivers.federation.provisioning import (
 )
 from lightsecagg.drivers.federation.register import Admission, Register, load_register
 from lightsecagg.drivers.transport.certificates import Authority, Issued, Validity
-from lightsecagg.drivers.transport.tls import fingerprint_of_pem
+from lightsecagg.drivers.transport.tls import end_of, fingerprint_of_pem
 from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.foreign import read_private, reading
 from lightsecagg.params import Parameters
@@ -48,6 +48,8 @@ class Member:
     """One client that was ever admitted, as an operator sees it."""
 
     client: int
+    name: str
+    """Empty if it has none."""
     revoked_in: int
     """The number of the list that removed it; 0 while it is a member."""
     expires: datetime | None
@@ -90,27 +92,36 @@ class Administration:
     @property
     def server_expires(self) -> datetime | None:
         """The end of the server's certificate, if its folder is still here."""
-        return _end(self._directory / "server" / "server.pem")
+        return end_of(self._directory / "server" / "server.pem")
 
     def members(self) -> list[Member]:
         """Everybody who was ever admitted, by id."""
         return [
-            Member(entry.id, entry.revoked_in, _end(self._client(entry.id) / "client.pem"))
+            Member(
+                entry.id,
+                entry.name,
+                entry.revoked_in,
+                end_of(self._client(entry.id) / "client.pem"),
+            )
             for entry in sorted(self.register.admissions, key=lambda entry: entry.id)
         ]
 
     # -- changes -----------------------------------------------------------------------------
 
-    def add(self, count: int = 1, days: int = 365) -> list[Path]:
-        """Admit so many new clients; returns their configuration files."""
-        if count < 1:
-            raise ParameterError(f"{count} clients cannot be added; give 1 or more")
+    def add(self, count: int = 1, days: int = 365, names: Sequence[str] = ()) -> list[Path]:
+        """Admit so many new clients, one per name; returns their configuration files."""
+        if count < 1 or (names and len(names) != count):
+            raise ParameterError(
+                f"{count} clients cannot be added; give 1 or more, and as many names, or none"
+            )
+        check_names(names, [entry.name for entry in self.register.members.values() if entry.name])
         validity = self._validity(days)
         register, folders = self.register, []
         for client in range(register.next_id, register.next_id + count):
             identity = IdentityKey.generate(self._entropy)
             issued = self._authority.issue_client(client, validity)
-            entry = Admission(client, identity.public.hex(), (_name(issued),))
+            name = names[client - self.register.next_id] if names else ""
+            entry = Admission(client, identity.public.hex(), (_name(issued),), name=name)
             register = _changed(register, admissions=(*register.admissions, entry))
             folders.append((client, client_files(register, client, identity, issued)))
         shared = {"ca.pem": self._authority.own_files().certificate}
@@ -290,11 +301,3 @@ def _changed(register: Register, **changes: object) -> Register:
 
 def _name(issued: Issued) -> str:
     return fingerprint_of_pem(issued.certificate).hex()
-
-
-def _end(path: Path) -> datetime | None:
-    """When the certificate in a file expires; None if there is no such file."""
-    if not path.exists():
-        return None
-    with reading(path, "a certificate in PEM"):
-        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -25,6 +25,8 @@ from lightsecagg.session.interface import Leave
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.training.plugin import load_named
 
+CONNECT: Final = "connect"
+"""What a server reports progress of before a round."""
 PATIENCE: Final = 30.0
 """Seconds in which callbacks may finish when their program ends."""
 
@@ -59,6 +61,12 @@ class ServerCallback:
         """The server is up, with the records of all rounds before, as `rounds.json` has them.
 
         A round that a crash cut short may have begun again already.
+        """
+
+    def members(self, names: Mapping[int, str], needed: int) -> None:
+        """Who may take part from now on, by id, and how many of them a round waits for.
+
+        A client without a name has an empty one.
         """
 
     def connected(self, client: int) -> None:

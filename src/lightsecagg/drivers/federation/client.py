@@ -14,16 +14,17 @@ import random
 import time
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.callbacks import Callbacks, ClientCallback
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
-from lightsecagg.drivers.federation.client_trace import ClientTrace
 from lightsecagg.drivers.federation.jobs import ClientJob, TrainingClient
 from lightsecagg.drivers.federation.membership import KnownMembers
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.federation.tables import ClientTable
+from lightsecagg.drivers.federation.watch import ClientWatch
 from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport.communicator import ClientCommunicator
 from lightsecagg.errors import (
@@ -35,6 +36,7 @@ from lightsecagg.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from lightsecagg.field.quantization import clip_to_bound, percent_clipped
 from lightsecagg.foreign import where
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
@@ -54,7 +56,6 @@ from lightsecagg.session.interface import (
     Members,
     MembersChanged,
     Post,
-    Prepared,
     Received,
     RoundBegan,
     RoundLeft,
@@ -76,7 +77,7 @@ _NEWS_BURST, _NEWS_INTERVAL = 200, 1.0
 _STEADY = 10.0
 """Seconds after which a stream counts as a success although the server said nothing."""
 
-_BRIEF, _BRIEF_BYTES = ("ShareBundle", "MaskComplete"), 1 << 14
+_BRIEF, _BRIEF_BYTES = ("ShareBundle", "ReportsWanted"), 1 << 14
 """Messages whose handling takes no longer than a thread takes to be asked, if they are small. In
 the asynchronous mode they are most of all, two for every mask of every peer."""
 
@@ -105,13 +106,15 @@ class FederationClient:
         executor: Executor | None = None,
         callbacks: Iterable[ClientCallback] = (),
         buffering: Buffering | None = None,
+        watch: ClientWatch | None = None,
     ) -> None:
         """`ledger` is this client's memory of the session, see `client_ledger`.
 
         With `buffering` it takes part in the asynchronous mode, with these settings exactly (S09).
 
         `members` are fixed, or those of a list that the server may replace by a newer one.
-        `executor` runs training in `process` mode; one is made and owned if left out.
+        `executor` runs training in `process` mode; one is made and owned if left out. `watch` sees
+        all that it does, its updates too.
         """
         self._table = table
         self._communicator = communicator
@@ -167,7 +170,8 @@ class FederationClient:
         self._failing_since: float | None = None
         self._pause = _FIRST_PAUSE
         self._complaint = ""
-        self._trace = ClientTrace(table.trace, table.id)
+        self._watch = watch or ClientWatch()
+        self._watch.begins(table.id)
         self._callbacks = Callbacks(callbacks)
         self._log = PeerLog(log)
         # Its own lines, which the server's messages cause, must not crowd out the warnings.
@@ -183,12 +187,6 @@ class FederationClient:
 
     async def run(self) -> None:
         """Until goodbye; reconnects with back-off, and gives up after `reconnect` seconds."""
-        if self._table.trace is not None:
-            log.warning(
-                "client %d writes its plain updates to %s: for demonstrations only",
-                self._table.id,
-                self._table.trace,
-            )
         try:
             await self._prepare()
             while self._finished is None:
@@ -247,7 +245,7 @@ class FederationClient:
                 await self._tell(Connected(SERVER))
                 return
             except Refused:
-                raise  # trying again would not mend it
+                raise  # trying again would not help
             except TransportError as error:
                 self._note_failure(error)
 
@@ -314,8 +312,8 @@ class FederationClient:
             effects = self._session.handle(event, time.monotonic())
         else:
             effects = await asyncio.to_thread(self._session.handle, event, time.monotonic())
-        await self._carry_out(effects)
-        self._trace.note_step(event, effects, start)
+        with self._watch.step(event, effects, start):
+            await self._carry_out(effects)
 
     async def _carry_out(self, effects: list[Effect]) -> None:
         """In order; nothing that follows a record leaves before the record is stored."""
@@ -335,10 +333,7 @@ class FederationClient:
                     await self._train(effect)
                 case TakeMembers(signed):
                     await self._take_members(signed)
-                case Prepared(number, update):
-                    self._trace.write_update(number, update)
                 case RoundBegan(number):
-                    self._trace.begin()
                     self._callbacks.tell("round_begins", number)
                 case RoundLeft():
                     self._on_round_left(effect)
@@ -390,7 +385,6 @@ class FederationClient:
         self._log.write(logging.WARNING, "the server", text, self._table.id, *arguments)
 
     def _on_round_left(self, effect: RoundLeft) -> None:
-        self._trace.write_spans(effect.round)
         self._callbacks.tell("round_ended", effect.round, effect.included, effect.reason)
 
     # -- training ----------------------------------------------------------------------------
@@ -408,7 +402,8 @@ class FederationClient:
         if effect.update is not None:
             await self._tell(Trained(number, effect.update))
             return
-        self._training = asyncio.create_task(self._trained(effect, job))
+        training = self._watch.training(number, partial(self._trained, effect, job))
+        self._training = asyncio.create_task(training)
         if self._table.overlap == "off":
             # One after the other: nothing else is done until training has ended.
             await asyncio.wait({self._training})
@@ -418,7 +413,7 @@ class FederationClient:
         if self._busy is not None and not self._busy.done():
             # The training of a round that went on without this client cannot be interrupted.
             await asyncio.wait({self._busy})
-        start, began = time.time(), time.monotonic()
+        began = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
             self._busy = loop.run_in_executor(
@@ -427,6 +422,8 @@ class FederationClient:
             # When the round is abandoned nobody asks for the result, nor for the error.
             self._busy.add_done_callback(lambda done: done.cancelled() or done.exception())
             update = await asyncio.shield(self._busy)
+            if self._table.clip:
+                update = await asyncio.to_thread(self._clipped, number, update, effect.bound)
         except Exception as error:
             if isinstance(error, BrokenExecutor) and self._own_executor:
                 self._executor = None  # its process is dead; the next round gets another
@@ -437,8 +434,20 @@ class FederationClient:
         seconds = time.monotonic() - began
         self._say("%s %d: its update is ready after %.1f s", self._unit, number, seconds)
         self._callbacks.tell("trained", number, seconds)
-        self._trace.note("training", start)
         return Trained(number, update)
+
+    def _clipped(self, number: int, update: Update, bound: float) -> Update:
+        """Within the bound; how much was cut stays in the log here."""
+        vector = clip_to_bound(update.vector, bound)
+        if percent := percent_clipped(update.vector, vector):
+            self._news.write(
+                logging.WARNING,
+                "its updates",
+                "client %d: %s %d: %.3g %% of the entries were clipped to the bound %g; "
+                "if training stalls, raise it",
+                *(self._table.id, self._unit, number, percent, bound),
+            )
+        return Update(vector, update.samples)
 
     def _say(self, message: str, *arguments: object) -> None:
         text = f"client %d: {message}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from lightsecagg.drivers.federation.durable import ProcessLock, seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import ProcessLock, checksummed, verified, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError
 from lightsecagg.foreign import decode, read_private
 from lightsecagg.protocol.ledger import Ledger
@@ -84,7 +84,7 @@ class ClientLedger(Ledger):
 
     def _load(self) -> Ledger:
         try:
-            content = unseal(_PLACE, read_private(self._path))
+            content = verified(_PLACE, read_private(self._path))
             stored = decode(_decoder.decode, content, "entry")
             entries = Ledger.from_bytes(stored.entries)
         except (JournalError, DecodeError) as error:
@@ -106,4 +106,4 @@ class ClientLedger(Ledger):
         with self._writing:
             if self._closed:
                 raise JournalError(f"the ledger {self._path} is closed; nothing is written to it")
-            write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(stored)))
+            write_synced(self._path, checksummed(_PLACE, msgspec.msgpack.encode(stored)))

@@ -1,11 +1,12 @@
-"""A throw-away federation on this machine: real processes, real sockets, real dropouts.
+"""A throw-away federation on this machine: real processes, real sockets, real kills.
 
-The main job of the README. It provisions a federation in a temporary folder, starts the server
-and every client as a process of its own over loopback TLS, and kills up to D clients per round
-with SIGKILL in the middle of a phase; a killed client is restarted and joins the next round.
+The main job of the README. It provisions a federation in a temporary folder and starts the server
+and every client as a process of its own over loopback TLS. In rounds, up to D clients per round
+kill themselves with SIGKILL in the middle of a phase; in the asynchronous mode some clients are
+slow, and clients and the server are killed from outside at any moment. All are started again.
 
-To prove that the secure average is the plain average, the demo's clients ALSO write their plain
-updates into a local folder. No real client does that.
+To prove that the secure average is the plain average, the demonstration's clients ALSO write their
+plain updates into a local folder (`demo_notes`). No real client does that.
 
 Whatever a user can get wrong is found by `check_demo` before the first process starts.
 """
@@ -13,13 +14,9 @@ Whatever a user can get wrong is found by `check_demo` before the first process 
 from __future__ import annotations
 
 import math
-import os
 import random
-import signal
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +26,18 @@ from pydantic import ValidationError
 
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.aggregation import make_settings
-from lightsecagg.drivers.federation.client import FederationClient
-from lightsecagg.drivers.federation.demo_audit import compare, read_spans
-from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.demo_audit import Audit, Comparison, audit, compare, versions_of
+from lightsecagg.drivers.federation.demo_config import SERVER, DemoConfig, Kill
+from lightsecagg.drivers.federation.demo_notes import read_notes, read_sums
 from lightsecagg.drivers.federation.demo_processes import Ask, Processes, Watch
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import VectorServer, check_task
 from lightsecagg.drivers.federation.models import read_model
 from lightsecagg.drivers.federation.training_tables import VectorsTable
-from lightsecagg.errors import Aborted, ConfigurationError, ParameterError
+from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.params import ThreatModel, check_integer
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.schemes.traits import traits_of
-from lightsecagg.session.envelope import name_of
-
-# Phase -> the message before which a doomed client is killed.
-_LAST_WORDS = {
-    "share": ("ShareBundle",),
-    "upload": ("MaskedUpload",),
-    "agree": ("Consent",),
-    "recover": ("AggregatedShare", "UnmaskingShares"),
-}
 
 _MOST_CLIENTS = 256
 
@@ -59,19 +47,26 @@ class DemoResult:
     """What happened."""
 
     records: list[dict[str, Any]]
-    spans: dict[tuple[int, int], list[dict[str, Any]]]
-    """(round, client) -> what that client did, and when."""
+    """Of all rounds, or buffers, whose sum is known, in order."""
+    compared: list[Comparison]
+    """One for each of them."""
+    aborted: list[dict[str, Any]]
+    """Records of those without a sum."""
+    notes: list[dict[str, Any]]
+    """What clients did, in the order of time."""
     killed: list[dict[str, Any]]
     complaints: list[str]
     """What clients have logged as errors."""
-    max_abs_difference: float
-    quantisation_bound: float
-    matches: bool
-    model: NDArray[np.float32] = field(repr=False)
-    """The global model after the last round."""
+    audit: Audit
+    """What became of every update; rounds have few of them (see `demo_audit`)."""
+    model: NDArray[np.float32] | None = field(repr=False)
+    """The latest global model."""
     state: Path
     """The server's state folder."""
     seconds: float
+    hung: bool = False
+    interrupted: int | None = None
+    """The exit code, if a signal has ended it early."""
 
 
 def plan_deaths(config: DemoConfig) -> dict[int, dict[int, str]]:
@@ -91,6 +86,22 @@ def plan_deaths(config: DemoConfig) -> dict[int, dict[int, str]]:
         for client in rng.sample(range(config.clients), rng.randint(0, config.dropout)):
             deaths.setdefault(client, {})[number] = rng.choice(phases)
     return deaths
+
+
+def plan_kills(config: DemoConfig, clients: int, server: int) -> tuple[Kill, ...]:
+    """So many kills of clients and of the server, spread over the demonstration.
+
+    Stragglers are spared: their updates are to count.
+    """
+    rng = random.Random(config.seed)  # noqa: S311 - who is killed is no secret
+    fast = config.clients - config.slow
+    victims = [SERVER] * server + [rng.randrange(fast) for _ in range(clients)]
+    rng.shuffle(victims)
+    step = config.rounds / (len(victims) + 1)
+    return tuple(
+        Kill(victim, round(step * number), rng.random())
+        for number, victim in enumerate(victims, start=1)
+    )
 
 
 def check_demo(config: DemoConfig) -> None:
@@ -115,75 +126,108 @@ def check_demo(config: DemoConfig) -> None:
     make_settings(table, any_job, bytes(32), any_list)
     plan_deaths(config)
     check_task(config.own_task, client=0)
+    if config.mode == "async":
+        _check_buffers(config)
+
+
+def _check_buffers(config: DemoConfig) -> None:
+    least = config.privacy + 2
+    if not least <= config.buffer <= config.clients:
+        raise ConfigurationError(
+            f"--buffer {config.buffer} must be T + 2 = {least} to N = {config.clients}"
+        )
+    if not 0 <= config.slow <= config.clients - config.buffer:
+        raise ConfigurationError(
+            f"--slow {config.slow} must be 0 to N - K = {config.clients - config.buffer}: the "
+            "others fill the buffers"
+        )
 
 
 def run_demo(config: DemoConfig, folder: Path, watch: Watch, ask: Ask = lambda: None) -> DemoResult:
-    """The whole demonstration; `folder` receives keys, state and traces."""
+    """The whole demonstration; `folder` receives keys, state and notes.
+
+    What there is of an asynchronous one when `ask` raises is reported too.
+    """
     started = time.monotonic()
-    processes = _RoundProcesses(config, folder)
-    with processes.running(ask, bound=config.bound):
-        for _ in processes.looks(watch, ask):
-            processes.restart_the_dead()
-    records = History(processes.state / "rounds.json").records()
-    compared = [compare(record, processes.trace) for record in records if record["aborted"] is None]
+    processes = Processes(config, folder, plan_deaths(config))
+    hung, interrupted = False, None
+    try:
+        with processes.running(ask):
+            hung = not _wait(processes, watch, ask)
+    except SystemExit as stop:
+        if config.mode == "sync" or not processes.sums():
+            raise
+        interrupted = int(stop.code or 0)
+    state, notes = processes.state, read_notes(processes.notes)
+    history = History(state / "rounds.json").records()  # written after the first sum is known
+    records = with_history(read_sums(processes.notes), history)
+    compared = [compare(record, processes.notes) for record in records]
+    drops = config.threat_model is ThreatModel.MALICIOUS_SERVER
     return DemoResult(
         records=records,
-        spans=read_spans(processes.trace),
+        compared=compared,
+        aborted=[record for record in history if record["aborted"] is not None],
+        notes=notes,
         killed=processes.killed,
         complaints=processes.complaints(),
-        max_abs_difference=max((each.difference for each in compared), default=0.0),
-        quantisation_bound=max((each.bound for each in compared), default=0.0),
-        matches=all(each.exact for each in compared),
-        model=read_model(processes.state)[1],
-        state=processes.state,
+        audit=audit(records, compared, notes, least=config.privacy + 2, drops=drops),
+        model=read_model(state)[1] if config.vectors is None and records else None,
+        state=state,
         seconds=time.monotonic() - started,
+        hung=hung,
+        interrupted=interrupted,
     )
 
 
-class _RoundProcesses(Processes):
-    """Clients are killed in the middle of a phase."""
+def with_history(sums: list[dict[str, Any]], history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of every sum, with what the server has told of the buffer that led to it.
 
-    def __init__(self, config: DemoConfig, folder: Path) -> None:
-        self._deaths = plan_deaths(config)
-        super().__init__(config, folder)
-
-    def restart_the_dead(self) -> None:
-        """A killed client comes back, without memory; any other end is an error."""
-        for client, process in list(self.clients.items()):
-            if process.exitcode in (None, 0):
-                continue
-            if process.exitcode != -signal.SIGKILL:
-                raise self.failure(f"client-{client}", process.exitcode)
-            planned = self._deaths.get(client, {})
-            if not planned:
-                raise Aborted(f"client {client} was killed by somebody else")
-            number = min(planned)
-            self.killed.append({"client": client, "round": number, "phase": planned.pop(number)})
-            self.start_client(client)
-
-    def _client(self, client: int) -> tuple[Callable[..., FederationClient], None]:
-        return partial(DoomedClient, deaths=self._deaths.get(client, {})), None
-
-    def _overrides(self) -> list[str]:
-        # Large models and busy machines take their time, and whoever is killed is noticed without
-        # a deadline. A round that began without one of them would have one dropout too many.
-        waits = ("wait_for_clients", "advertise", "share", "upload", "agree", "recover")
-        patient = [f"rounds.{wait}={self._config.timeout}" for wait in waits]
-        everybody = f"rounds.min_clients={self._config.clients}"
-        return [*super()._overrides(), everybody, *patient]
+    A server that was killed after it had learned a sum, and before it had stored it, may find too
+    few clients for the same buffer when it is back: that it then tells of a lost one makes the sum
+    no less known.
+    """
+    told = {record["round"]: record for record in history if record["aborted"] is None}
+    return [each | told.get(each["round"], {}) for each in sums]
 
 
-class DoomedClient(FederationClient):
-    """A client that is killed in the middle of chosen phases."""
+def _wait(processes: Processes, watch: Watch, ask: Ask) -> bool:
+    """Until the server ends, with all that is to be killed killed; False if it hangs."""
+    config = processes.config
+    kills, sums, last = list(config.kills), 0, 0
+    grown, due = time.monotonic(), None
+    for now in processes.looks(watch, ask):
+        enough = bool(config.kills) and sums >= max(config.rounds, last + config.afterwards)
+        if (found := processes.sums()) > sums:
+            sums, grown = found, now
+            watch("sums", sums, config.rounds)
+        elif now - grown > config.patience and (config.mode == "async" or config.kills):
+            return False
+        if kills and sums >= kills[0].after:
+            due = now + kills[0].delay if due is None else due
+            if now >= due:
+                processes.kill(kills.pop(0), sums)
+                due, last = None, sums
+                watch("kills", len(config.kills) - len(kills), len(config.kills))
+        elif enough and not kills and _have_recovered(processes):
+            processes.end()
+        processes.mind_the_dead()
+    return True
 
-    def __init__(self, *arguments: Any, deaths: Mapping[int, str]) -> None:
-        super().__init__(*arguments)
-        self._deaths = deaths
 
-    async def _post(self, data: bytes) -> None:
-        number = self._session.round
-        phase = self._deaths.get(number)
-        if phase is not None and name_of(data) in _LAST_WORDS[phase]:
-            self._trace.write_spans(number)  # what it has done belongs into the timeline
-            os.kill(os.getpid(), signal.SIGKILL)
-        await super()._post(data)
+def _have_recovered(processes: Processes) -> bool:
+    """Whether all who were killed upload again, and stragglers have been stale enough."""
+    config, least = processes.config, processes.config.least_staleness
+    killed = {kill["who"]: kill["time"] for kill in processes.killed if kill["who"] != "server"}
+    back = {
+        note["client"]
+        for note in read_notes(processes.notes)
+        if note["what"] == "stored" and note["time"] > killed.get(note["client"], 0.0)
+    }
+    if least is None or not set(killed) <= back:
+        return set(killed) <= back
+    return set(config.stragglers) <= {
+        owner
+        for record in read_sums(processes.notes)
+        for owner, version in zip(record["included"], versions_of(record), strict=True)
+        if record["round"] - 1 - version >= least
+    }

@@ -7,8 +7,9 @@ update, and whether anything has happened that must not.
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,15 @@ def versions_of(record: dict[str, Any]) -> list[int]:
     return record["versions"] or [record["round"]] * len(record["included"])
 
 
-def compare(record: dict[str, Any], trace: Path) -> Comparison:
+def compare(record: dict[str, Any], notes: Path) -> Comparison:
     """A round, or a buffer with the staleness of its updates, and what its clients have written."""
     number, included = record["round"], record["included"]
-    with np.load(trace / f"average-{number}.npz") as secure:
+    with np.load(notes / f"average-{number}.npz") as secure:
         average = secure["average"]
     weights = record["weights"] or [1] * len(included)
     total, samples = np.zeros(average.size), 0
     for client, version, weight in zip(included, versions_of(record), weights, strict=True):
-        with np.load(trace / f"update-{version}-{client}.npz") as plain:
+        with np.load(notes / f"update-{version}-{client}.npz") as plain:
             counted = weight * int(plain["samples"])
             total += counted * plain["vector"].astype(np.float64)
         samples += counted
@@ -68,7 +69,7 @@ class Audit:
     refused: int
     """Not taken and not acknowledged, because the epoch had closed or their mask was unknown."""
     dropped: int
-    """Too stale, or pushed out by newer ones of their owner; it was told."""
+    """Too stale, without company of their model, or pushed out by newer ones of their owner."""
     in_failed_buffers: int
     """Of which too few clients were left to answer."""
     stranded: int
@@ -99,8 +100,14 @@ def audit(
     notes: list[dict[str, Any]],
     *,
     least: int,
+    drops: bool = False,
 ) -> Audit:
-    """What became of every update; `least` of them suffice for a buffer."""
+    """What became of every update.
+
+    * `least`: so many of them suffice for a buffer.
+    * `drops`: updates without company of their model are dropped (S56). Who was killed before the
+      end of its epoch may not have heard of it, though it is back and hears the end.
+    """
     sums = [
         (record["epoch"], *term)
         for record in records
@@ -108,9 +115,15 @@ def audit(
     ]
     summed = set(sums)
     uploads = {_mask(note): note for note in notes if note["what"] == "upload"}
-    digests = {(*_mask(note), note["digest"]) for note in notes if note["what"] == "upload"}
-    stored = {_mask(note) for note in notes if note["what"] == "stored"}
+    digests = [(_mask(note), note["digest"]) for note in notes if note["what"] == "upload"]
+    stored = {_mask(note): note.get("time", 0.0) for note in notes if note["what"] == "stored"}
+    starts = [(note["client"], note["time"]) for note in notes if note["what"] == "started"]
     dropped = {_mask(note) for note in notes if note["what"] == "dropped"}
+    heard_the_end = {
+        (note["epoch"], note["client"]): note.get("time", math.inf)
+        for note in notes
+        if note["what"] == "over"
+    }
     announced = {
         (note["epoch"], note["at"], tuple(map(tuple, note["terms"])))
         for note in notes
@@ -125,8 +138,13 @@ def audit(
     in_flight = {
         (epoch, *term) for epoch, at, terms in announced for term in terms if (epoch, at) == last
     }
+
+    def was_away(owner: int, since: float, epoch: int) -> bool:
+        end = heard_the_end.get((epoch, owner))
+        return end is None or any(c == owner and since < when < end for c, when in starts)
+
     fates: Counter[str] = Counter()
-    for mask in uploads.keys() - stored:
+    for mask in uploads.keys() - stored.keys():
         is_summed = (*mask[:2], uploads[mask]["version"]) in summed
         fates["unheard"] += is_summed
         fates["refused"] += mask in dropped and not is_summed
@@ -139,7 +157,7 @@ def audit(
             fates["waiting"] += 1
         elif mask in announced_masks:
             fates["in_failed_buffers"] += 1
-        elif mask in dropped:
+        elif mask in dropped or (drops and was_away(owner, stored[mask], epoch)):
             fates["dropped"] += 1
         else:
             left[epoch].append(owner)
@@ -155,44 +173,16 @@ def audit(
         acknowledged=len(stored),
         wrong=sum(not each.exact for each in compared),
         summed_twice=len(sums) - len(summed),
-        masks_used_twice=len(digests) - len(uploads),
-        changed=len(announced) - len({(epoch, at) for epoch, at, _ in announced}),
+        masks_used_twice=several(digests),
+        changed=several(((epoch, at), terms) for epoch, at, terms in announced),
         **{kind: fates[kind] for kind in (*kinds, "waiting", "left_behind", "lost")},
     )
 
 
+def several(found: Iterable[tuple[Hashable, Hashable]]) -> int:
+    """How many things have more than one value, where each must have one at most."""
+    return sum(count > 1 for count in Counter(thing for thing, _ in set(found)).values())
+
+
 def _mask(note: dict[str, Any]) -> tuple[int, int, int]:
     return note["epoch"], note["client"], note["serial"]
-
-
-# -- reading -------------------------------------------------------------------------------------
-
-
-def read_spans(trace: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """(round, client) -> what that client did, and when."""
-    spans = {}
-    for path in trace.glob("spans-*.json"):
-        _, number, client = path.stem.split("-")
-        spans[int(number), int(client)] = json.loads(path.read_text())
-    return spans
-
-
-def read_sums(trace: Path) -> list[dict[str, Any]]:
-    """The record of every sum that the server has learned, by version; `time` is when it did."""
-    records = []
-    for path in trace.glob("average-*.npz"):
-        if ".new" in path.name:
-            continue
-        with np.load(path) as stored:
-            records.append(json.loads(str(stored["record"])) | {"time": float(stored["time"])})
-    return sorted(records, key=lambda record: int(record["round"]))
-
-
-def read_notes(trace: Path) -> list[dict[str, Any]]:
-    """What clients did, in the order of time."""
-    lines = [
-        json.loads(line)
-        for path in trace.glob("notes-*.jsonl")
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    return sorted(lines, key=lambda note: float(note["time"]))

@@ -17,17 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation.client import FederationClient
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
-from lightsecagg.drivers.federation.demo_config import DemoConfig
+from lightsecagg.drivers.federation.demo_config import SERVER, DemoConfig, Kill
+from lightsecagg.drivers.federation.demo_notes import DemoWatch, write_sum
 from lightsecagg.drivers.federation.jobs import ClientJob
 from lightsecagg.drivers.federation.provisioning import Provisioned, free_port, provision
+from lightsecagg.drivers.federation.watch import ClientWatch
 from lightsecagg.errors import (
     Aborted,
     ConfigurationError,
@@ -39,11 +41,17 @@ from lightsecagg.foreign import explain
 from lightsecagg.protocol.settings import MAX_LENGTH
 
 _PRELOAD = ["lightsecagg.training.warm_up", "sklearn.datasets"]
+_PROGRAMS = [
+    "lightsecagg.drivers.federation.programs",
+    "lightsecagg.drivers.transport.grpc",
+]
 _LOOK = 0.05
 """Seconds between two looks at the processes."""
 _SWEEPS = 30
+_SERVERS_OWN = {"flush_after", "reports", "renew"}
+"""Of [buffering]."""
 _USAGE = 2
-"""Exit code of a process that found something for the user to mend."""
+"""Exit code of a process that found something for the user to fix."""
 
 Watch = Callable[[str, int, int], None]
 """Told (phase, done, expected)."""
@@ -52,14 +60,21 @@ Ask = Callable[[], None]
 
 
 class Processes:
-    """The server and the clients of a demonstration, each a process."""
+    """The server and the clients of a demonstration, each a process; who is killed comes back."""
 
-    def __init__(self, config: DemoConfig, folder: Path) -> None:
-        """Starts none but the one that removes the folder if this program cannot."""
+    _told = False
+
+    def __init__(
+        self, config: DemoConfig, folder: Path, deaths: Mapping[int, dict[int, str]] | None = None
+    ) -> None:
+        """Starts none but the one that removes the folder if this program cannot.
+
+        `deaths`: client -> round -> phase in which it kills itself.
+        """
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        self._config, self._folder = config, folder
-        self.trace = folder / "trace"
-        self.trace.mkdir(mode=0o700, parents=True)
+        self.config, self._folder, self._deaths = config, folder, deaths or {}
+        self.notes = folder / "notes"
+        self.notes.mkdir(mode=0o700, parents=True)
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(self._preloaded())
         self._progress, self._report = self._context.Pipe(duplex=False)
@@ -75,11 +90,11 @@ class Processes:
 
     @contextmanager
     def running(self, ask: Ask, **provisioned: Any) -> Iterator[None]:
-        """Inside, all run; none does afterwards. `provisioned` are arguments of `provision`."""
+        """Inside, all run; none does afterwards. `provisioned`: arguments of `provision`."""
         try:
-            folder, clients = self._folder / "federation", self._config.clients
-            provisioned = {"port": free_port(), "survivors": 0} | provisioned
-            self._made: Provisioned = provision(folder, clients, **provisioned)
+            folder, clients = self._folder / "federation", self.config.clients
+            usual = {"port": free_port(), "survivors": 0} | self.config.provisioned
+            self._made: Provisioned = provision(folder, clients, **(usual | provisioned))
             ask()
             self.start_server()
             for client in self._made.clients:
@@ -91,7 +106,7 @@ class Processes:
 
     def looks(self, watch: Watch, ask: Ask) -> Iterator[float]:
         """What time it is, every now and then until the server ends; `watch` hears what it says."""
-        timeout = self._config.timeout
+        timeout = self.config.timeout
         deadline = time.monotonic() + timeout
         while True:
             ask()
@@ -112,15 +127,15 @@ class Processes:
 
     def start_server(self) -> None:
         """The server, or the next one after it."""
-        arguments = (self._made.server, self._overrides(), self._folder, self._report)
+        arguments = (self._made.server, self._overrides(), self._folder, self.notes, self._report)
         self.server = self._process(_server_main, arguments, daemon=True)
 
     def start_client(self, client: int) -> None:
         """A client, or one in its place."""
         path, overrides = self._made.clients[client], self._client_overrides()
-        arguments = (path, overrides, self._folder, *self._client(client))
+        arguments = (path, overrides, self._folder, self._watch(client), self._job(client))
         # A daemon may have no children, and in `process` mode a client trains in one.
-        daemon = self._config.overlap != "process"
+        daemon = self.config.overlap != "process"
         self.clients[client] = self._process(_client_main, arguments, daemon=daemon)
 
     def failure(self, name: str, exit_code: int | None) -> LightSecAggError:
@@ -140,6 +155,48 @@ class Processes:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
             if line.startswith("{") and '"level": "error"' in line
         ]
+
+    # -- kills -------------------------------------------------------------------------------
+
+    def sums(self) -> int:
+        """How many are known."""
+        return sum(
+            name.startswith("average-") and name.endswith(".npz") for name in os.listdir(self.notes)
+        )
+
+    def kill(self, kill: Kill, after: int) -> None:
+        """And start it again; whoever has taken its leave is left alone."""
+        process = self.server if kill.victim == SERVER else self.clients[kill.victim]
+        if process is None:
+            return
+        process.kill()
+        process.join()
+        if process.exitcode != -signal.SIGKILL:
+            return
+        who = "server" if kill.victim == SERVER else kill.victim
+        self.killed.append({"who": who, "after": after, "time": time.time()})
+        if kill.victim == SERVER:
+            self.start_server()
+        else:
+            self.start_client(kill.victim)
+
+    def mind_the_dead(self) -> None:
+        """A client that has killed itself as planned comes back; any other end is an error."""
+        for client, process in list(self.clients.items()):
+            if process.exitcode in (None, 0):
+                continue
+            planned = self._deaths.get(client, {})
+            if process.exitcode != -signal.SIGKILL or not planned:
+                raise self.failure(f"client-{client}", process.exitcode)
+            number = min(planned)
+            self.killed.append({"client": client, "round": number, "phase": planned.pop(number)})
+            self.start_client(client)
+
+    def end(self) -> None:
+        """Tell the server, once, to stop; it leaves an epoch as it is."""
+        if self.server is not None and not self._told:
+            self._told = True  # a second signal would end it at once
+            self.server.terminate()
 
     def _stop(self) -> None:
         """Nothing of them is needed any more."""
@@ -168,46 +225,74 @@ class Processes:
 
     def _preloaded(self) -> list[str]:
         """What all processes import."""
-        return _PRELOAD
+        if (job := self._job(0)) is None:
+            return _PRELOAD
+        return [*_PROGRAMS, type(job).__module__]
 
-    def _client(self, client: int) -> tuple[Callable[..., FederationClient], ClientJob | None]:
-        """How it is made, and its job; None: to train."""
-        return FederationClient, None
+    def _job(self, client: int) -> ClientJob | None:
+        """None: to train."""
+        return None if self.config.job is None else self.config.job(client)
+
+    def _watch(self, client: int) -> ClientWatch:
+        """What is noted of a client."""
+        slowdown = self.config.slowdown if client in self.config.stragglers else 1.0
+        deaths = self._deaths.get(client)
+        least = self.config.least_training
+        return DemoWatch(self.notes, slowdown=slowdown, least=least, deaths=deaths)
 
     def _overrides(self) -> list[str]:
         """Of the server's configuration."""
-        config, port = self._config, self._config.dashboard_port
+        config, port = self.config, self.config.dashboard_port
         return [
             *_toml(
                 "aggregation", config.aggregation.model_dump(mode="json", exclude_defaults=True)
             ),
-            f"rounds.number={config.rounds}",
+            f"rounds.number={config.number}",
             "rounds.settle=5.0",
             "rounds.grace=0.5",
             "rounds.upload=300.0",
             "rounds.wait_for_clients=300.0",
             "server.state=state",
-            f'server.trace="{self.trace}"',
             *([] if port is None else [f"server.dashboard_port={port}"]),
+            *self._of_the_mode(),
             *self._shared(),
         ]
 
+    def _of_the_mode(self) -> list[str]:
+        config = self.config
+        rate = f"training.server.learning_rate={config.server_rate}"
+        if config.buffering is not None:
+            buffering = _toml("buffering", config.buffering.model_dump(mode="json"))
+            return [*buffering, *([rate] if config.vectors is None else [])]
+        if config.vectors is not None:
+            return []
+        # Large models and busy machines take their time, and whoever is killed is noticed without
+        # a deadline. A round that began without one of them would have one dropout too many.
+        waits = ("wait_for_clients", "advertise", "share", "upload", "agree", "recover")
+        patient = [f"rounds.{wait}={config.timeout}" for wait in waits]
+        return [f"rounds.min_clients={config.clients}", *patient, rate]
+
     def _client_overrides(self) -> list[str]:
-        config = self._config
+        config = self.config
+        table = config.buffering
+        shared = {} if table is None else table.model_dump(mode="json", exclude=_SERVERS_OWN)
         return [
             f'client.protocols=["{config.protocol}"]',
             f'client.threat_model="{config.threat_model}"',
             f"client.privacy={config.privacy}",
             f'client.share_mode="{config.share_mode}"',
             f'client.overlap="{config.overlap}"',
+            f"client.reconnect={config.timeout}",
             f"client.max_dimension={MAX_LENGTH}",  # their operator knows the task
-            f'client.trace="{self.trace}"',
+            *_toml("buffering", shared),
             *self._shared(),
         ]
 
     def _shared(self) -> list[str]:
         """Of the configurations of all."""
-        config = self._config
+        config = self.config
+        if config.vectors is not None:
+            return []
         return [
             f"training.seed={config.seed}",
             *_toml("training.task", asdict(config.own_task)),
@@ -227,7 +312,9 @@ def _toml(table: str, values: Mapping[str, Any]) -> list[str]:
 # -- in the processes ----------------------------------------------------------------------------
 
 
-def _server_main(path: Path, overrides: list[str], folder: Path, progress: Connection) -> None:
+def _server_main(
+    path: Path, overrides: list[str], folder: Path, notes: Path, progress: Connection
+) -> None:
     from lightsecagg.training.parent import end_with_parent
 
     end_with_parent()
@@ -242,14 +329,15 @@ def _server_main(path: Path, overrides: list[str], folder: Path, progress: Conne
     with _last_words(folder, "server"):
         from lightsecagg.drivers.federation.programs import run_server
 
-        run_server(load_config(ServerConfig, path, overrides, environment={}), report)
+        config = load_config(ServerConfig, path, overrides, environment={})
+        run_server(config, report, learned=partial(write_sum, notes))
 
 
 def _client_main(
     path: Path,
     overrides: list[str],
     folder: Path,
-    kind: Callable[..., FederationClient],
+    watch: ClientWatch,
     job: ClientJob | None,
 ) -> None:
     from lightsecagg.training.parent import end_with_parent
@@ -263,7 +351,7 @@ def _client_main(
 
             use_one_thread()
         config = load_config(ClientConfig, path, overrides, environment={})
-        asyncio.run(build_client(config, kind, job=job).run())
+        asyncio.run(build_client(config, job=job, watch=watch).run())
 
 
 def _janitor_main(folder: Path) -> None:

@@ -27,16 +27,16 @@ _PATIENCE = 60.0
 _PAUSE = 0.1
 
 
-def seal(place: str, content: bytes) -> bytes:
+def checksummed(place: str, content: bytes) -> bytes:
     """Content with a checksum that binds it to its place."""
     return hashlib.sha256(place.encode() + b"\0" + content).digest() + content
 
 
-def unseal(place: str, sealed: bytes) -> bytes:
-    """The inverse of `seal`; `JournalError` if a bit is wrong or it belongs elsewhere."""
+def verified(place: str, stored: bytes) -> bytes:
+    """The inverse of `checksummed`; `JournalError` if a bit is wrong or it belongs elsewhere."""
     # A damaged database may hand out a number or a text where bytes were stored.
-    content = sealed[_CHECKSUM:] if isinstance(sealed, bytes) else b""
-    if seal(place, content) != sealed:
+    content = stored[_CHECKSUM:] if isinstance(stored, bytes) else b""
+    if checksummed(place, content) != stored:
         raise JournalError(f"the stored entry {place} is damaged")
     return content
 

@@ -2,11 +2,11 @@
 
 Durable before they are acknowledged or announced:
 
-* whatever the party of the epoch has promised, as one record (`EpochChanged`): its roster, the
-  masks that are ready, the tags of the uploads, the buffer in flight, the agreement;
-* each masked upload, in a file of its own, with the record that counts it;
-* the sealed shares of each mask, with the record that counts it, until all have got theirs;
-* the model of a version, with the record in which its buffer is past: a sum is applied once.
+* whatever the party of the epoch has promised, as facts that are appended (`journal_facts`): its
+  roster, the masks that are ready, the tags of the uploads, the buffer in flight, the agreement;
+* each masked upload, in a file of its own, with the fact that counts it;
+* the sealed shares of each mask, with the fact that counts it, until the mask is past;
+* the model of a version, with the fact that its buffer is past: a sum is applied once.
 
 The folder is that of `journal`: an epoch has the row of a round, a version the file of a model.
 """
@@ -14,11 +14,13 @@ The folder is that of `journal`: an epoch has the row of a round, a version the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 
 import msgspec
 
-from lightsecagg.drivers.federation.durable import patiently, seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import checksummed, verified, write_synced
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
@@ -26,6 +28,7 @@ from lightsecagg.field.prime import PrimeField
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.interface import EpochChanged
 from lightsecagg.protocol.jobs import Upload
+from lightsecagg.protocol.journal_facts import encode_fact
 from lightsecagg.protocol.messages import BufferedUpload, SealedShare, ShareBundle, Tag
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -57,12 +60,12 @@ class EpochJournal(Journal):
         return self.change(number, record)
 
     def change(self, number: int, record: EpochChanged) -> StoredUpload | None:
-        """All that the epoch has promised, and the upload that has just come."""
+        """What the epoch has promised, and the upload that has just come."""
         upload = record.upload
         stored = None if upload is None else self._write_upload(number, upload)
         with self._db.change():
             self._put(number, record, stored)
-        self._delete_past_uploads(number, record)
+        self._delete_uploads_of(number, record.past)
         return stored
 
     def advance(
@@ -88,7 +91,7 @@ class EpochJournal(Journal):
             self._set_meta("buffers", str(buffers).encode())
             self._set_meta("hashes", msgspec.msgpack.encode(dict(hashes)))
             self._put(number, record, None)
-        self._delete_past_uploads(number, record)
+        self._delete_uploads_of(number, record.past)
 
     def buffers(self) -> int:
         """How many buffers were recovered."""
@@ -104,19 +107,24 @@ class EpochJournal(Journal):
         except DecodeError as error:
             raise JournalError(str(error)) from error
 
-    def memory(self, number: int) -> bytes:
-        """What an epoch has promised; empty if nothing."""
-        content = self._meta(f"epoch {number}")
-        return content or b""
+    def facts(self, number: int) -> list[bytes]:
+        """What an epoch has promised, in order."""
+        with self._db.reporting("read"):
+            rows = self._db.execute(
+                "SELECT place, content FROM facts WHERE number = ? ORDER BY place", (number,)
+            ).fetchall()
+        if [place for place, _ in rows] != list(range(len(rows))):
+            raise JournalError(f"a fact of epoch {number} is missing in the journal")
+        return [verified(_fact_of(number, place), content) for place, content in rows]
 
     def settings(self, number: int) -> Settings:
         """Those of an epoch, or round."""
         with self._db.reporting("read"):
-            (sealed,) = self._db.execute(
+            (stored,) = self._db.execute(
                 "SELECT settings FROM rounds WHERE number = ?", (number,)
             ).fetchone()
         try:
-            return Settings.from_bytes(unseal(f"{number}/settings", sealed))
+            return Settings.from_bytes(verified(f"{number}/settings", stored))
         except LightSecAggError as error:
             raise JournalError(f"epoch {number} of the journal is damaged: {error}") from error
 
@@ -135,7 +143,7 @@ class EpochJournal(Journal):
                 )
             place = _place(number, tag)
             try:
-                found = decode(_rows.decode, unseal(place, row[0]), f"entry {place}")
+                found = decode(_rows.decode, verified(place, row[0]), f"entry {place}")
             except DecodeError as error:
                 raise JournalError(str(error)) from error
             upload = self._stored(number, tag, found)
@@ -144,20 +152,24 @@ class EpochJournal(Journal):
 
         return stored
 
-    def shares(self, number: int) -> Iterator[SealedShare]:
-        """The shares of an epoch that somebody may lack, of an owner in the order of its masks."""
-        with self._db.reporting("read"):
-            rows = self._db.execute(
-                "SELECT owner, serial, content FROM relayed WHERE number = ? "
-                "ORDER BY owner, serial",
-                (number,),
-            ).fetchall()
-        for owner, serial, content in rows:
+    def recall_shares(self, number: int) -> Callable[[int, int], tuple[SealedShare, ...]]:
+        """Where the shares of an epoch are."""
+
+        def stored(owner: int, serial: int) -> tuple[SealedShare, ...]:
+            with self._db.reporting("read"):
+                row = self._db.execute(
+                    "SELECT content FROM relayed WHERE number = ? AND owner = ? AND serial = ?",
+                    (number, owner, serial),
+                ).fetchone()
             place = _shares_of(number, owner, serial)
-            bundle = _codec.decode(unseal(place, content))
+            if row is None:
+                raise JournalError(f"entry {place} is missing in the journal")
+            bundle = _codec.decode(verified(place, row[0]))
             if not isinstance(bundle, ShareBundle):
                 raise JournalError(f"entry {place} holds no shares")
-            yield from bundle.shares
+            return bundle.shares
+
+        return stored
 
     def abandon(self, number: int, reason: str, *, renews: bool = False) -> None:
         """The epoch is over; a model that `renews` is a version of its own (`advance`)."""
@@ -168,22 +180,31 @@ class EpochJournal(Journal):
             self._delete_uploads(number)
 
     def _put(self, number: int, record: EpochChanged, stored: StoredUpload | None) -> None:
-        if record.memory:
-            self._set_meta(f"epoch {number}", record.memory)
-        else:
+        if record.is_over:
             self._forget(number)
+            return
+        self._append(number, [encode_fact(fact) for fact in record.facts])
         if record.upload is not None and stored is not None:
             tag = record.upload.tag
             row = msgspec.msgpack.encode(_Row(stored.length, stored.checksums))
             self._db.execute(
                 "INSERT INTO buffered VALUES (?, ?, ?, ?)",
-                (number, tag.owner, tag.serial, seal(_place(number, tag), row)),
+                (number, tag.owner, tag.serial, checksummed(_place(number, tag), row)),
             )
-            uploaders = self.uploaders() | {tag.owner: number}
-            self._set_meta("uploaders", msgspec.msgpack.encode(uploaders))
         self._put_shares(number, record.shares)
-        self._keep("buffered", number, record.kept)
-        self._keep("relayed", number, record.relayed)
+        for (owner, serial), table in product(record.past, ("buffered", "relayed")):
+            self._db.execute(
+                f"DELETE FROM {table} WHERE number = ? AND owner = ? AND serial = ?",  # noqa: S608
+                (number, owner, serial),
+            )
+
+    def _append(self, number: int, facts: Sequence[bytes]) -> None:
+        (first,) = self._db.execute(
+            "SELECT coalesce(max(place) + 1, 0) FROM facts WHERE number = ?", (number,)
+        ).fetchone()
+        for place, fact in enumerate(facts, first):
+            content = checksummed(_fact_of(number, place), fact)
+            self._db.execute("INSERT INTO facts VALUES (?, ?, ?)", (number, place, content))
 
     def _put_shares(self, number: int, shares: Iterable[SealedShare]) -> None:
         masks: dict[tuple[int, int], list[SealedShare]] = {}
@@ -191,24 +212,14 @@ class EpochJournal(Journal):
             masks.setdefault((share.owner, share.serial), []).append(share)
         for (owner, serial), mine in masks.items():
             bundle = _codec.encode(ShareBundle(tuple(mine)))
-            content = seal(_shares_of(number, owner, serial), bundle)
+            content = checksummed(_shares_of(number, owner, serial), bundle)
             self._db.execute(
                 "INSERT INTO relayed VALUES (?, ?, ?, ?)", (number, owner, serial, content)
             )
 
-    def _keep(self, table: str, number: int, kept: Iterable[tuple[int, int]]) -> None:
-        """Delete the rows of an epoch that nobody needs any more."""
-        rows = self._db.execute(f"SELECT owner, serial FROM {table} WHERE number = ?", (number,))  # noqa: S608
-        for owner, serial in {(owner, serial) for owner, serial in rows} - set(kept):
-            self._db.execute(
-                f"DELETE FROM {table} WHERE number = ? AND owner = ? AND serial = ?",  # noqa: S608
-                (number, owner, serial),
-            )
-
     def _forget(self, number: int) -> None:
-        self._db.execute("DELETE FROM meta WHERE key = ?", (f"epoch {number}",))
-        for table in ("buffered", "relayed"):
-            self._keep(table, number, ())
+        for table in ("facts", "buffered", "relayed"):
+            self._db.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608
 
     def _write_upload(self, number: int, upload: BufferedUpload) -> StoredUpload:
         data = bytes_of(upload.vector)
@@ -225,12 +236,11 @@ class EpochJournal(Journal):
             row.checksums,
         )
 
-    def _delete_past_uploads(self, number: int, record: EpochChanged) -> None:
-        kept = {self._upload_path(number, owner, serial) for owner, serial in record.kept}
-        with self._db.reporting("write"):
-            for path in patiently(lambda: [*self._uploads.iterdir()]):
-                if path.name.startswith(f"{number}-") and path not in kept:
-                    path.unlink(missing_ok=True)
+    def _delete_uploads_of(self, number: int, past: Iterable[tuple[int, int]]) -> None:
+        """Their rows are gone; a file that stays goes when the journal is opened."""
+        for owner, serial in past:
+            with suppress(OSError):
+                self._upload_path(number, owner, serial).unlink(missing_ok=True)
 
 
 def _place(number: int, tag: Tag) -> str:
@@ -239,3 +249,7 @@ def _place(number: int, tag: Tag) -> str:
 
 def _shares_of(number: int, owner: int, serial: int) -> str:
     return f"{number}/shares/{owner}/{serial}"
+
+
+def _fact_of(number: int, place: int) -> str:
+    return f"{number}/fact/{place}"

@@ -26,7 +26,7 @@ from lightsecagg.session.past import Past
 from lightsecagg.session.plan import Flushing
 from lightsecagg.session.server import ServerSession
 
-_OVER = EpochChanged(b"", ())
+_OVER = EpochChanged(is_over=True)
 """What is left of an epoch that is over."""
 
 
@@ -92,10 +92,10 @@ class EpochFederationServer(FederationServer):
         settings = self._journal.settings(number)
         return UnfinishedEpoch(
             settings,
-            self._journal.memory(number),
+            self._journal.facts(number),
             self._journal.recall(number),
+            self._journal.recall_shares(number),
             self._allow_list_of(settings),
-            self._journal.shares(number),
         )
 
     def _overview(self) -> Overview:

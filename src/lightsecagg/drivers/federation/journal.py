@@ -26,9 +26,9 @@ import numpy as np
 
 from lightsecagg.drivers.federation.durable import (
     ProcessLock,
+    checksummed,
     patiently,
-    seal,
-    unseal,
+    verified,
     write_synced,
 )
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
@@ -68,6 +68,10 @@ CREATE TABLE IF NOT EXISTS buffered (
     number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
     content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
 );
+CREATE TABLE IF NOT EXISTS facts (
+    number INTEGER NOT NULL, place INTEGER NOT NULL, content BLOB NOT NULL,
+    PRIMARY KEY (number, place)
+);
 CREATE TABLE IF NOT EXISTS relayed (
     number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
     content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
@@ -78,9 +82,10 @@ _TABLES = {
     "rounds": ("number", "settings", "roster", "closed", "survivors", "outcome"),
     "uploads": ("number", "client", "content"),
     "buffered": ("number", "owner", "serial", "content"),
+    "facts": ("number", "place", "content"),
     "relayed": ("number", "owner", "serial", "content"),
 }
-_VERSION = b"3"
+_VERSION = b"4"
 _DONE = "done"
 
 
@@ -200,7 +205,7 @@ class Journal:
 
     def open_round(self, settings: Settings) -> None:
         """The round is about to be opened."""
-        content = seal(f"{settings.round}/settings", settings.to_bytes())
+        content = checksummed(f"{settings.round}/settings", settings.to_bytes())
         with self._db.change():
             self._db.execute(
                 "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
@@ -208,12 +213,12 @@ class Journal:
 
     def close_sharing(self, number: int, roster: Roster, closed: SharesClosed) -> None:
         """Sharing is closed, as everybody is about to hear."""
-        sealed_roster = seal(f"{number}/roster", msgspec.msgpack.encode(roster))
-        sealed_closed = seal(f"{number}/closed", msgspec.msgpack.encode(closed))
+        roster_content = checksummed(f"{number}/roster", msgspec.msgpack.encode(roster))
+        closed_content = checksummed(f"{number}/closed", msgspec.msgpack.encode(closed))
         with self._db.change():
             self._db.execute(
                 "UPDATE rounds SET roster = ?, closed = ? WHERE number = ?",
-                (sealed_roster, sealed_closed, number),
+                (roster_content, closed_content, number),
             )
 
     def store_upload(self, number: int, client: int, upload: MaskedUpload) -> StoredUpload:
@@ -240,7 +245,7 @@ class Journal:
             except JournalError as error:
                 results[client] = error
                 continue
-            written[client] = seal(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
+            written[client] = checksummed(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
             results[client] = self._stored_upload(number, client, row)
         try:
             self._insert_uploads(number, written)
@@ -268,7 +273,7 @@ class Journal:
 
     def announce(self, number: int, survivors: tuple[int, ...]) -> None:
         """U1, before anybody hears of it."""
-        content = seal(f"{number}/survivors", msgspec.msgpack.encode(survivors))
+        content = checksummed(f"{number}/survivors", msgspec.msgpack.encode(survivors))
         with self._db.change():
             self._db.execute("UPDATE rounds SET survivors = ? WHERE number = ?", (content, number))
 
@@ -291,9 +296,9 @@ class Journal:
             ).fetchone()
         if row is None:
             return None
-        number, sealed = row
+        number, stored = row
         try:
-            settings = Settings.from_bytes(unseal(f"{number}/settings", sealed))
+            settings = Settings.from_bytes(verified(f"{number}/settings", stored))
         except LightSecAggError as error:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
         return self.announced(number) if settings.model == model else None
@@ -390,7 +395,7 @@ class Journal:
             self.load_upload(number, client)  # verified before anything is made of it
         try:
             return PromisedRound(
-                settings=Settings.from_bytes(unseal(f"{number}/settings", settings)),
+                settings=Settings.from_bytes(verified(f"{number}/settings", settings)),
                 roster=_unpack(_rosters, f"{number}/roster", roster),
                 closed=_unpack(_closings, f"{number}/closed", closed),
                 uploads=_Uploads(self, number, sorted(client for (client,) in clients)),
@@ -465,11 +470,11 @@ class Journal:
     def _meta(self, key: str) -> bytes | None:
         with self._db.reporting("read"):
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else unseal(f"meta/{key}", row[0])
+        return None if row is None else verified(f"meta/{key}", row[0])
 
     def _set_meta(self, key: str, value: bytes) -> None:
-        sealed = seal(f"meta/{key}", value)
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
+        stored = checksummed(f"meta/{key}", value)
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, stored))
 
 
 def _stored(result: StoredUpload | JournalError) -> StoredUpload:
@@ -498,8 +503,8 @@ class _Uploads:
             yield client, upload, self.journal.upload(self.number, client)
 
 
-def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, sealed: bytes) -> T:
-    return _decoded(decoder, place, unseal(place, sealed))
+def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, stored: bytes) -> T:
+    return _decoded(decoder, place, verified(place, stored))
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], place: str, content: bytes) -> T:

@@ -8,10 +8,7 @@ costs nothing but its figures.
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +24,9 @@ from lightsecagg.foreign import explain, where
 from lightsecagg.session.interface import Spoilt
 from lightsecagg.session.record import RoundRecord
 
+Learned = Callable[[RoundRecord, NDArray[np.float64]], None]
+"""Told the record of a sum and the average, in code; no configuration names one."""
+
 
 class Learning:
     """The job's model from sum to sum; slow work runs in threads."""
@@ -36,10 +36,10 @@ class Learning:
         job: ServerJob,
         checkpoints: Checkpoints,
         stopping: EarlyStopping | None = None,
-        trace: Path | None = None,
+        learned: Learned | None = None,
     ) -> None:
-        """`trace` is a folder for every average, in demonstrations."""
-        self._checkpoints, self._trace = checkpoints, trace
+        """`learned` hears of every sum that can be used, before the model is stored."""
+        self._checkpoints, self._learned = checkpoints, learned
         self.job, self.stopping = job, stopping
 
     def restore(self, journal: Journal) -> int:
@@ -93,8 +93,8 @@ class Learning:
             log.error(text, record.round, explain(error), exc_info=foreign)
             return Spoilt(explain(error))
         record.samples = samples
-        if self._trace is not None:
-            _trace_sum(self._trace / f"average-{record.round}.npz", record, mean)
+        if self._learned is not None:
+            self._learned(record, mean)
         return after
 
     async def note(self, record: RoundRecord, version: int) -> None:
@@ -118,10 +118,3 @@ class Learning:
         if not self.stopping.observe(record.to_json()):
             log.warning("round %d has no figure of [early_stopping] to judge by", record.round)
         record.stopped = self.enough(completed)
-
-
-def _trace_sum(path: Path, record: RoundRecord, mean: NDArray[np.float64]) -> None:
-    """Whole, or not at all, and with its record: the server may be killed before that is."""
-    beside = path.with_suffix(".new.npz")
-    np.savez(beside, average=mean, record=json.dumps(record.to_json()), time=time.time())
-    beside.replace(path)

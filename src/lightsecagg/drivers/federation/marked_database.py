@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from lightsecagg.drivers.federation.durable import seal, unseal, write_synced
+from lightsecagg.drivers.federation.durable import checksummed, verified, write_synced
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
 from lightsecagg.foreign import decode, shown
 
@@ -143,10 +143,10 @@ class MarkedDatabase:
                 self._fold(table, *row)
         kept = self._db.execute("SELECT content FROM mark").fetchall()
         if kept:
-            self._mark = self._unsealed(kept[0][0])
+            self._mark = self._mark_in(kept[0][0])
         if self._mark.fingerprint != self._fingerprint.to_bytes(32, "big"):
             raise self.forgetful("its rows are not those that were stored")
-        beside = self._unsealed(self._path.read_bytes()) if self._path.exists() else _Mark()
+        beside = self._mark_in(self._path.read_bytes()) if self._path.exists() else _Mark()
         if (beside.changes, beside.fingerprint) == (self._mark.changes, self._mark.fingerprint):
             return
         # A crash between the two: the change is stored, and nobody has heard of it yet.
@@ -158,9 +158,9 @@ class MarkedDatabase:
         self.unheard_change = True
         self._write_mark()
 
-    def _unsealed(self, sealed: bytes) -> _Mark:
+    def _mark_in(self, stored: bytes) -> _Mark:
         try:
-            return decode(_marks.decode, unseal("mark", sealed), "entry mark")
+            return decode(_marks.decode, verified("mark", stored), "entry mark")
         except (DecodeError, JournalError) as error:
             raise self.forgetful(str(error)) from error
 
@@ -184,4 +184,4 @@ class MarkedDatabase:
 
 
 def _sealed(mark: _Mark) -> bytes:
-    return seal("mark", msgspec.msgpack.encode(mark))
+    return checksummed("mark", msgspec.msgpack.encode(mark))

@@ -1,7 +1,7 @@
 """What the server tells about itself: log lines and metrics; never a secret (S22).
 
-`Metrics` exposes the records of its rounds as Prometheus counters, with a health page, on
-127.0.0.1.
+`Metrics` exposes the records of its rounds as Prometheus counters, with a health page; on
+127.0.0.1, unless the operator names another address.
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import re
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from lightsecagg.drivers.transport.tls import is_loopback
 from lightsecagg.errors import ConfigurationError, MissingExtra
 from lightsecagg.foreign import escaped
 from lightsecagg.session.record import RoundRecord
 
 log = logging.getLogger("lightsecagg")
 LEVELS = ("debug", "info", "warning", "error")
+_CLIENT = re.compile(r"\bclient ([0-9]{1,19})\b")
+"""A client in a line of the log."""
 PAGE_CONNECTIONS = 16
 """Connections to the metrics port at a time; more are closed at once."""
 PAGE_DEADLINE = 10.0
@@ -93,6 +98,21 @@ def set_up_logging(level: str = "INFO") -> None:
     log.propagate = False
 
 
+def show_names(names: Mapping[int, str]) -> None:
+    """Let every line that mentions a client show its name too."""
+
+    def named(client: re.Match[str]) -> str:
+        name = names.get(int(client[1]))
+        return f"{client[0]} ({escaped(name)})" if name else client[0]
+
+    def show(record: logging.LogRecord) -> bool:
+        record.msg, record.args = _CLIENT.sub(named, record.getMessage()), ()
+        return True
+
+    for handler in log.handlers:
+        handler.addFilter(show)
+
+
 def is_our_name(host: str, *names: str) -> bool:
     """Whether a request's `Host` is an address, `localhost` or one of these names.
 
@@ -109,9 +129,10 @@ def is_our_name(host: str, *names: str) -> bool:
 class _PageServer(ThreadingHTTPServer):
     """A thread per connection, few of them, and each must end by a deadline (S27)."""
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, float] = {}
-        super().__init__(("127.0.0.1", port), handler)
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return len(self._open) < PAGE_CONNECTIONS
@@ -143,13 +164,23 @@ class Metrics:
         self._server: _PageServer | None = None
         self._thread: threading.Thread | None = None
         self.started = time.monotonic()
-        self.connected = 0
-        self.rounds: list[RoundRecord] = []
+        self.here: set[int] = set()
+        """The clients that are connected."""
+        self.admitted, self.needed = 0, 0
+        """Clients on the allow-list; how many of them a round waits for."""
+        self.round = 0
+        """The round, or epoch, that is under way; 0 if none is."""
+        self.done, self.aborted, self.wanted = 0, 0, 0
+        """Sums and aborted rounds, those of earlier runs included; how many sums there are to be.
+        """
+        self.last_success = 0.0
+        self.expires: dict[str, float] = {}
+        """Whose certificate -> when it ends; seconds since 1970."""
         self._registry: Any = None
         self.port = 0
 
-    def serve(self, port: int) -> None:
-        """Listen on 127.0.0.1; port 0 picks a free one."""
+    def serve(self, port: int, address: str = "127.0.0.1") -> None:
+        """Listen there, for everybody who reaches it; port 0 picks a free one."""
         try:
             import prometheus_client as prometheus
         except ModuleNotFoundError as error:
@@ -176,18 +207,20 @@ class Metrics:
         self._figures = prometheus.Gauge(
             "lightsecagg_figure", "Of the latest round", ["name"], registry=self._registry
         )
+        self._add_gauges(prometheus.Gauge)
         metrics = self
+        own = is_loopback(address)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 # Without a Host it is no browser that asks.
-                if not is_our_name(self.headers.get("Host", "localhost")):
+                if own and not is_our_name(self.headers.get("Host", "localhost")):
                     self.send_error(421)
                     return
                 if self.path == "/metrics":
                     body, kind = prometheus.generate_latest(metrics._registry), "text/plain"
                 elif self.path == "/health":
-                    body, kind = metrics._health(), "application/json"
+                    body, kind = metrics.health(), "application/json"
                 else:
                     self.send_error(404)
                     return
@@ -200,26 +233,78 @@ class Metrics:
                 pass
 
         try:
-            self._server = _PageServer(port, Handler)
+            self._server = _PageServer(address, port, Handler)
         except OSError as error:
-            raise ConfigurationError(f"cannot serve metrics on port {port}: {error}") from error
+            raise ConfigurationError(
+                f"cannot serve metrics on {address}, port {port}: {error}"
+            ) from error
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
-    def _health(self) -> bytes:
+    def _add_gauges(self, gauge: Any) -> None:
+        """What is so now, asked whenever somebody looks."""
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "clients_connected": ("Clients that are connected", lambda: len(self.here)),
+            "clients_admitted": ("Clients on the allow-list", lambda: self.admitted),
+            "clients_needed": ("Clients that a round waits for", lambda: self.needed),
+            "round": ("Round or epoch under way; 0 if none is", lambda: self.round),
+            "rounds_completed": ("Sums, with those of earlier runs", lambda: self.done),
+            "rounds_wanted": ("Sums that there are to be", lambda: self.wanted),
+            "last_success_timestamp_seconds": ("End of the latest sum", lambda: self.last_success),
+        }
+        for name, (words, value) in gauges.items():
+            made = gauge(f"lightsecagg_{name}", words, registry=self._registry)
+            made.set_function(value)
+        expiry = gauge(
+            "lightsecagg_certificate_expiry_timestamp_seconds",
+            "End of a certificate",
+            ["certificate"],
+            registry=self._registry,
+        )
+        for name, moment in self.expires.items():
+            expiry.labels(name).set(moment)
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.round:
+            return "running"
+        return "waiting for clients" if len(self.here) < self.needed else "between rounds"
+
+    def health(self) -> bytes:
+        """What `/health` answers."""
         return json.dumps(
             {
                 "status": "ok",
+                "state": self.state,
                 "uptime": time.monotonic() - self.started,
-                "connected": self.connected,
-                "rounds": len(self.rounds),
+                "connected": len(self.here),
+                "admitted": self.admitted,
+                "needed": self.needed,
+                "round": self.round or None,
+                "rounds_done": self.done,
+                "rounds_aborted": self.aborted,
+                "rounds_wanted": self.wanted,
+                "last_success": self.last_success or None,
+                "certificates": self.expires,
             }
         ).encode()
 
+    def begin(self, done: int, wanted: int, past: Sequence[dict[str, Any]]) -> None:
+        """So many sums there are, and are to be; with the records of all rounds before."""
+        self.done, self.wanted = done, wanted
+        good = [record for record in past if record["aborted"] is None]
+        self.aborted = len(past) - len(good)
+        ends = [phase["end"] for record in good for phase in record.get("phases", {}).values()]
+        self.last_success = max(ends, default=0.0)
+
     def record(self, record: RoundRecord) -> None:
         """A round has ended."""
-        self.rounds.append(record)
+        if record.aborted is None:
+            self.last_success = time.time()
+        else:
+            self.aborted += 1
         if self._registry is None:
             return
         self._rounds.labels("aborted" if record.aborted else "done").inc()

@@ -34,8 +34,9 @@ from lightsecagg.drivers.federation.jobs import (
     make_server_job,
 )
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.drivers.federation.learning import Learned
 from lightsecagg.drivers.federation.membership import KnownMembers, MembersInUse
-from lightsecagg.drivers.federation.observer import PAGE_CONNECTIONS, Metrics, log
+from lightsecagg.drivers.federation.observer import PAGE_CONNECTIONS, Metrics, log, show_names
 from lightsecagg.drivers.federation.provisioning import describe_liars, load_identity
 from lightsecagg.drivers.federation.server import FederationServer, TellProgress
 from lightsecagg.drivers.federation.stopping import CLIENTS, EarlyStopping
@@ -46,12 +47,14 @@ from lightsecagg.drivers.transport.communicator import (
     ClientCommunicator,
     Limits,
     ServerCommunicator,
+    Transport,
     ahead_of,
 )
 from lightsecagg.drivers.transport.framing import MAX_MESSAGE
-from lightsecagg.drivers.transport.tls import Credentials
+from lightsecagg.drivers.transport.tls import Credentials, end_of, is_loopback
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.masks.short_keys import ASSUMPTION
+from lightsecagg.plugins import TRANSPORTS, added
 from lightsecagg.protocol.quantizers import decoding_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.record import RoundRecord
@@ -76,10 +79,13 @@ def build_server(
     *,
     understood: bool = False,
     callbacks: Iterable[ServerCallback] = (),
+    learned: Learned | None = None,
 ) -> FederationServer:
     """Everything that `lightsecagg server` needs, checked before a socket is opened.
 
-    `understood`: PyTorch RPC may leave the machine. `callbacks` are told beside the configured.
+    * `understood`: an unsafe transport may leave the machine.
+    * `callbacks`: told beside the configured ones.
+    * `learned`: told every average, at once.
     """
     path, authority, session = _trust(config.federation)
     members = MembersInUse(path, authority, session)
@@ -99,13 +105,15 @@ def build_server(
     admitted = frozenset(members.current.allow_list.clients)
     communicator = _server_communicator(config, admitted, connections, understood)
     communicator.admit(admitted, members.current.revoked)
-    if config.server.trace is not None:
-        log.warning("the server writes its averages to %s: a trace", config.server.trace)
-        config.server.trace.mkdir(mode=0o700, parents=True, exist_ok=True)
     metrics = Metrics()
     if config.server.metrics_port is not None:
-        metrics.serve(config.server.metrics_port)
-        log.info("metrics on http://127.0.0.1:%d/metrics", metrics.port)
+        address = config.server.metrics_address
+        metrics.expires = _ends_of(config.tls)
+        metrics.serve(config.server.metrics_port, address)
+        host = f"[{address}]" if ":" in address else address
+        log.info("metrics on http://%s:%d/metrics", host, metrics.port)
+        if not is_loopback(address):
+            log.warning("whoever reaches %s, port %d, reads the metrics", address, metrics.port)
     dashboard = None
     try:
         dashboard = make_dashboard(config)
@@ -129,14 +137,22 @@ def build_server(
         journal,
         metrics,
         progress,
-        config.server.trace,
+        learned,
         told,
         stopping,
         members,
         settings_for,
         Checkpoints(journal, config.checkpoints, config.early_stopping),
         config.server.cores,
+        config.server.names,
     )
+
+
+def _ends_of(tls: TlsTable) -> dict[str, float]:
+    """When the certificates end with which this server works; seconds since 1970."""
+    files = {"server": tls.certificate, "authority": tls.ca}
+    ends = {name: None if path is None else end_of(path) for name, path in files.items()}
+    return {name: end.timestamp() for name, end in ends.items() if end is not None}
 
 
 def _journal(config: ServerConfig, members: MembersInUse) -> Journal:
@@ -197,6 +213,7 @@ def run_server(
     *,
     abandon: bool = False,
     understood: bool = False,
+    learned: Learned | None = None,
 ) -> list[RoundRecord]:
     """Until all rounds are done; SIGTERM and SIGINT finish the current round first (R40).
 
@@ -206,8 +223,10 @@ def run_server(
     leave_no_core()
 
     async def main() -> list[RoundRecord]:
-        server = build_server(config, progress, understood=understood)
+        server = build_server(config, progress, understood=understood, learned=learned)
         prepare_to_serve()
+        if config.server.names:
+            show_names(config.server.names)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, _stop_gracefully, server, number)
@@ -315,7 +334,7 @@ def _mind_the_files(config: ServerConfig, clients: int) -> int:
 
 
 def _mind_the_output(vectors: VectorsTable | None) -> None:
-    """Refuse before the round what could only be mended after it."""
+    """Refuse before the round what could only be fixed after it."""
     output = None if vectors is None else vectors.output
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ConfigurationError(
@@ -379,10 +398,8 @@ def _server_communicator(
     limits = Limits(
         folder=config.server.state, ahead=ahead_of(len(clients)), connections=connections
     )
-    if config.server.transport == "torch-rpc":
-        from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
-
-        return TorchRpcServer(config.server.address, clients, understood=understood, limits=limits)
+    if (other := _added_transport(config.server.transport)) is not None:
+        return other.server(config.server.address, clients, understood=understood, limits=limits)
     from lightsecagg.drivers.transport.grpc import GrpcServer
 
     credentials = _credentials(config.tls)
@@ -395,16 +412,28 @@ def _server_communicator(
     )
 
 
-def _client_communicator(config: ClientConfig, understood: bool) -> ClientCommunicator:
-    if config.server.transport == "torch-rpc":
-        from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+def _added_transport(name: str) -> Transport | None:
+    """A transport of another distribution; None for gRPC."""
+    if name == "grpc":
+        return None
+    if name not in added(TRANSPORTS):
+        there = ", ".join(["grpc", *added(TRANSPORTS)])
+        raise ConfigurationError(
+            f"server.transport = {name!r} is not installed; there are: {there}. The laboratory "
+            "adds torch-rpc: pip install -c constraints.txt ./lab"
+        )
+    found: Transport = added(TRANSPORTS)[name].load()
+    return found
 
-        return TorchRpcClient(config.server.address, config.client.id, understood=understood)
+
+def _client_communicator(config: ClientConfig, understood: bool) -> ClientCommunicator:
+    if (other := _added_transport(config.server.transport)) is not None:
+        return other.client(config.server.address, config.client.id, understood=understood)
     from lightsecagg.drivers.transport.grpc import GrpcClient
 
     credentials = _credentials(config.tls)
     if credentials is not None:
-        credentials.check_client(config.client.id)  # trying to connect would not mend it
+        credentials.check_client(config.client.id)  # trying to connect would not help
     return GrpcClient(
         config.server.address,
         config.client.id,

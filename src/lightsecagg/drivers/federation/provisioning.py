@@ -18,7 +18,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from lightsecagg.errors import ConfigurationError, ParameterError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import Staleness
-from lightsecagg.foreign import read_private, reading
+from lightsecagg.foreign import read_private, reading, shown
 from lightsecagg.params import Parameters, ShareMode, ThreatModel, check_integer
 from lightsecagg.protocol.settings import MAX_LENGTH
 from lightsecagg.training.datasets import DATASETS
@@ -45,6 +45,7 @@ DEFAULT_PORT: Final = 7700
 DEFAULT_TASK: Final = "digits"
 DEFAULT_BOUND: Final = 1.0
 MAX_DAYS: Final = 3650
+_LONGEST_NAME: Final = 40
 ALLOW_LIST: Final = "allow-list.json"
 
 HINTS: Final[dict[str, dict[str, tuple[str | int | float, str]]]] = {
@@ -123,6 +124,7 @@ def provision(
     server_name: str = "localhost",
     port: int = DEFAULT_PORT,
     days: int = 365,
+    names: Sequence[str] = (),
     entropy: Entropy = system_entropy,
 ) -> Provisioned:
     """Create a federation of clients 0..n-1 in a directory that must not exist, or be empty.
@@ -135,8 +137,13 @@ def provision(
 
     In the asynchronous `mode` all clients demand the same [buffering]: buffers of `buffer` updates,
     by default of half the clients, discounted by `staleness`.
+
+    `names` are for people, one per client: log, page and `members list` show them beside the ids.
     """
     _check_arguments(directory, server_name, port, days)
+    check_names(names)
+    if names and len(names) != clients:
+        raise ParameterError(f"{len(names)} names were given for {clients} clients")
     job = _job(clients, task, vectors, weighted)
     parameters = _parameters(clients, privacy, dropouts, survivors)
     buffering = _buffering(mode, parameters, buffer, staleness)
@@ -192,10 +199,17 @@ def provision(
         client=client,
         hints=job.hints,
         admissions=tuple(
-            Admission(i, key.public.hex(), (fingerprint_of_pem(certificates[i].certificate).hex(),))
+            Admission(
+                i,
+                key.public.hex(),
+                (fingerprint_of_pem(certificates[i].certificate).hex(),),
+                name=names[i] if names else "",
+            )
             for i, key in identities.items()
         ),
     )
+    if names:
+        server["server.names"] = register.names
     shared = {
         "ca.pem": authority.own_files().certificate,
         ALLOW_LIST: sign_membership(signer, session, register.number, register.allow_list),
@@ -222,6 +236,17 @@ def provision(
         clients={i: client_folder(directory, i) / f"client-{i}.toml" for i in identities},
         parameters=parameters,
     )
+
+
+def check_names(names: Sequence[str], known: Iterable[str] = ()) -> None:
+    """Refuse names that a line of a log, or a person, could take for another."""
+    for name in names:
+        if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or max(name) > "\uffff":
+            raise ParameterError(
+                f"{shown(name)!r} is no name: give 1 to {_LONGEST_NAME} printable characters"
+            )
+    if len({*names, *known}) != len(names) + len(set(known)):
+        raise ParameterError("two clients have one name")
 
 
 def _buffering(
@@ -320,9 +345,14 @@ def describe_liars(parameters: Parameters) -> str:
     away = max((k for k in range(parameters.dropouts + 1) if parameters.liars(k)), default=None)
     if away is not None:
         others = {0: "nobody else is", 1: "one other is"}.get(away, f"up to {away} others are")
+        silent = (
+            "; one that also refuses to sign stops rounds while it stays"
+            if N - away < parameters.quorum + 2
+            else ""
+        )
         return (
             f"one client may lie about its shares while {others} missing; the server leaves its "
-            "lies out and goes on"
+            f"lies out and goes on{silent}"
         )
     remedy = (
         f"a U of {N - 2} or less leaves room for one liar"

@@ -33,6 +33,8 @@ class Admission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SHA-256, in hex, of every certificate that was issued to it; the latest is the last."""
     revoked_in: int = 0
     """The number of the list that removed it; 0 while it is a member."""
+    name: str = ""
+    """For people; empty if it has none."""
 
 
 class Register(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +55,11 @@ class Register(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaced: tuple[str, ...] = ()
     """Certificates of members, by SHA-256, that must not be accepted any more."""
     version: int = _VERSION
+
+    @property
+    def names(self) -> Table:
+        """The members that have a name, as a table of server.toml."""
+        return {str(entry.id): entry.name for entry in self.members.values() if entry.name}
 
     @property
     def members(self) -> dict[int, Admission]:

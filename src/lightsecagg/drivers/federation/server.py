@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation.callbacks import Callbacks, Overview, ServerCallback
+from lightsecagg.drivers.federation.callbacks import CONNECT, Callbacks, Overview, ServerCallback
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
 from lightsecagg.drivers.federation.computing import Computer
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.jobs import ServerJob
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.learning import Learning
+from lightsecagg.drivers.federation.learning import Learned, Learning
 from lightsecagg.drivers.federation.membership import Membership, MembersInUse
 from lightsecagg.drivers.federation.observer import Metrics, log
 from lightsecagg.drivers.federation.selection import choose
@@ -81,19 +80,21 @@ class FederationServer:
         journal: Journal,
         metrics: Metrics | None = None,
         progress: TellProgress | None = None,
-        trace: Path | None = None,
+        learned: Learned | None = None,
         callbacks: Iterable[ServerCallback] = (),
         stopping: EarlyStopping | None = None,
         members: MembersInUse | None = None,
         settings_for: Callable[[AllowList], Settings] | None = None,
         checkpoints: Checkpoints | None = None,
         cores: int = 1,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         """`settings` as `make_settings` makes them; each round fills in its number and model.
 
         With `members` the allow-list may change between rounds; `settings_for` says what they
-        are with another one.
+        are with another one. `names` are for people, on the page.
         """
+        self._names = names or {}
         self._settings, self._rounds = settings, rounds
         self._allow_list = allow_list
         self._communicator, self._journal = communicator, journal
@@ -101,7 +102,7 @@ class FederationServer:
         self._progress = progress or (lambda phase, done, expected: None)
         self._callbacks = Callbacks(callbacks)
         self._members, self._settings_for = members, settings_for
-        self._learning = Learning(job, checkpoints or Checkpoints(journal), stopping, trace)
+        self._learning = Learning(job, checkpoints or Checkpoints(journal), stopping, learned)
         self._history = History(journal.folder / "rounds.json")
         self._computer = Computer(communicator.notify, cores)
         self._uploads = UploadStore(journal, partial(communicator.notify, _UploadsDone()))
@@ -127,7 +128,10 @@ class FederationServer:
             await self._communicator.start()
             await self._carry_out(self._session.start(time.monotonic()))
             self._recall()
-            self._callbacks.tell("begins", self._overview(), self._history.records())
+            past = self._history.records()
+            self._metrics.begin(self._session.completed, self._rounds.number, past)
+            self._callbacks.tell("begins", self._overview(), past)
+            self._tell_members()
             await self._serve()
         finally:
             if self._timer is not None:
@@ -170,12 +174,14 @@ class FederationServer:
             await self._look_for_members()
         match event:
             case transport.Connected(client):
+                self._metrics.here.add(client)
                 self._callbacks.tell("connected", client)
                 await self._tell(session.Connected(client))
             case transport.Received(client, data):
                 self._trace_message("from", client, data)
                 await self._tell(session.Received(client, data))
             case transport.Disconnected(client, reason):
+                self._metrics.here.discard(client)
                 self._callbacks.tell("disconnected", client)
                 await self._tell(session.Disconnected(client, reason))
             case transport.Notice(_Tick()):
@@ -303,6 +309,16 @@ class FederationServer:
         self._communicator.admit(frozenset(found.allow_list.clients), found.revoked)
         self._members.settle()
         await self._tell(session.MembersChanged(as_travels(found), settings))
+        self._tell_members()
+
+    def _tell_members(self) -> None:
+        """Who may take part, and how many of them a round waits for."""
+        names = {client: self._names.get(client, "") for client in self._allow_list.clients}
+        parameters = self._settings.parameters
+        least = self._rounds.min_clients or (parameters.clients - parameters.dropouts)
+        needed = max(min(least, parameters.clients), self._settings.minimum)
+        self._metrics.admitted, self._metrics.needed = len(names), needed
+        self._callbacks.tell("members", names, needed)
 
     def _announcement(self, completed: int) -> session.Announcement:
         return session.Announcement(self._job.model(), self._job.instructions(completed))
@@ -361,17 +377,19 @@ class FederationServer:
                 case session.PhaseBegan(phase):
                     phase.start = time.time()
                 case session.Progress(phase_name, done, expected, awaited):
-                    self._metrics.connected = len(self._session.connected)
+                    if phase_name == CONNECT:
+                        self._metrics.round = 0
                     self._progress(phase_name, done, expected)
                     self._callbacks.tell("progress", phase_name, awaited)
                 case session.ClientLeft(client, phase_name, how, reason):
                     self._callbacks.tell("client_left", client, phase_name, how, reason)
                 case session.RoundBegan(number, invited):
+                    self._metrics.round = number
                     self._callbacks.tell("round_begins", number, list(invited))
                 case session.RoundEnded(record):
                     await self._end_round(record)
                 case session.Finished(goodbye):
-                    self._finished = effect
+                    self._finished, self._metrics.round = effect, 0
                     if goodbye is not None:
                         self._callbacks.tell("finished", goodbye)
 
@@ -415,7 +433,7 @@ class FederationServer:
         if record.aborted is not None:
             self._learning.judge(record, self._session.completed)
         self.records.append(record)
-        self._metrics.connected = len(self._session.connected)
+        self._metrics.done = self._session.completed
         self._metrics.record(record)
         await asyncio.to_thread(self._history.put, record)
         self._callbacks.tell("round_ended", record)

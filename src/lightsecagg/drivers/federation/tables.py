@@ -15,12 +15,12 @@ from lightsecagg.field.staleness import Staleness, StalenessTable
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, Decoding, ShareMode, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
+from lightsecagg.protocol.schemes.traits import LIGHTSECAGG, protocols
 
 
 def _registered(protocol: str) -> str:
-    if protocol not in TRAITS:
-        raise ValueError(f"Input should be one of {', '.join(map(repr, map(str, TRAITS)))}")
+    if protocol not in protocols():
+        raise ValueError(f"Input should be one of {', '.join(map(repr, protocols()))}")
     return protocol
 
 
@@ -59,7 +59,7 @@ class AggregationTable(Table):
 
     mode: Literal["sync", "async"] = "sync"
     """Rounds, or buffers of whatever updates come, by the table [buffering]."""
-    protocol: RegisteredProtocol = ProtocolName.LIGHTSECAGG
+    protocol: RegisteredProtocol = LIGHTSECAGG
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     clients: int = Field(ge=2)
     """N: how many clients are invited to a round or epoch, at most."""
@@ -168,8 +168,8 @@ class ServerTable(Table):
     """[server] where it listens and keeps its state."""
 
     address: str = "127.0.0.1:7700"
-    transport: Literal["grpc", "torch-rpc"] = "grpc"
-    """What carries the messages. PyTorch RPC executes what peers send: for laboratories only."""
+    transport: str = "grpc"
+    """What carries the messages. Other distributions add theirs; the laboratory has torch-rpc."""
     state: Path = Path("state")
     """Journal, checkpoints and reports."""
     cores: int = Field(default=1, ge=1)
@@ -177,17 +177,19 @@ class ServerTable(Table):
     name: str | None = None
     """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
-    """Prometheus metrics and /health on 127.0.0.1; none if left out."""
+    """Prometheus metrics and /health; none if left out."""
+    metrics_address: str = "127.0.0.1"
+    """Where they listen. Whoever reaches another address reads them: they have no token."""
     dashboard_port: int | None = Field(default=None, ge=0, le=65535)
     """The live page, for browsers; none if left out."""
     dashboard_address: str = "127.0.0.1"
     """Where the page listens; beyond loopback a token is needed, and [tls] certificate is used."""
     dashboard_token: Path | None = None
     """A file with the token that a browser must know; nobody else may read it (chmod 600)."""
+    names: dict[int, str] = {}
+    """What log and page call clients beside their ids: `names = {0 = "berlin"}`; for people."""
     callbacks: tuple[str, ...] = ()
     """`module:Class`, each a `ServerCallback`: your own code, told of every round."""
-    trace: Path | None = None
-    """Demo only: write each round's recovered average into this folder."""
 
 
 class TrackingTable(Table):
@@ -211,7 +213,7 @@ class ClientTable(Table):
     """The least T that this client accepts."""
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
     """The weakest server that this client accepts to trust."""
-    protocols: tuple[RegisteredProtocol, ...] = (ProtocolName.LIGHTSECAGG,)
+    protocols: tuple[RegisteredProtocol, ...] = (LIGHTSECAGG,)
     minimum: int = Field(default=0, ge=0)
     """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
     share_mode: ShareMode | None = None
@@ -245,5 +247,3 @@ class ClientTable(Table):
     """Seconds of silence of a connected server after which the client gives up."""
     callbacks: tuple[str, ...] = ()
     """`module:Class`, each a `ClientCallback`: your own code, told of every round."""
-    trace: Path | None = None
-    """Demo only: write timings, and the plain update (!), into this folder."""

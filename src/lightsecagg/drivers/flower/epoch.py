@@ -22,6 +22,7 @@ the same again, and for nothing else, so that asking again reveals nothing (S42)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 
@@ -34,9 +35,9 @@ from lightsecagg.drivers.flower.agreed import FORGOTTEN, allow_list_of, bufferin
 from lightsecagg.drivers.flower.parcels import Parcel, Stage, detach
 from lightsecagg.errors import Aborted, LightSecAggError, ParameterError
 from lightsecagg.foreign import shown
-from lightsecagg.masks.checked_sharing import CHAIN_LENGTH
 from lightsecagg.params import Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffering import LONG_EPOCH
 from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
@@ -49,8 +50,12 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.registry import epoch_server_party
-from lightsecagg.protocol.settings import ProtocolName, Settings
+from lightsecagg.protocol.schemes.traits import LIGHTSECAGG
+from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
+
+_MORE_NODES = 1000
+"""How far the search for a number of nodes that is enough goes."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +72,54 @@ class Terms:
     threat_model: ThreatModel = ThreatModel.HONEST_BUT_CURIOUS
     share_mode: ShareMode = ShareMode.SEEDED
 
+    def __post_init__(self) -> None:
+        for name, value in (("privacy", self.privacy), ("dropouts", self.dropouts)):
+            if not isinstance(value, int) and not 0 <= value < 1:
+                raise ParameterError(
+                    f"{name} = {value} must be a count, or a fraction of at least 0, below 1"
+                )
+
     def parameters(self, asked: int, came: int | None = None) -> Parameters:
         """N, T, D and U = N - D, where so many nodes were asked, and so many of them came.
 
         Who did not come has dropped out: it leaves so many fewer who may. `ParameterError` if
-        there are too few nodes.
+        there are too few nodes, with the number that is enough.
         """
-        whole = Parameters(
-            clients=asked,
-            privacy=_count("privacy", self.privacy, asked, up=True),
-            dropouts=_count("dropouts", self.dropouts, asked, up=False),
+        try:
+            whole = self._parameters(asked)
+        except ParameterError as error:
+            enough = self._least_nodes(asked)
+            if enough is None:
+                raise
+            raise ParameterError(
+                f"connected nodes: {asked}, needed with privacy={self.privacy} and dropouts="
+                f"{self.dropouts}: at least {enough}. In Flower's simulation: flwr run "
+                f'--federation-config "num-supernodes={max(10, enough)}"; in a deployment start '
+                "more SuperNodes, and let the wrapped strategy wait for them: "
+                f"min_available_nodes={enough} ({error})"
+            ) from error
+        missing = 0 if came is None else asked - came
+        return replace(whole, clients=asked - missing, dropouts=whole.dropouts - missing)
+
+    def privacy_of(self, nodes: int) -> int:
+        """T, with so many nodes."""
+        return _count(self.privacy, nodes, up=True)
+
+    def _parameters(self, nodes: int) -> Parameters:
+        return Parameters(
+            clients=nodes,
+            privacy=self.privacy_of(nodes),
+            dropouts=_count(self.dropouts, nodes, up=False),
             threat_model=self.threat_model,
             share_mode=self.share_mode,
         )
-        missing = 0 if came is None else asked - came
-        return replace(whole, clients=asked - missing, dropouts=whole.dropouts - missing)
+
+    def _least_nodes(self, few: int) -> int | None:
+        """The least number of nodes above this one that is enough, if there is any."""
+        for nodes in range(few + 1, few + _MORE_NODES):
+            with suppress(ParameterError):
+                return self._parameters(nodes).clients
+        return None
 
     def settings(
         self,
@@ -102,7 +140,7 @@ class Terms:
             buffering=rounds,
         )
         return Settings(
-            protocol=ProtocolName.LIGHTSECAGG,
+            protocol=LIGHTSECAGG,
             parameters=parameters,
             quantizer=quantizer,
             dimension=dimension,
@@ -160,6 +198,8 @@ class Epoch:
         self.settings = terms.settings(parameters, self._allow_list, dimension, session, number)
         self._codec = Codec(self.settings.group)
         self._server = epoch_server_party(self.settings, self._allow_list, len(keys))
+        # That a node has died shows by the timeout alone: no answer is awaited but those needed.
+        self._server.spare_answers = 0
         self._links = {node: _Link() for node in keys}
         self._away: set[int] = set()
         self._members = set(keys)
@@ -183,8 +223,8 @@ class Epoch:
 
     @property
     def is_old(self) -> bool:
-        """Whether its masks will run out before long."""
-        return self._server.time >= CHAIN_LENGTH // 4
+        """Whether its keys have served for long."""
+        return self._server.time >= LONG_EPOCH
 
     @property
     def uploaded(self) -> frozenset[int]:
@@ -257,6 +297,7 @@ class Epoch:
 
     def parcel(self, node: int, stage: Stage, **numbers: object) -> Parcel:
         """All that waits for a node."""
+        self._do(self._server.relay())
         link = self._links[node]
         numbers |= {"stage": str(stage), "epoch": self.settings.context, "first": link.acknowledged}
         return Parcel(numbers, tuple(link.waiting))
@@ -326,13 +367,9 @@ def _is_dropped(outputs: Sequence[object], client: int) -> bool:
     )
 
 
-def _count(name: str, value: int | float, clients: int, *, up: bool) -> int:
+def _count(value: int | float, clients: int, *, up: bool) -> int:
     """A number of clients that was given as such, or as a fraction of all."""
     if isinstance(value, int):
         return value
-    if not 0 <= value < 1:
-        raise ParameterError(
-            f"{name} = {value} must be a count, or a fraction of at least 0, below 1"
-        )
     exact = value * clients
     return int(np.ceil(exact - 1e-9) if up else np.floor(exact + 1e-9))

@@ -8,10 +8,12 @@ may change whatever it likes but `aggregate_train`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -76,13 +78,35 @@ class Inner:
         """The metric that weights a client's update."""
         return self._average.weighted_by_key
 
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Which part of the nodes trains and evaluates."""
+        average = self._average
+        return {"train": average.fraction_train, "evaluate": average.fraction_evaluate}
+
+    def evaluators(self, nodes: int) -> int:
+        """How many of so many nodes FedAvg will ask to evaluate; all, if another strategy asks."""
+        average = self._average
+        asks = type(average).configure_evaluate is FedAvg.configure_evaluate
+        if not asks or not average.fraction_evaluate:
+            return nodes
+        return max(int(nodes * average.fraction_evaluate), average.min_evaluate_nodes)
+
     def aggregate(
         self, server_round: int, asked: Message, average: ArrayRecord, metrics: MetricRecord, n: int
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the strategy makes of the average over n clients."""
         reply = Message(RecordDict({"arrays": average, "metrics": metrics}), reply_to=asked)
-        with self._noise_for(n):
+        with self._noise_for(n), _no_count_of_replies():
             return self.strategy.aggregate_train(server_round, [reply])
+
+    def aggregate_evaluate(
+        self, server_round: int, asked: Message, metrics: MetricRecord
+    ) -> MetricRecord | None:
+        """What the strategy makes of average metrics."""
+        reply = Message(RecordDict({"metrics": metrics}), reply_to=asked)
+        with _no_count_of_replies():
+            return self.strategy.aggregate_evaluate(server_round, [reply])
 
     @contextmanager
     def _noise_for(self, survivors: int) -> Iterator[None]:
@@ -99,6 +123,20 @@ class Inner:
             yield
         finally:
             self._noise.num_sampled_clients = sampled
+
+
+@contextmanager
+def _no_count_of_replies() -> Iterator[None]:
+    """Keep "Received 1 results" out of the log: the one reply is an average over many."""
+
+    def tell(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("%s: Received %s results")
+
+    FLOWER_LOGGER.addFilter(tell)
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.removeFilter(tell)
 
 
 def _check_noise(strategy: DifferentialPrivacyClientSideFixedClipping) -> None:

@@ -13,17 +13,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.transcript import context_hash
 from lightsecagg.errors import InputRefused, ParameterError
-from lightsecagg.field.quantization import clip_to_bound
 
 Arrays = dict[str, NDArray[Any]]
 
+SMALLEST_LIMIT, LARGEST_LIMIT = 1e-100, 1e100
+_FLOATS = (np.float16, np.float32, np.float64)
+_UNAVERAGED = "biu"
+"""NumPy's kinds of truth values and integers."""
 _KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
 _encode = msgspec.msgpack.encode
 
@@ -45,9 +48,10 @@ def view_of(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
-def hash_run_config(run_config: Mapping[str, Any]) -> bytes:
-    """What the app reads in `Context.run_config`, in any order: Flower carries it as a map."""
-    return context_hash("Flower run config", _encode(sorted(run_config.items())))
+def hash_run(context: Context) -> bytes:
+    """What the app reads of its run: its id, and its config in any order, as Flower carries it."""
+    told = [context.run_id, sorted(context.run_config.items())]
+    return context_hash("Flower run", _encode(told))
 
 
 def hash_records(records: RecordDict, known: dict[int, bytes] | None = None) -> bytes:
@@ -72,7 +76,7 @@ def hash_records(records: RecordDict, known: dict[int, bytes] | None = None) -> 
 
 
 def hash_assignment(
-    run_config: bytes,
+    run: bytes,
     records: bytes,
     message_type: str,
     weighted_by: str,
@@ -84,12 +88,12 @@ def hash_assignment(
     A server that gives one node another model, learning rate, weight or limit than its peers could
     find that node's part in the sum.
 
-    * `run_config`, `records`: of `hash_run_config` and `hash_records`.
+    * `run`, `records`: of `hash_run` and `hash_records`.
     * `message_type`: with its suffix, which selects a function of the app.
     * `stage`: whether the model is trained or evaluated.
     """
     told = _encode([message_type, weighted_by, list(limits.items()), str(stage)])
-    return context_hash("Flower assignment", run_config, records, told)
+    return context_hash("Flower assignment", run, records, told)
 
 
 def _hash_arrays(record: ArrayRecord) -> bytes:
@@ -102,33 +106,46 @@ def _hash_arrays(record: ArrayRecord) -> bytes:
 
 
 class Layout:
-    """Where each array of a model lies in the vector."""
+    """Where each array of floats lies in the vector.
+
+    Integers and truth values, such as BatchNorm's `num_batches_tracked`, are in no vector: they
+    have no average. Nodes get the server's, and the server keeps them.
+    """
 
     def __init__(self, model: Arrays) -> None:
         for name, array in model.items():
-            if array.dtype not in (np.float16, np.float32, np.float64):
+            if array.dtype not in _FLOATS and array.dtype.kind not in _UNAVERAGED:
                 raise ParameterError(
                     f"array {name!r} is of {array.dtype}; only floats can be averaged under a "
-                    "mask: leave it out of the ArrayRecord, or send it as float32"
+                    "mask, and integers travel beside them: leave it out of the ArrayRecord, or "
+                    "send it as float32"
                 )
         self._model = model
-        self.dtype = np.float64 if np.float64 in {a.dtype for a in model.values()} else np.float32
-        self.size = sum(array.size for array in model.values())
+        self._floats = {name: array for name, array in model.items() if array.dtype in _FLOATS}
+        self.kept = tuple(name for name in model if name not in self._floats)
+        """The arrays that keep the server's value."""
+        is_double = any(array.dtype == np.float64 for array in self._floats.values())
+        self.dtype = np.float64 if is_double else np.float32
+        self.size = sum(array.size for array in self._floats.values())
         if not self.size:
-            raise ParameterError("the ArrayRecord is empty: there is no model to train")
+            raise ParameterError("the ArrayRecord has no floats: there is no model to train")
 
     def write_change(self, trained: Arrays, out: NDArray[Any]) -> None:
         """What training added to the model; refuse other names or shapes."""
-        if trained.keys() != self._model.keys():
-            raise InputRefused("training returned arrays of other names than it was given")
-        for name, array in trained.items():
-            if array.shape != self._model[name].shape:
+        if differing := trained.keys() ^ self._model.keys():
+            name = min(differing)
+            raise InputRefused(
+                "training returned arrays of other names than it was given: "
+                f"{name!r} is {'new' if name in trained else 'missing'}"
+            )
+        for name, array in self._floats.items():
+            if trained[name].shape != array.shape:
                 raise InputRefused(
-                    f"array {name!r} has shape {array.shape} after training, and "
-                    f"{self._model[name].shape} before"
+                    f"array {name!r} has shape {trained[name].shape} after training, and "
+                    f"{array.shape} before"
                 )
         start = 0
-        for name, array in self._model.items():
+        for name, array in self._floats.items():
             part = out[start : start + array.size].reshape(array.shape)
             np.subtract(trained[name], array, out=part, dtype=self.dtype, casting="same_kind")
             start += array.size
@@ -138,24 +155,47 @@ class Layout:
         arrays: dict[str, Array] = {}
         start = 0
         for name, array in self._model.items():
-            part = change[start : start + array.size].reshape(array.shape)
-            arrays[name] = Array((array.astype(np.float64) + part).astype(array.dtype))
-            start += array.size
+            if name in self._floats:
+                part = change[start : start + array.size].reshape(array.shape)
+                array = (array.astype(np.float64) + part).astype(array.dtype)
+                start += array.size
+            arrays[name] = Array(array)
         return ArrayRecord(arrays)
+
+    def restore_kept(self, averaged: ArrayRecord | None) -> None:
+        """Undo what a strategy did to arrays that have no average: Flower makes floats of them."""
+        if averaged is not None:
+            for name in averaged.keys() & set(self.kept):
+                averaged[name] = Array(self._model[name])
+
+
+def check_limits(limits: Mapping[str, float]) -> None:
+    """Refuse limits of metrics that are no sizes of metrics; nodes ask before they train (S62)."""
+    for name, limit in limits.items():
+        if not isinstance(limit, float) or not SMALLEST_LIMIT <= limit <= LARGEST_LIMIT:
+            raise ParameterError(
+                f"the largest value of metric {name!r} is {limit}, not between {SMALLEST_LIMIT} "
+                f"and {LARGEST_LIMIT}"
+            )
 
 
 def scaled_metrics(
     metrics: Mapping[str, Any], limits: Mapping[str, float], bound: float
 ) -> NDArray[np.float64]:
-    """The metrics that the server asked for, as entries within the bound."""
+    """The metrics that the server asked for, as entries within the bound.
+
+    What is beyond its limit counts as the limit, and so does NaN. If a value could be refused, a
+    server that varies limits or models would find it by bisection (S62).
+    """
     if missing := limits.keys() - metrics.keys():
         raise InputRefused(
             f"the app returned no metric {min(missing)!r}, which LightSecAgg(metrics=...) or "
             "(evaluation=...) names"
         )
     values = np.array([float(metrics[name]) for name in limits], dtype=np.float64)
-    scale = np.array(list(limits.values()), dtype=np.float64) / bound
-    return clip_to_bound(values / scale, bound).astype(np.float64)
+    with np.errstate(over="ignore"):
+        parts = values / np.array(list(limits.values()), dtype=np.float64)
+    return np.nan_to_num(parts, nan=1.0).clip(-1.0, 1.0) * bound
 
 
 def unscaled_metrics(

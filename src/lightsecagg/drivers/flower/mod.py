@@ -15,13 +15,25 @@ others' sum.
 
 from __future__ import annotations
 
+import math
+import time
 from logging import ERROR, WARNING
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    DEFAULT_TTL,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 
 from lightsecagg.crypto.entropy import draw, system_entropy
@@ -29,9 +41,10 @@ from lightsecagg.drivers.flower.agreed import FORGOTTEN, MASKS_AHEAD, allow_list
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,
+    check_limits,
     hash_assignment,
     hash_records,
-    hash_run_config,
+    hash_run,
     scaled_metrics,
 )
 from lightsecagg.drivers.flower.node import (
@@ -52,13 +65,19 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.field.prime import DEFAULT_FIELD
-from lightsecagg.field.quantization import clip_to_bound
+from lightsecagg.field.quantization import clip_to_bound, percent_clipped
 from lightsecagg.foreign import explain
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.interface import SERVER, Output, Send, Update
+from lightsecagg.protocol.interface import (
+    SERVER,
+    Output,
+    Send,
+    TravellingClientParty,
+    Update,
+)
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import BufferedUpload, Opening, ShareBundle, UploadDropped
+from lightsecagg.protocol.messages import BufferedUpload, Opening, UploadDropped
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -75,7 +94,8 @@ UNMASKED = (
 Kind = TypeVar("Kind")
 
 _CODEC = Codec(DEFAULT_FIELD)
-_CLIPPING_NORM = "clipping_norm"
+_NORM_ROUNDING = 1e-4
+"""Of fixedclipping_mod, which clips in float32."""
 
 
 def lightsecagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -157,7 +177,7 @@ class _Exchange:
             raise RemoteProtocolError(f"a message of another type asks for stage {stage}")
         if stage is Stage.HELLO:
             self._store.save(self._memory)
-            told = hash_run_config(self._context.run_config)
+            told = hash_run(self._context)
             return Parcel({"key": self._identity.public, "run_config": told})
         epoch = _number(parcel, "epoch", bytes)
         if stage is Stage.OPEN and epoch != self._memory.epoch:
@@ -201,29 +221,29 @@ class _Exchange:
             settings=opening.settings,
             keys=keys,
             masked=_number(parcel, "masked", bool),
+            failures=self._memory.failures,
         )
 
-    def _restore(self) -> EpochClient:
+    def _restore(self) -> TravellingClientParty:
         """The party as it was after the last message, or a new one."""
         memory, identities = self._memory, allow_list_of(self._memory.keys)
         policy = self._operator.policy(Settings.from_bytes(memory.settings), identities)
         ledger = Ledger.from_bytes(memory.ledger)
         if memory.party:
-            return EpochClient.restore(memory.party, self._identity, policy, ledger.generation)
+            generation = ledger.generation
+            return EpochClient.restore(memory.party, self._identity, policy, generation)
         own = [c for c in identities.clients if identities[c] == self._identity.public]
         if not own:
             raise RemoteProtocolError("the server opened an epoch without this node's identity")
         return EpochClient(own[0], self._identity, policy, ledger)
 
-    def _deliver(self, party: EpochClient, parcel: Parcel) -> None:
+    def _deliver(self, party: TravellingClientParty, parcel: Parcel) -> None:
         """Give the party all frames that it has not had, and again those it can answer again."""
         memory, first = self._memory, _number(parcel, "first", int)
         if first > memory.received:
             raise _Forgotten  # frames were acknowledged that are not here
         for number, frame in enumerate(parcel.frames, first):
             message = _CODEC.decode(frame)
-            if number < memory.received and isinstance(message, ShareBundle):
-                continue
             self._send(party.receive(SERVER, message))
             memory.received = max(memory.received, number + 1)
 
@@ -232,14 +252,14 @@ class _Exchange:
             if isinstance(output, Send):
                 self._frames.append(_CODEC.encode(output.message))
 
-    def _restock(self, party: EpochClient) -> None:
+    def _restock(self, party: TravellingClientParty) -> None:
         missing = min(MASKS_AHEAD - party.stock, party.room)
         if missing > 0:
             self._send(party.restock(missing))
 
     # -- an update ---------------------------------------------------------------------------
 
-    def _contribute(self, party: EpochClient, parcel: Parcel, stage: Stage) -> None:
+    def _contribute(self, party: TravellingClientParty, parcel: Parcel, stage: Stage) -> None:
         """Train or evaluate, and upload, once for each version of the model."""
         memory, version = self._memory, _number(parcel, "version", int)
         if version <= memory.version:
@@ -254,6 +274,7 @@ class _Exchange:
         memory.version = version
         settings = Settings.from_bytes(memory.settings)
         try:
+            self._check_failures(settings)
             update, model = self._update(settings, parcel, stage)
             outputs = party.set_input(update, version, model)
         except Exception as error:
@@ -261,10 +282,24 @@ class _Exchange:
             log(ERROR, "lightsecagg: no update: %s", explain(error), exc_info=not own)
             self._failed = True
             return
+        memory.failures -= 1
         for output in outputs:
             if isinstance(output, Send) and isinstance(output.message, BufferedUpload):
                 memory.serial = output.message.tag.serial
         self._send(outputs)
+
+    def _check_failures(self, settings: Settings) -> None:
+        """Refuse to try again, once the app has failed too often (S62).
+
+        Whether it fails depends on its data and on a model of the server's choice. A server that
+        may ask without end learns much from that: the norm of a gradient from some thirty answers.
+        """
+        most, failures = self._operator.max_failures, self._memory.failures
+        if settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER and failures >= most:
+            raise ConfigurationError(
+                f"this node had no update {failures} times, and every time the server learnt of "
+                "it; find out why, then raise lightsecagg-max-failures in node-config"
+            )
 
     def _update(self, settings: Settings, parcel: Parcel, stage: Stage) -> tuple[Update, bytes]:
         """What the app made of the model, as a vector within the bound; and the model's hash."""
@@ -272,33 +307,40 @@ class _Exchange:
         limits = dict(
             zip(_number(parcel, "metrics", list), _number(parcel, "limits", list), strict=True)
         )
+        check_limits(limits)
         weighted_by, quantizer = _number(parcel, "weighted_by", str), settings.quantizer
         context, content = self._context, self._message.content
-        # What is not hashed, the app does not see: the order of a map, and a free text.
+        # What is not hashed, the app does not see: the order of a map, times and names.
         context.run_config = dict(sorted(context.run_config.items()))
-        self._message.metadata.group_id = ""
         hashed = hash_assignment(
-            hash_run_config(context.run_config),
+            hash_run(context),
             hash_records(content),
             self._message.metadata.message_type,
             weighted_by,
             limits,
             stage,
         )
-        norms = [record.get(_CLIPPING_NORM) for record in content.config_records.values()]
+        norm = min(map(_norm, content.config_records.values()), default=math.inf)
         layout = Layout(arrays_of(given))
         vector: Any = np.zeros(settings.dimension, layout.dtype)
         change, tail = np.split(vector, [layout.size])
-        reply = self._train(self._message, context)
+        self._memory.failures += 1  # until the update is masked
+        reply = self._train(_without_the_unsigned(self._message, context), context)
         if reply.has_error():
             raise ConfigurationError(f"the app replied with an error: {reply.error.reason}")
         metrics = _only(reply.content.metric_records.values(), "MetricRecord")
         if stage is Stage.TRAIN:
             trained = _only(reply.content.array_records.values(), "ArrayRecord")
             layout.write_change(arrays_of(trained), change)
-            for norm in norms:
-                _check_norm(change, norm)
-            if (clipped := clip_to_bound(change, quantizer.bound)) is not change:
+            _clip_to_norm(change, norm)
+            clipped = clip_to_bound(change, quantizer.bound)
+            if percent := percent_clipped(change, clipped):
+                log(
+                    WARNING,
+                    "lightsecagg: %.3g %% of the entries were clipped to the bound %g; "
+                    "if training stalls, raise it",
+                    *(percent, quantizer.bound),
+                )
                 change[:] = clipped
         else:
             tail[-1] = _nonce(quantizer.bound)
@@ -309,6 +351,23 @@ class _Exchange:
         return Update(vector, samples), hashed
 
 
+def _without_the_unsigned(message: Message, context: Context) -> Message:
+    """The message for the app: of its metadata, what nodes sign and what this node finds itself."""
+    told = Metadata(
+        run_id=context.run_id,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=context.node_id,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=DEFAULT_TTL,
+        message_type=message.metadata.message_type,
+    )
+    seen: Message = Message(message.content, metadata=told)  # type: ignore[call-overload]
+    return seen
+
+
 def _nonce(bound: float) -> float:
     """What tells evaluations with equal metrics apart: an update is summed once (S06)."""
     return bound * (int.from_bytes(draw(system_entropy, 4)) / 2**31 - 1)
@@ -317,13 +376,19 @@ def _nonce(bound: float) -> float:
 def _only(records: Any, kind: str) -> Any:
     found = list(records)
     if len(found) != 1:
-        raise ConfigurationError(f"the app deals with one {kind}, here are {len(found)}")
+        raise ConfigurationError(f"a message has one {kind}, and here are {len(found)}")
     return found[0]
 
 
 def _samples(metrics: MetricRecord, name: str, most: int) -> int:
     """The weight of the update."""
     value = metrics.get(name)
+    if value is None:
+        raise InputRefused(
+            f"the app returned no metric {name!r}, which weights its update: put the number of its "
+            f"examples into its MetricRecord, or weight all nodes alike with "
+            "LightSecAgg(max_samples=1)"
+        )
     if not isinstance(value, int | float) or value != int(value) or value < 1:
         raise InputRefused(f"metric {name!r} must be a whole number of at least 1, as a weight")
     if value > most:
@@ -331,13 +396,24 @@ def _samples(metrics: MetricRecord, name: str, most: int) -> int:
     return min(int(value), most)
 
 
-def _check_norm(change: np.ndarray[Any, Any], norm: Any) -> None:
-    """With differential privacy the change must be clipped before it is masked."""
-    if norm is not None and np.linalg.norm(change.astype(np.float64)) > float(norm) * (1 + 1e-4):
-        raise ConfigurationError(
-            f"the change of the model is not clipped to {norm}; put fixedclipping_mod behind "
-            "lightsecagg_mod: ClientApp(mods=[lightsecagg_mod, fixedclipping_mod])"
-        )
+def _norm(config: ConfigRecord) -> float:
+    """The clipping norm that a strategy for differential privacy asks for."""
+    norm = config.get("clipping_norm", math.inf)
+    if not isinstance(norm, int | float) or not norm > 0:
+        raise RemoteProtocolError("clipping_norm is not a number above 0")
+    return float(norm)
+
+
+def _clip_to_norm(change: np.ndarray[Any, Any], norm: float) -> None:
+    """With differential privacy the change must be clipped before it is masked.
+
+    Usually fixedclipping_mod has done it. A change that it left too long is scaled and not refused:
+    a server that may choose the norm would find the change's by bisection (S62).
+    """
+    found = float(np.linalg.norm(change.astype(np.float64)))
+    if found > norm * (1 + _NORM_ROUNDING):
+        log(WARNING, "lightsecagg: the change of the model is clipped to clipping_norm = %s", norm)
+        change *= norm / found
 
 
 def _number(parcel: Parcel, name: str, kind: type[Kind]) -> Kind:

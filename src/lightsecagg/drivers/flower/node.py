@@ -19,6 +19,7 @@ The operator speaks through `--node-config`, which the server cannot change; see
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,9 @@ from flwr.common.logger import log
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.drivers.federation.durable import (
     ProcessLock,
-    seal,
+    checksummed,
     sync_folder,
-    unseal,
+    verified,
     write_new,
     write_synced,
 )
@@ -44,7 +45,7 @@ from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolE
 from lightsecagg.foreign import decode, reading, shown
 from lightsecagg.params import ShareMode, ThreatModel, choice
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.interface import TravellingClientParty
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
@@ -58,6 +59,8 @@ _REMEDY = (
 )
 _RECORD = "lightsecagg.memory"
 _PARTS = "lightsecagg.parts"
+_SIMULATION = "flwr.simulation.ray_transport.ray_actor"
+"""Runs apps in Flower's simulation, whose nodes have no SuperNode."""
 _LARGE = 16 * 2**20
 _ALL_RUNS = 2**31  # epochs of all runs are counted together, and clipped updates refuse nothing
 
@@ -82,6 +85,8 @@ class Operator:
     """`malicious-server` takes part in nothing less; it needs a folder, an allow-list and a T."""
     share_mode: ShareMode | None = None
     """How masks are shared, exactly; without it, short keys are refused."""
+    max_failures: int = 16
+    """How often this node may have no update in malicious-server mode, in all runs (S62)."""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Operator:
@@ -156,6 +161,7 @@ class _Given(msgspec.Struct):
     bound: float | None = None
     threat_model: str = ThreatModel.HONEST_BUT_CURIOUS
     share_mode: str = ""
+    max_failures: int = 16
 
     def operator(self) -> Operator:
         return Operator(
@@ -167,6 +173,7 @@ class _Given(msgspec.Struct):
             bound=self.bound,
             threat_model=choice(ThreatModel, self.threat_model),
             share_mode=choice(ShareMode, self.share_mode) if self.share_mode else None,
+            max_failures=self.max_failures,
         )
 
 
@@ -205,6 +212,8 @@ class Memory(msgspec.Struct):
     """The last round for which this node has trained."""
     serial: int = -1
     """The mask of its last upload."""
+    failures: int = 0
+    """How often it had no update, in all runs."""
 
     def __repr__(self) -> str:
         return f"Memory(epoch={self.epoch.hex()[:8]}, received={self.received})"
@@ -220,10 +229,10 @@ class Store(Protocol):
     def load(self) -> Memory | None:
         """The memory, if there is one."""
 
-    def fetch(self, party: EpochClient) -> None:
+    def fetch(self, party: TravellingClientParty) -> None:
         """Let a restored party have what was kept apart; `JournalError` if some of it is lost."""
 
-    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
+    def save(self, memory: Memory, party: TravellingClientParty | None = None) -> None:
         """Keep both; when this returns, what depends on them may leave."""
 
 
@@ -274,24 +283,24 @@ class _Folder:
 
     def _read(self, path: Path, place: str) -> bytes:
         try:
-            return unseal(place, path.read_bytes())
+            return verified(place, path.read_bytes())
         except (JournalError, OSError) as error:
             raise JournalError(
                 f"{path} is damaged, or cannot be read: {error}; {_REMEDY}"
             ) from error
 
-    def fetch(self, party: EpochClient) -> None:
+    def fetch(self, party: TravellingClientParty) -> None:
         self._parts.check(party.needed_parts)
         party.parts = self._parts
 
-    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
+    def save(self, memory: Memory, party: TravellingClientParty | None = None) -> None:
         try:
             if party is not None:
                 memory.party, parts, needed = party.snapshot_apart()
                 self._parts.add(parts)
-            write_synced(self._path, seal(_PLACE, msgspec.msgpack.encode(memory)))
+            write_synced(self._path, checksummed(_PLACE, msgspec.msgpack.encode(memory)))
             generation = Ledger.from_bytes(memory.ledger).generation
-            write_synced(self._mark, seal(_MARK, msgspec.msgpack.encode(generation)))
+            write_synced(self._mark, checksummed(_MARK, msgspec.msgpack.encode(generation)))
             if party is not None:
                 self._parts.keep_only(needed)
         except OSError as error:
@@ -355,23 +364,24 @@ class _Volatile:
     def load(self) -> Memory | None:
         record = self._context.state.get(_RECORD)
         if not isinstance(record, ConfigRecord):
-            log(
-                WARNING,
-                "lightsecagg: this node forgets everything when its SuperNode ends; name a folder "
-                "with --node-config 'lightsecagg-dir=\"/var/lib/lightsecagg\"'",
-            )
+            if _SIMULATION not in sys.modules:
+                log(
+                    WARNING,
+                    "lightsecagg: this node forgets everything when its SuperNode ends; name a "
+                    "folder with --node-config 'lightsecagg-dir=\"/var/lib/lightsecagg\"'",
+                )
             return None
         content = record["content"]
         if not isinstance(content, bytes):
             raise JournalError("Context.state holds another lightsecagg.memory than this node's")
         return decode(_decoder.decode, content, "memory of a node")
 
-    def fetch(self, party: EpochClient) -> None:
+    def fetch(self, party: TravellingClientParty) -> None:
         party.parts = self._parts()
         if lost := party.needed_parts - party.parts.keys():
             raise JournalError(f"Context.state has lost {len(lost)} shares of this node's")
 
-    def save(self, memory: Memory, party: EpochClient | None = None) -> None:
+    def save(self, memory: Memory, party: TravellingClientParty | None = None) -> None:
         if party is not None:
             memory.party, new, needed = party.snapshot_apart()
             known = self._parts() | new

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -31,6 +31,7 @@ from lightsecagg.drivers.flower.inner import Inner
 from lightsecagg.drivers.flower.layout import (
     Layout,
     arrays_of,
+    check_limits,
     hash_assignment,
     hash_records,
     unscaled_metrics,
@@ -103,6 +104,7 @@ class LightSecAgg(Strategy):
         self._number = 0
         self._left_out: dict[int, int] = {}  # node -> when it gets another chance
         self._round: _Round | None = None
+        self._logged: set[str] = set()
 
     # -- Flower's hooks ----------------------------------------------------------------------
 
@@ -136,8 +138,11 @@ class LightSecAgg(Strategy):
                 "differential privacy goes inside: LightSecAgg(DifferentialPrivacyClientSide"
                 "FixedClipping(FedAvg(...)))"
             )
-        messages = self.inner.strategy.configure_train(server_round, arrays, config, patient)
-        return self._begin(Stage.TRAIN, list(messages), server_round)
+        messages = list(self.inner.strategy.configure_train(server_round, arrays, config, patient))
+        if messages and self._limits[Stage.EVALUATE]:  # known before anybody trains in vain
+            evaluators = self.inner.evaluators(len(patient.connected()))
+            self._check_chosen(Stage.EVALUATE, evaluators, patient)
+        return self._begin(Stage.TRAIN, messages, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -149,7 +154,15 @@ class LightSecAgg(Strategy):
         average = self._finish(round_, server_round, replies)
         arrays = round_.layout.changed(average.values[: round_.layout.size])
         metrics = self._metrics(round_, average)
-        return self.inner.aggregate(server_round, round_.asked, arrays, metrics, average.clients)
+        if not round_.limits:
+            self._log_once(
+                INFO,
+                "the nodes' metrics stay with them; name those to average under the mask: "
+                'LightSecAgg(metrics={"train_loss": 10.0})',
+            )
+        result = self.inner.aggregate(server_round, round_.asked, arrays, metrics, average.clients)
+        round_.layout.restore_kept(result[0])
+        return result
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -166,6 +179,12 @@ class LightSecAgg(Strategy):
                 "malicious-server mode has no evaluation in the clear: name its metrics with "
                 "LightSecAgg(evaluation=...), or give the wrapped strategy fraction_evaluate=0.0"
             )
+        if messages:
+            self._log_once(
+                WARNING,
+                "evaluation is in the clear: the server sees every node's metrics. Name them in "
+                "LightSecAgg(evaluation=...), or give the wrapped strategy fraction_evaluate=0.0",
+            )
         return messages
 
     def aggregate_evaluate(
@@ -173,11 +192,10 @@ class LightSecAgg(Strategy):
     ) -> MetricRecord | None:
         """What the wrapped strategy makes of the replies, or of the average."""
         round_, self._round = self._round, None
-        if round_ is not None:
-            average = self._finish(round_, server_round, replies)
-            content = RecordDict({"metrics": self._metrics(round_, average)})
-            replies = [Message(content, reply_to=round_.asked)]
-        return self.inner.strategy.aggregate_evaluate(server_round, replies)
+        if round_ is None:
+            return self.inner.strategy.aggregate_evaluate(server_round, replies)
+        metrics = self._metrics(round_, self._finish(round_, server_round, replies))
+        return self.inner.aggregate_evaluate(server_round, round_.asked, metrics)
 
     # -- enrolment ---------------------------------------------------------------------------
 
@@ -271,7 +289,12 @@ class LightSecAgg(Strategy):
         if not messages:
             return []
         patient = self._patient()
+        self._check_chosen(stage, len(messages), patient)
         round_ = _Round(stage, messages, self.inner.weighted_by, self._limits[stage])
+        if kept := round_.layout.kept:
+            self._log_once(
+                INFO, f"{_named(kept)}: no floats, so they are not averaged; the server's stay"
+            )
         self._enrol_if_needed(patient, round_, server_round)
         epoch = self._current()
         round_.version = epoch.begin_round(round_.model(self._run_config))
@@ -281,6 +304,21 @@ class LightSecAgg(Strategy):
         round_.sent = self._round_messages(round_, reachable)
         return round_.sent
 
+    def _check_chosen(self, stage: Stage, chosen: int, grid: PatientGrid) -> None:
+        """Refuse a round in which fewer nodes contribute than a sum must have."""
+        nodes = len(grid.connected())
+        if self._epoch is None:
+            privacy = self._terms.privacy_of(nodes)
+        else:
+            privacy = self._epoch.settings.parameters.privacy
+        least, fraction = privacy + 2, self.inner.fractions[stage]
+        if chosen < min(least, nodes):  # too few nodes in all are refused at enrolment
+            raise ParameterError(
+                f"fraction_{stage}={fraction:g} of {nodes} nodes is {chosen}, and a sum over fewer "
+                f"than T + 2 = {least} protects nobody: raise fraction_{stage}, or set "
+                f"min_{stage}_nodes={least}"
+            )
+
     def _finish(self, round_: _Round, server_round: int, replies: Iterable[Message]) -> Average:
         """The average of what the nodes have sent."""
         for reply in replies:
@@ -288,10 +326,16 @@ class LightSecAgg(Strategy):
                 self._take(node, reply)
         try:
             self._complete_uploads(round_)
-            return self._recover(round_.type)
+            average = self._recover(round_.type)
         except LightSecAggError as error:
             self._epoch = None
             raise RuntimeError(f"LightSecAgg, round {server_round}: {error}") from error
+        log(
+            INFO,
+            "aggregate_%s: %d of %d updates are in the average",
+            *(round_.stage, average.clients, len(round_.content)),
+        )
+        return average
 
     def _metrics(self, round_: _Round, average: Average) -> MetricRecord:
         begin = round_.layout.size
@@ -398,6 +442,11 @@ class LightSecAgg(Strategy):
     def _message(self, content: RecordDict, node: int, message_type: str) -> Message:
         return Message(content, node, message_type, ttl=self._timeout)
 
+    def _log_once(self, level: int, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log(level, "LightSecAgg: %s", text)
+
     def _patient(self, grid: Grid | None = None) -> PatientGrid:
         """Flower's grid, wrapped once."""
         if isinstance(grid, PatientGrid):
@@ -459,11 +508,16 @@ class _Round:
         return None
 
 
+def _named(names: Sequence[str]) -> str:
+    """The first of the names, and how many follow."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"
+
+
 def _limits(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    for name, limit in (metrics or {}).items():
-        if not limit > 0:
-            raise ParameterError(f"the largest value of metric {name!r} is {limit}, not above 0")
-    return {name: float(limit) for name, limit in (metrics or {}).items()}
+    limits = {name: float(limit) for name, limit in (metrics or {}).items()}
+    check_limits(limits)
+    return limits
 
 
 def _model(message: Message) -> ArrayRecord:

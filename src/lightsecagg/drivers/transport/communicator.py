@@ -12,10 +12,10 @@ older one, the `Disconnected` of the older comes before the `Connected` of the n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lightsecagg.drivers.transport.keeping import Data
 
@@ -200,3 +200,16 @@ class ClientCommunicator(Protocol):
 
     async def close(self) -> None:
         """Send what is queued, as long as the deadline allows, then end the stream."""
+
+
+class Transport(NamedTuple):
+    """A way to carry messages that another distribution adds; see `plugins.TRANSPORTS`.
+
+    Both sides are told whether the user accepts that an unsafe transport leaves the machine, as
+    `understood`. A transport without certificates refuses other addresses than loopback otherwise.
+    """
+
+    server: Callable[..., ServerCommunicator]
+    """address, ids of the clients, understood=, limits="""
+    client: Callable[..., ClientCommunicator]
+    """address, id, understood="""

@@ -1,6 +1,6 @@
 """A server whose streams are pairs of pipes: whatever holds the other ends is the carrier.
 
-The ends are in the same event loop (`memory`), or reached by remote calls (`torch_rpc`).
+The ends are in the same event loop (`memory`), or reached by remote calls.
 """
 
 from __future__ import annotations

@@ -152,6 +152,14 @@ class Credentials:
         return certificate
 
 
+def end_of(path: Path) -> datetime | None:
+    """When the certificate in a file expires; None if there is no such file."""
+    if not path.exists():
+        return None
+    with reading(path, "a certificate in PEM"):
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
 def is_loopback(host: str) -> bool:
     """Whether this host is the machine itself, whatever a name server says."""
     if host == "localhost":

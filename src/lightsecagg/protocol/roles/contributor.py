@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.errors import InputRefused
 from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.interface import SERVER, Send, Update
 from lightsecagg.protocol.messages import SealedShare
 from lightsecagg.protocol.rounding import uniform_words
-from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.protocol.share_exchange import bundles, seal_share
-
-
-def seal_shares(
-    scheme: ClientScheme, key: AgreementKey, mask: PreparedMask, serial: int, entropy: Entropy
-) -> list[SealedShare]:
-    """Seal a mask's shares for the peers, once."""
-    return [
-        seal_share(scheme.round, key, scheme.client, share, serial, entropy)
-        for share in mask.outgoing
-    ]
+from lightsecagg.protocol.share_exchange import bundles
 
 
 def send_shares(shares: Iterable[SealedShare]) -> list[Send]:

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lightsecagg.crypto.agreement import AgreementKey
-from lightsecagg.crypto.entropy import Entropy
+from lightsecagg.crypto.entropy import Entropy, random_order
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import ParameterError, RemoteProtocolError
-from lightsecagg.masks.sharing_graph import random_order
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.ledger import Ledger
@@ -127,11 +126,8 @@ class Registration:
         self.advertised[sender] = message
         return True
 
-    def make_roster(self, entropy: Entropy, checks: tuple[bytes, ...] = ()) -> Roster:
-        """Everybody whose keys are here, in the order of the invitations.
-
-        * `checks`: commitments to the secrets by which shares will be checked (S46).
-        """
+    def make_roster(self, entropy: Entropy) -> Roster:
+        """Everybody whose keys are here, in the order of the invitations."""
         members = tuple(
             Member(client, self.advertised[client].keys, self.advertised[client].signature)
             for client in self.invited
@@ -139,7 +135,7 @@ class Registration:
         )
         ring = self._settings.traits.ring
         graph = random_order(range(len(members)), entropy) if ring else ()
-        return Roster(members, graph, checks)
+        return Roster(members, graph)
 
     def scheme(self, roster: Roster, entropy: Entropy) -> ServerScheme:
         """The scheme of the server's own roster."""

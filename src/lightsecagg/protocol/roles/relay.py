@@ -11,14 +11,15 @@ share, N (N - 1) of them, would cost more than the shares. A bundle is taken or 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from lightsecagg.crypto.sealing import MAC_LENGTH
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.messages import Message, SealedShare, ShareBundle, UploadDropped
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
-from lightsecagg.protocol.share_exchange import Filling, bundles
+from lightsecagg.protocol.share_exchange import Filling, bundles, root_of
 
 
 class Relay:
@@ -37,6 +38,11 @@ class Relay:
     def has_begun(self, owner: int) -> bool:
         """Whether anything of this owner has come."""
         return owner in self.begun
+
+    def restore(self, owner: int, serial: int) -> None:
+        """This mask was complete."""
+        self.complete[owner] = serial
+        self.begun[owner] = (serial, {})
 
     def take(self, sender: int, message: ShareBundle) -> list[SealedShare] | None:
         """The shares of those masks that these complete; None if all of these are past."""
@@ -57,10 +63,12 @@ class Relay:
                         f"client {sender} sent two shares to {share.recipient}"
                     )
                 continue
+            if next(iter(begun.values()), share).salt != share.salt:
+                raise RemoteProtocolError(f"client {sender} gave the shares of a mask two salts")
             is_news = True
             begun[share.recipient] = share
             if len(begun) == self._wanted:
-                ready += begun.values()
+                ready += self._bound(begun.values())
                 done, begun = serial, {}
         if not is_news:
             return None
@@ -69,8 +77,18 @@ class Relay:
             self.complete[sender] = done
         return ready
 
+    def _bound(self, shares: Collection[SealedShare]) -> Iterable[SealedShare]:
+        """With the hash of them all, from which every recipient finds the header (S46)."""
+        if not self._scheme.settings.traits.checked:
+            return shares
+        root = root_of(shares)
+        return [replace(share, root=root) for share in shares]
+
     def _check(self, sender: int, share: SealedShare) -> None:
         are_peers = self._scheme.are_peers(sender, share.recipient)
+        bound = len(share.mac) == (MAC_LENGTH if self._scheme.settings.traits.checked else 0)
+        if share.root or not bound:
+            raise RemoteProtocolError(f"client {sender} sent a share that is not bound as it must")
         if share.owner != sender or not are_peers or (self._single and share.serial):
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {share.owner} to {share.recipient}, of its "
@@ -89,15 +107,19 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: defaultdict[int, Filling] = defaultdict(Filling)
+        self.owners: set[int] = set()
+        """Whose shares have come since the last `flush`."""
 
     def put(self, share: SealedShare) -> list[Send]:
         """Let a share wait; those before it for its recipient, if they leave it no room."""
+        self.owners.add(share.owner)
         full = self._waiting[share.recipient].put(share)
         return [] if full is None else [Send(share.recipient, full)]
 
     def flush(self) -> list[Send]:
         """Everything that waits."""
         waiting, self._waiting = self._waiting, defaultdict(Filling)
+        self.owners.clear()
         return [Send(client, ShareBundle(tuple(one.shares))) for client, one in waiting.items()]
 
 

@@ -4,8 +4,8 @@ A client cuts its mask into U - T pieces, encodes them with T pieces of noise by
 code and gives every member one share. Encoding is linear: the (weighted) sum of the shares that a
 client holds is its share of the sum of the masks. Any U such answers decode it in one shot.
 
-With its upload a client reports on the shares that it holds, so that whoever lied in sharing is
-found before U1 is fixed (`masks.checked_sharing`, S46).
+A client reports on the shares that it holds, so that whoever lied in sharing is found before a sum
+is announced (`masks.checked_sharing`, S46).
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import (
     BLINDS,
     Pair,
-    check_coefficients,
-    commit,
     find_accused,
     name_liars,
     part_quarrels,
-    report_on_shares,
+    report_on_share,
 )
 from lightsecagg.masks.mask_encoding import (
     EncodedMask,
@@ -154,20 +152,9 @@ class CodedMasksClient(ClientScheme):
         if kind is ShareKind.EXPLICIT:
             self.check_elements(plaintext)
 
-    def open_check(self, check_secret: bytes) -> None:
-        """The roster holds its commitment: everybody checks by the same coefficients."""
-        if (commit(check_secret),) != self.round.checks:
-            raise RemoteProtocolError(
-                "the server reveals another secret than the roster binds it to: reports by "
-                "different coefficients would reveal masks"
-            )
-
-    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
-        """Two combinations of every share, each under a blind of its own."""
-        field, length = self.settings.field, self.settings.share_length
-        coefficients = check_coefficients(check_secret, self.round.context, length, field.modulus)
-        shares = (self.elements(ref, share) for ref, share in held.items())
-        return report_on_shares(field, shares, coefficients).ravel()
+    def report(self, ref: MaskRef, share: Share, header: bytes) -> Elements:
+        """B combinations of the share, each under a blind of its own."""
+        return report_on_share(self.settings.field, self.elements(ref, share), header)
 
     def mask(self, secret: bytes, owners: Sequence[int]) -> Elements:
         """The mask itself, which seeds stand for in seeded mode."""
@@ -240,7 +227,7 @@ class CodedMasksServer(ServerScheme):
     ) -> tuple[int, ...]:
         """As many uploaders as possible such that enough of them hold good shares of them all.
 
-        If no more pairs quarrel than liars can be told, the pairs leave the answering side
+        If enough are left without the pairs that quarrel, the pairs leave the answering side
         together (`part_quarrels`), and hardly anybody leaves the sum. Otherwise shares were lost
         as well, or more clients lie.
 
@@ -283,23 +270,37 @@ class CodedMasksServer(ServerScheme):
         held: Mapping[int, frozenset[int]],
         accused: Collection[Pair],
     ) -> frozenset[int]:
-        """Without all pairs in a quarrel, where that leaves enough to locate every lie (R59)."""
-        parted = self._parted(held, accused)
-        return frozenset(survivors) if parted is None else parted[1]
+        """Without all pairs in a quarrel, where that leaves enough to locate every lie (R59).
+
+        Also where somebody in a quarrel had to leave the sum: a quorum may need everybody else. It
+        may have been the honest one, and then the liar answers.
+        """
+        if (parted := self._parted(held, accused)) is not None:
+            return parted[1]
+        left, _ = self._part(held, accused)
+        pairs = (len(held) - len(left) + 1) // 2  # each with a liar
+        spare = 2 * max(0, self._liars(len(held)) - pairs)
+        trusted = left & frozenset(survivors)
+        fits = len(trusted) >= self.settings.parameters.survivors + spare
+        return trusted if fits else frozenset(survivors)
+
+    def _part(
+        self, held: Mapping[int, frozenset[int]], accused: Collection[Pair]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        uploaders = held.keys()
+        lacks = {(owner, holder) for holder in held for owner in uploaders - held[holder]}
+        known = {pair for pair in accused if uploaders >= set(pair)}
+        return part_quarrels(uploaders, lacks | known)
 
     def _parted(
         self, held: Mapping[int, frozenset[int]], accused: Collection[Pair]
     ) -> tuple[frozenset[int], frozenset[int]] | None:
         """Who is summed and who answers, once quarrelling pairs have left; None: too many do."""
-        uploaders = held.keys()
-        lacks = {(owner, holder) for holder in held for owner in uploaders - held[holder]}
-        known = {pair for pair in accused if uploaders >= set(pair)}
-        left, doubted, pairs = part_quarrels(uploaders, lacks | known)
-        summed = frozenset(uploaders - doubted)
+        left, doubted = self._part(held, accused)
+        summed = frozenset(held.keys() - doubted)
         signers = sum(summed <= held[client] for client in summed)
         fits = (
-            pairs <= self._liars(len(held))
-            and len(left) >= self.settings.parameters.survivors
+            len(left) >= self.settings.parameters.survivors
             and len(summed) >= self.settings.minimum
             and signers >= self.settings.parameters.quorum
         )

@@ -6,7 +6,7 @@ the sum of the masks. One object of a scheme serves one party and one roster; it
 so that all that a party must remember or forget is in the party's hands.
 
     client   prepare   draws a mask and the shares of it               (offline phase)
-             report    says of the shares it holds what tells no mask  (upload)
+             report    combines a share it holds under a blind         (offline phase)
              mask      expands it, if `prepare` has not                (upload)
              answer    sums what is held for the masks of a sum        (recovery)
     server   examine   who lied, by the reports
@@ -29,7 +29,7 @@ import numpy as np
 
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.errors import CryptoError, FieldError, RemoteProtocolError
+from lightsecagg.errors import CryptoError, FieldError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import Pair
 from lightsecagg.protocol.jobs import RecoverMasks
@@ -163,17 +163,10 @@ class ClientScheme(Scheme, ABC):
         """
         return len(held) >= self.settings.minimum
 
-    def open_check(self, check_secret: bytes) -> None:
-        """Raise `RemoteProtocolError` unless this is the secret to which the roster binds (S46)."""
-        if check_secret:
-            raise RemoteProtocolError(
-                f"the server reveals the secret of a check, which {self.settings.protocol} lacks"
-            )
+    def report(self, ref: MaskRef, share: Share, header: bytes) -> Elements:
+        """What this client reports on a share of that mask, the same whenever it is asked (S46).
 
-    def report(self, held: Mapping[MaskRef, Share], check_secret: bytes) -> Elements:
-        """What this client says of these shares, `report_length` elements each.
-
-        Ask once per mask, for all that is held, with a secret that `open_check` accepts.
+        * `header`: of the mask, as its owner has bound it to the share.
         """
         return np.empty(0, dtype=np.uint32)
 

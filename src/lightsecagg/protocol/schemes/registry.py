@@ -9,9 +9,7 @@ from lightsecagg.params import ShareMode
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient, CodedKeysServer
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import ClientScheme, ServerScheme
-from lightsecagg.protocol.schemes.no_masks import NoMasksClient, NoMasksServer
-from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient, PairwiseMasksServer
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName, Traits, traits_of
+from lightsecagg.protocol.schemes.traits import LIGHTSECAGG, TRAITS, Traits, traits_of
 
 
 class Sides(NamedTuple):
@@ -21,14 +19,7 @@ class Sides(NamedTuple):
     server: type[ServerScheme]
 
 
-_PAIRWISE: Final = Sides(PairwiseMasksClient, PairwiseMasksServer)
-
-SCHEMES: Final[dict[str, Sides]] = {
-    ProtocolName.LIGHTSECAGG: Sides(CodedMasksClient, CodedMasksServer),
-    ProtocolName.SECAGG: _PAIRWISE,
-    ProtocolName.SECAGG_PLUS: _PAIRWISE,
-    ProtocolName.PLAIN: Sides(NoMasksClient, NoMasksServer),
-}
+SCHEMES: Final[dict[str, Sides]] = {LIGHTSECAGG: Sides(CodedMasksClient, CodedMasksServer)}
 """By the protocol's name, as `TRAITS`."""
 
 _SHORT_KEYS: Final = Sides(CodedKeysClient, CodedKeysServer)

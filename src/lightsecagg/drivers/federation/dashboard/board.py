@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 
-from lightsecagg.drivers.federation.callbacks import Overview, ServerCallback
+from lightsecagg.drivers.federation.callbacks import CONNECT, Overview, ServerCallback
 from lightsecagg.foreign import escaped
 from lightsecagg.session.interface import Leave
 from lightsecagg.session.record import RoundRecord
@@ -34,8 +34,6 @@ _DELIVERED = {"advertise": "sharing", "share": "training", "recover": "answered"
 """Phase -> what a client is doing before, and after, its message is there; else: uploaded."""
 _GONE = frozenset(Leave)
 Rows = list[dict[str, Any]]
-CONNECT = "connect"
-"""What the server reports progress of before a round."""
 
 
 class Board(ServerCallback):
@@ -48,11 +46,13 @@ class Board(ServerCallback):
         """Versions of another boot say nothing here."""
         self.version = 0
         self._here: set[int] = set()
+        self._members: dict[int, dict[str, Any]] = {}
+        """All that may take part, and since when each is away; None: not seen by this server."""
         self._federation: dict[str, Any] = {"state": "starting", "message": "", "connected": 0}
         self._aborted: dict[int, bool] = {}
         """Round -> whether it was; of all rounds."""
         self._live: LiveRound | None = None
-        self._changed = {"federation": 0, "live": 0}
+        self._changed = {"federation": 0, "members": 0, "live": 0}
         self._summaries: dict[int, tuple[int, dict[str, Any]]] = {}
         """Round -> version, summary."""
         self._details: dict[int, bytes] = {}
@@ -68,7 +68,18 @@ class Board(ServerCallback):
             self.describe(asdict(overview))
             self.remember(past)
             if self._live is None:
-                self._say("waiting", "for clients")
+                self._say_waiting()
+
+    def members(self, names: Mapping[int, str], needed: int) -> None:
+        """See `ServerCallback`."""
+        with self._lock:
+            self._members = {
+                client: {"id": client, "name": _words(name), "here": client in self._here}
+                | {"away": self._members.get(client, {}).get("away")}
+                for client, name in sorted(names.items())
+            }
+            self._touch("members")
+            self.describe({"needed": needed})
 
     def connected(self, client: int) -> None:
         """See `ServerCallback`."""
@@ -94,7 +105,7 @@ class Board(ServerCallback):
         """See `ServerCallback`."""
         with self._lock:
             if phase == CONNECT:
-                self._say("waiting", "for clients")
+                self._say_waiting()
             elif self._live is not None:
                 # In an epoch clients train and upload while others are asked for a sum.
                 asked = () if self._asynchronous else awaited
@@ -130,7 +141,7 @@ class Board(ServerCallback):
             if live is not None and self._asynchronous:
                 self._begin_next(live)
             else:
-                self._say("waiting", "for the next round")
+                self._say_waiting()
 
     def finished(self, reason: str) -> None:
         """See `ServerCallback`."""
@@ -215,9 +226,18 @@ class Board(ServerCallback):
             self._federation |= said
             self._touch("federation")
 
+    def _say_waiting(self) -> None:
+        few = len(self._here) < self._federation.get("needed", 1)
+        self._say("waiting", "for clients" if few else "for the next round")
+
     def _note_presence(self, client: int) -> None:
         self._federation["connected"] = len(self._here)
         self._touch("federation")
+        member = self._members.get(client)
+        if member is not None:
+            here = client in self._here
+            member |= {"here": here, "away": None if here else self._clock()}
+            self._touch("members")
         if self._live is not None:
             self._touch("live")
 
@@ -230,13 +250,14 @@ class Board(ServerCallback):
     @property
     def clients(self) -> int:
         """How many there are to show."""
-        return len(self._here) if self._live is None else len(self._live.clients)
+        here = self._here if self._live is None else self._live.clients
+        return max(len(here), len(self._members))
 
     def changes(self, seen: int) -> tuple[int, bytes]:
         """The version now, and all parts that are newer than the one that was seen, as JSON."""
         with self._lock:
             if self._told[0] != (seen, self.version):
-                self._told = ((seen, self.version), msgspec.json.encode(self._since(seen)))
+                self._told = ((seen, self.version), msgspec.json.encode(self.since(seen)))
             return self.version, self._told[1]
 
     def detail(self, number: int) -> bytes | None:
@@ -250,12 +271,15 @@ class Board(ServerCallback):
         known = boot == self.boot and version.isascii() and version.isdecimal()
         return min(int(version[:18]), self.version) if known else 0
 
-    def _since(self, seen: int) -> dict[str, Any]:
+    def since(self, seen: int) -> dict[str, Any]:
+        """The parts that are newer than a version."""
         parts: dict[str, Any] = {"boot": self.boot, "now": self._clock()}
         if self._changed["federation"] > seen:
             aborted = sum(self._aborted.values())
             done = len(self._aborted) - aborted
             parts["federation"] = self._federation | {"done": done, "aborted": aborted}
+        if self._changed["members"] > seen:
+            parts["members"] = list(self._members.values())
         if self._changed["live"] > seen and self._live is not None:
             parts["live"] = self._live.to_json() | {"here": sorted(self._here)}
         newer = [summary for version, summary in self._summaries.values() if version > seen]

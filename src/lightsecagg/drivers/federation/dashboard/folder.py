@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from lightsecagg.drivers.federation.dashboard.board import Board, LiveRound
-from lightsecagg.drivers.federation.durable import unseal
+from lightsecagg.drivers.federation.durable import verified
 from lightsecagg.errors import ConfigurationError, LightSecAggError
 from lightsecagg.foreign import decode, reading
 from lightsecagg.protocol.messages import Roster
@@ -67,7 +67,7 @@ class FolderBoard(Board):
             number, settings, roster, survivors, outcome = latest
             uploads = database.execute("SELECT client FROM uploads WHERE number = ?", (number,))
             uploaded = {int(client) for (client,) in uploads}
-        opened = Settings.from_bytes(unseal(f"{number}/settings", settings))
+        opened = Settings.from_bytes(verified(f"{number}/settings", settings))
         self.describe(_overview(opened))
         if outcome is not None:
             self.show("recorded", f"round {number} was the last", None)
@@ -79,7 +79,7 @@ class FolderBoard(Board):
         if roster is None:
             live.progress("share", (), live.start)
         else:
-            content = decode(_rosters.decode, unseal(f"{number}/roster", roster), "roster")
+            content = decode(_rosters.decode, verified(f"{number}/roster", roster), "roster")
             members = {member.client for member in content.members}
             live.progress("upload", members, live.start)
             live.progress("upload", members - uploaded, live.start)

@@ -8,12 +8,14 @@ const PHASES = ["advertise", "share", "upload", "agree", "recover"];
 const STATES = {
   waiting: ["·", "waiting"], sharing: ["⇄", "sharing its mask"], training: ["…", "training"],
   uploaded: ["↑", "uploaded"], answered: ["✓", "has answered"], included: ["✓", "in the sum"],
+  idle: ["·", "connected"], away: ["○", "away"],
   withdrawn: ["–", "sits it out"], dropped: ["✕", "dropped"], refused: ["⊘", "refused"],
 };
-const LEGEND = ["waiting", "sharing", "training", "uploaded", "included", "withdrawn", "dropped", "refused"];
+const LEGEND = ["away", "idle", "waiting", "sharing", "training", "uploaded", "included", "withdrawn", "dropped", "refused"];
 const GONE = new Set(["dropped", "refused", "withdrawn"]);
 
-let known = { boot: "", federation: {}, live: null, history: new Map(), details: new Map() };
+const nothing = (boot) => ({ boot, federation: {}, members: [], live: null, history: new Map(), details: new Map() });
+let known = nothing("");
 let skew = 0;
 let lost = false;
 let selected = null;
@@ -24,9 +26,10 @@ const now = () => Date.now() / 1000 + skew;
 // -- what the server tells -----------------------------------------------------------------------
 
 function take(message) {
-  if (message.boot !== known.boot) known = { boot: message.boot, federation: {}, live: null, history: new Map(), details: new Map() };
+  if (message.boot !== known.boot) known = nothing(message.boot);
   skew = message.now - Date.now() / 1000;
   Object.assign(known.federation, message.federation ?? {});
+  known.members = message.members ?? known.members;
   if (message.live) {
     known.live = message.live;
     if (message.live.ended) known.details.set(message.live.round, { ...message.live.ended, clients: message.live.clients });
@@ -121,13 +124,16 @@ function drawNow(round, rounds) {
   const summary = round?.summary;
   const current = round && !summary ? round.phases[round.phases.length - 1] : null;
   const kind = federation.mode === "async" ? "Buffer" : "Round";
+  const { connected = 0, needed = 0 } = federation;
+  const short = federation.state === "waiting" && connected < needed ? `waiting for clients: ${connected} of ${needed} that are needed` : "";
   say(byId("now-title"), round ? `${kind} ${round.round}` : "No round yet");
-  let words = federation.message ? capital(federation.message) : "";
+  let words = capital(short || federation.message || "");
   const waits = federation.mode === "async" && federation.buffer ? ` for ${federation.buffer} updates, ${inBuffer(round)} are here` : null;
   if (current) words = waits && current.name === "upload" ? `Waiting${waits} · ${seconds(now() - round.start)}` : `${capital(current.name)}${current.expected ? `: ${delivered(round, current)} of ${current.expected} have delivered` : ""} · ${seconds(now() - round.start)}`;
   else if (summary && summary.aborted === null) words = `Done: ${summary.included} of ${summary.invited} in the sum, in ${seconds(summary.seconds)}`;
   else if (summary) words = `Aborted after ${seconds(summary.seconds)}`;
-  if (selected === null && federation.state === "ended" && federation.message) words += ` · ${federation.message}`;
+  const more = federation.state === "ended" ? federation.message : summary ? short : "";
+  if (selected === null && more) words += ` · ${more}`;
   say(byId("now-words"), words);
   byId("aborted").hidden = !summary?.aborted;
   say(byId("aborted"), summary?.aborted ?? "");
@@ -136,10 +142,10 @@ function drawNow(round, rounds) {
   const gone = round ? round.clients.filter((client) => GONE.has(client.state)).length : 0;
   const wanted = federation.rounds ? ` of ${federation.rounds}` : "";
   const tiles = [
-    ["Rounds done", String(federation.done ?? 0), wanted],
+    [`${kind}s done`, String(federation.done ?? 0), wanted],
     ["Aborted", String(federation.aborted ?? 0), ""],
-    ["Connected", federation.state === "recorded" ? "–" : String(federation.connected ?? 0), ""],
-    ["Left this round", String(gone), round?.clients.length ? ` of ${round.clients.length}` : ""],
+    ["Connected", federation.state === "recorded" ? "–" : String(connected), known.members.length ? ` of ${known.members.length}, ${needed} needed` : ""],
+    [federation.mode === "async" ? "Left" : "Left this round", String(gone), round?.clients.length ? ` of ${round.clients.length}` : ""],
     ...Object.entries(last?.figures ?? {}).slice(0, 2).map(([name, value]) => [capital(name), figure(value), ""]),
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, more)))));
@@ -171,15 +177,21 @@ const cells = new Map();
 
 function drawClients(round) {
   const grid = byId("grid");
-  const clients = round?.clients ?? [];
-  const here = selected === null && known.live?.here ? new Set(known.live.here) : null;
+  const latest = selected === null;
+  const members = new Map(known.members.map((member) => [member.id, member]));
+  const inRound = new Set((round?.clients ?? []).map((client) => client.id));
+  const others = latest ? known.members.filter((member) => !inRound.has(member.id)) : [];
+  const clients = [...(round?.clients ?? []).map((client) => ({ ...client })), ...others.map((member) => ({ id: member.id, state: member.here ? "idle" : "away", why: "", steps: {}, out: true }))].sort((a, b) => a.id - b.id);
+  for (const client of clients) Object.assign(client, { name: members.get(client.id)?.name ?? "", away: members.get(client.id)?.away });
+  const here = !latest ? null : members.size ? new Set(known.members.filter((member) => member.here).map((member) => member.id)) : known.live?.here ? new Set(known.live.here) : null;
   const ids = new Set(clients.map((client) => client.id));
   grid.classList.toggle("dense", clients.length > 150);
+  grid.classList.toggle("named", clients.length <= 150 && clients.some((client) => client.name));
   for (const [id, item] of cells) if (!ids.has(id)) { item.remove(); cells.delete(id); }
   clients.forEach((client, index) => {
     let item = cells.get(client.id);
     if (!item) {
-      const button = el("button", { type: "button", class: "cell", tabindex: "-1", "data-client": client.id }, el("b", {}, String(client.id)), el("span", { "aria-hidden": "true" }));
+      const button = el("button", { type: "button", class: "cell", tabindex: "-1", "data-client": client.id }, el("b", {}), el("span", { "aria-hidden": "true" }));
       item = el("li", {}, button);
       cells.set(client.id, item);
     }
@@ -190,16 +202,17 @@ function drawClients(round) {
     mark(button, "data-here", here ? String(here.has(client.id)) : null);
     mark(button, "aria-label", describe(client, here));
     mark(button, "title", describe(client, here));
+    say(button.firstChild, client.name || String(client.id));
     say(button.lastChild, glyph);
   });
   if (!ids.has(focused)) focused = clients[0]?.id ?? null;
   for (const [id, item] of cells) mark(item.firstChild, "tabindex", id === focused ? "0" : "-1");
-  if (!clients.length) say(byId("client-words"), "No client takes part in a round now.");
+  if (!clients.length) say(byId("client-words"), "No client is known yet.");
   else {
-    const shown = clients.find((client) => client.id === Number(byId("client-words").dataset.client));
+    const shown = clients.find((client) => String(client.id) === byId("client-words").dataset.client);
     say(byId("client-words"), shown ? capital(describe(shown, here)) : summaryOf(clients));
   }
-  const away = here ? clients.filter((client) => !here.has(client.id)).length : 0;
+  const away = here ? clients.filter((client) => !client.out && !here.has(client.id)).length : 0;
   const dashed = away ? [el("li", {}, el("i", { class: "away" }), el("b", {}, String(away)), "not connected")] : [];
   byId("legend").replaceChildren(...dashed, ...LEGEND.filter((state) => clients.some((client) => normal(client.state) === state))
     .map((state) => el("li", {}, el("span", {}, STATES[state][0]), el("b", {}, String(clients.filter((client) => normal(client.state) === state).length)), STATES[state][1])));
@@ -209,22 +222,26 @@ const normal = (state) => (state === "answered" ? "included" : state);
 
 function summaryOf(clients) {
   const alike = new Map();
-  for (const client of clients.filter((each) => GONE.has(each.state))) {
+  for (const client of clients.filter((each) => GONE.has(each.state) || each.state === "away")) {
     const why = fate(client);
-    alike.set(why, [...(alike.get(why) ?? []), client.id]);
+    alike.set(why, [...(alike.get(why) ?? []), client.name || client.id]);
   }
   const groups = [...alike].map(([why, ids]) => `${ids.slice(0, 12).join(", ")}${ids.length > 12 ? ", …" : ""}: ${why}`);
   return groups.length ? groups.slice(0, 6).join("; ") + (groups.length > 6 ? "; …" : "") : plural(clients.length, "client");
 }
 
+const since = (client) => (client.away ? ` since ${moment(client.away)}` : "");
+const nameOf = (id) => known.members.find((member) => member.id === id)?.name ?? "";
+
 function fate(client) {
+  if (client.state === "away") return client.away ? `away${since(client)}` : "not seen since the server started";
   const phase = GONE.has(client.state) && client.phase ? ` in ${client.phase}` : "";
   return [`${STATES[client.state][1]}${phase}`, client.why].filter(Boolean).join(", ");
 }
 
 function describe(client, here) {
-  const more = [client.staleness !== undefined ? `${plural(client.staleness, "version")} behind` : "", client.included && GONE.has(client.state) ? "its upload is in the sum" : "", here && !here.has(client.id) ? "not connected" : ""];
-  return [`client ${client.id} ${fate(client)}`, ...more.filter(Boolean)].join(", ");
+  const more = [client.staleness !== undefined ? `${plural(client.staleness, "version")} behind` : "", client.included && GONE.has(client.state) ? "its upload is in the sum" : "", here && !client.out && !here.has(client.id) ? `not connected${since(client)}` : ""];
+  return [`client ${client.id}${client.name ? ` (${client.name})` : ""} ${fate(client)}`, ...more.filter(Boolean)].join(", ");
 }
 
 function moveInGrid(event) {
@@ -252,7 +269,9 @@ function point(event) {
 
 function drawTimeline(round, rounds) {
   const box = byId("timeline");
-  box.replaceChildren(round ? timeline(round, Math.max(box.clientWidth, 300), now()) : el("p", { class: "empty" }, "A timeline is drawn as soon as a round begins."));
+  const shown = (client) => known.federation.mode !== "async" || Object.keys(client.steps).length || client.left !== undefined;
+  const drawn = round && { ...round, clients: round.clients.filter(shown).map((client) => ({ ...client, name: nameOf(client.id) })) };
+  box.replaceChildren(drawn ? timeline(drawn, Math.max(box.clientWidth, 300), now()) : el("p", { class: "empty" }, "A timeline is drawn as soon as a round begins."));
   byId("timeline-legend").replaceChildren(...(round?.phases ?? []).map((phase) => el("li", {}, el("i", { class: colour(phase.name) }), phase.name)));
   const soFar = (round?.phases ?? []).map((phase) => [phase.name, { seconds: (phase.end ?? now()) - phase.start }]);
   const of = round?.summary?.phases ?? Object.fromEntries(soFar);

@@ -46,7 +46,7 @@ export function timeline(round, width, now) {
     const y = top + 24 + index * height;
     const tall = Math.max(height - (many ? 2 : 8), 2);
     const gone = GONE.has(client.state);
-    if (!many) drawn.push(svg("text", { x: 0, y: y + 11, class: gone ? "bad" : "" }, `client ${client.id}`));
+    if (!many) drawn.push(svg("text", { x: 0, y: y + 11, class: gone ? "bad" : "" }, (client.name || `client ${client.id}`).slice(0, 10)));
     for (const phase of phases) {
       const delivered = client.steps[phase.name];
       const offset = y + (many ? 0 : 1);

@@ -10,14 +10,14 @@ from math import comb
 
 import pytest
 
+from lightsecagg.crypto.entropy import random_order
 from lightsecagg.errors import ParameterError
-from lightsecagg.masks.sharing_graph import (
+from lightsecagg_lab.schemes.sharing_graph import (
     GraphParameters,
     SharingGraph,
     _disconnection_bound,
     find_graph_parameters,
     leak_bound,
-    random_order,
     recoverable_threshold,
 )
 

@@ -27,21 +27,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightsecagg.crypto.entropy import draw, system_entropy
-from lightsecagg.drivers.transport.communicator import Limits
+from lightsecagg.drivers.transport.communicator import Limits, Transport
 from lightsecagg.drivers.transport.link import LOST, Read, Write
 from lightsecagg.drivers.transport.pipes import Pipe, PipeServer
 from lightsecagg.drivers.transport.stream_client import StreamClient, told_to_client
 from lightsecagg.drivers.transport.tls import is_loopback, join_address, split_address
-from lightsecagg.drivers.transport.torch_agent import (
-    SERVER,
-    Agent,
-    futures,
-    join_in_thread,
-    leave,
-    rpc,
-    to_bytes,
-    to_tensor,
-)
 from lightsecagg.errors import (
     ConfigurationError,
     DecodeError,
@@ -51,8 +41,18 @@ from lightsecagg.errors import (
     TransportError,
 )
 from lightsecagg.foreign import explain, shown, where
+from lightsecagg_lab.transport.torch_agent import (
+    SERVER,
+    Agent,
+    futures,
+    join_in_thread,
+    leave,
+    rpc,
+    to_bytes,
+    to_tensor,
+)
 
-FLAG: Final = "--i-understand-torch-rpc-executes-code"
+FLAG: Final = "--unsafe-transport"
 """With this the command line lets PyTorch RPC leave the machine."""
 
 _log = logging.getLogger(__name__)
@@ -403,3 +403,7 @@ def check_address(host: str, understood: bool) -> None:
             'code in the process behind; use server.transport = "grpc", a loopback address in a '
             f"laboratory, or say {FLAG}"
         )
+
+
+TRANSPORT: Final = Transport(TorchRpcServer, TorchRpcClient)
+"""What `server.transport = "torch-rpc"` finds."""

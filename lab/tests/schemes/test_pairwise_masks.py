@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightsecagg.errors import FieldError, LocalProtocolError
 from lightsecagg.field.group import Elements
 from lightsecagg.field.words import WORDS
-from lightsecagg.masks.pairwise_masks import mask_vector, remaining_masks, unmask
+from lightsecagg_lab.schemes.pairwise_masks import mask_vector, remaining_masks, unmask
 
 D = 1000
 Q = 2**32

@@ -20,9 +20,9 @@ from lightsecagg.errors import (
 from lightsecagg.protocol.messages import Member, Roster, UnmaskingShares
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, Term
-from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasksClient, PairwiseMasksServer
-from lightsecagg.protocol.settings import ProtocolName
 from lightsecagg.protocol.share_exchange import Share
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.pairwise_scheme import PairwiseMasksClient, PairwiseMasksServer
 
 SPARSE = {"protocol": ProtocolName.SECAGG_PLUS, "N": 10, "T": 2, "D": 2, "k": 6, "t": 4}
 

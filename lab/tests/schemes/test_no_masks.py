@@ -11,8 +11,8 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.messages import AggregatedShare, Roster
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.interface import MaskSum
-from lightsecagg.protocol.schemes.no_masks import NoMasksClient, NoMasksServer
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.no_masks import NoMasksClient, NoMasksServer
 
 
 def test_there_is_no_mask_no_share_and_no_answer() -> None:

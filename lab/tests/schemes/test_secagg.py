@@ -25,7 +25,6 @@ from lightsecagg.field.prime import DEFAULT_FIELD, PAPER_FIELD, PrimeField
 from lightsecagg.field.quantization import Quantizer, signed
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.field.words import WORDS
-from lightsecagg.masks.sharing_graph import find_graph_parameters
 from lightsecagg.params import Parameters
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, RoundAborted, Send, Update
@@ -49,8 +48,10 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed, Uploaded
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks, PairwiseMasksClient
-from lightsecagg.protocol.settings import ProtocolName, Settings, hash_model
+from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.pairwise_scheme import PairwiseMasks, PairwiseMasksClient
+from lightsecagg_lab.schemes.sharing_graph import find_graph_parameters
 
 CASES: dict[str, dict[str, Any]] = {
     "secagg": {"N": 8, "T": 2, "D": 2},
@@ -971,7 +972,7 @@ def test_R31_server_resumes_with_the_same_graph_and_the_same_sum(case: dict[str,
 
 def test_the_page_on_asynchrony_runs() -> None:
     """Its assertions are the page's claims; the blocks share their variables, as a reader would."""
-    page = Path(__file__).parents[2] / "docs" / "secagg-and-asynchrony.md"
+    page = Path(__file__).parents[3] / "docs" / "secagg-and-asynchrony.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 4
     names: dict[str, Any] = {}

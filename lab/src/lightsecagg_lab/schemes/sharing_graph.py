@@ -11,16 +11,12 @@ corrupt and the dropped clients, so SecAgg+ is for the honest-but-curious server
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, comb, perm
 
-from lightsecagg.crypto.entropy import Entropy, draw, system_entropy
 from lightsecagg.errors import ParameterError
-
-SIGMA = 40
-"""Clients accept a random graph that leaves somebody unprotected with probability below 2^-40."""
+from lightsecagg.protocol.policy import GRAPH_SECURITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +52,6 @@ class SharingGraph:
         return tuple(sorted(self.order[(position + step) % N] for step in steps))
 
 
-def random_order(clients: Sequence[int], entropy: Entropy = system_entropy) -> tuple[int, ...]:
-    """A uniformly random permutation: sort by random 128-bit keys, and again should two be equal.
-
-    All orders of distinct keys are equally likely, so the permutation is exactly uniform.
-    """
-    while True:
-        drawn = draw(entropy, 16 * len(clients))
-        keys = [drawn[16 * i : 16 * (i + 1)] for i in range(len(clients))]
-        if len(set(keys)) == len(keys):
-            return tuple(client for _, client in sorted(zip(keys, clients, strict=True)))
-
-
 @dataclass(frozen=True, slots=True)
 class GraphParameters:
     """What `find_graph_parameters` found."""
@@ -79,7 +63,7 @@ class GraphParameters:
 
 
 def find_graph_parameters(
-    clients: int, privacy: int, dropouts: int, sigma: int = SIGMA, eta: int = 30
+    clients: int, privacy: int, dropouts: int, sigma: int = GRAPH_SECURITY, eta: int = 30
 ) -> GraphParameters:
     """The smallest k, and the smallest t for it, that make SecAgg+ safe and correct.
 

@@ -10,16 +10,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightsecagg.drivers.federation.provisioning import free_port
-from lightsecagg.drivers.transport import torch_agent, torch_rpc
 from lightsecagg.drivers.transport.communicator import (
     Connected,
     Disconnected,
@@ -27,14 +29,16 @@ from lightsecagg.drivers.transport.communicator import (
     Limits,
     Received,
 )
-from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient, TorchRpcServer
 from lightsecagg.errors import (
     ConfigurationError,
+    DecodeError,
     MissingExtra,
     PeerGone,
     Refused,
     TransportError,
 )
+from lightsecagg_lab.transport import torch_agent, torch_rpc
+from lightsecagg_lab.transport.torch_rpc import TorchRpcClient, TorchRpcServer
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 LIMITS = Limits(stall_timeout=20, close_timeout=5, connect_timeout=20)
@@ -145,7 +149,7 @@ def test_a_client_that_is_early_waits_until_the_server_is_in_the_list_of_agents(
 EARLY_CLIENT = """
 import asyncio, sys
 from lightsecagg.drivers.transport.communicator import Limits
-from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+from lightsecagg_lab.transport.torch_rpc import TorchRpcClient
 from lightsecagg.errors import TransportError
 
 async def main():
@@ -270,7 +274,7 @@ def test_S41_a_malformed_call_harms_nobody(run: Run, request_: bytes) -> None:
 
 CLIENT = """
 import asyncio, sys
-from lightsecagg.drivers.transport.torch_rpc import TorchRpcClient
+from lightsecagg_lab.transport.torch_rpc import TorchRpcClient
 
 async def main():
     client = TorchRpcClient(sys.argv[1], 0)
@@ -283,7 +287,7 @@ asyncio.run(main())
 
 SERVER = """
 import asyncio, sys
-from lightsecagg.drivers.transport.torch_rpc import TorchRpcServer
+from lightsecagg_lab.transport.torch_rpc import TorchRpcServer
 
 async def main():
     server = TorchRpcServer(sys.argv[1], range(4))
@@ -358,7 +362,7 @@ def test_S21_other_addresses_than_loopback_are_refused_unless_the_user_understan
         lambda **words: TorchRpcServer(f"{host}:7700", range(4), **words),
         lambda **words: TorchRpcClient(f"{host}:7700", 0, **words),
     ):
-        with pytest.raises(ConfigurationError, match="--i-understand-torch-rpc-executes-code"):
+        with pytest.raises(ConfigurationError, match="--unsafe-transport"):
             make()
         make(understood=True)
 
@@ -368,7 +372,7 @@ def test_S21_a_stranger_at_the_port_executes_code_which_is_why(tmp_path: Path) -
     stranger = """
 import sys
 from pathlib import Path
-from lightsecagg.drivers.transport import torch_agent, torch_rpc
+from lightsecagg_lab.transport import torch_agent, torch_rpc
 host, port = sys.argv[1].split(":")
 agent = torch_agent.join(host, int(port), 20)
 torch_agent.rpc.rpc_sync("server", Path.touch, args=(Path(sys.argv[2]),), timeout=20)
@@ -473,3 +477,48 @@ def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match="PyTorch RPC needs torch"):
         load_again()
+
+
+# -- whatever bytes come --------------------------------------------------------------------------
+
+
+def read_request(data: bytes) -> None:
+    """Of a server with one stream, whose token is sixteen zeros, and no place for another."""
+
+    def refuse(*_: object) -> Any:
+        return Refused("not expected")
+
+    def accept(_: int) -> Any:
+        raise refuse()
+
+    async def nothing(*_: object) -> bytes:
+        return b""
+
+    server = object.__new__(TorchRpcServer)
+    streams: dict[bytes, object] = {bytes(16): None}
+    vars(server).update(_streams=streams, accept=accept, _refuse=refuse)
+    vars(server).update(_push=nothing, _pull=nothing, _forget=streams.pop)
+    try:
+        server._serve(data).send(None)
+    except StopIteration:  # answered
+        return
+    raise AssertionError("it waits for something")
+
+
+def requests() -> Iterator[bytes]:
+    for operation in range(5):
+        yield torch_rpc._REQUEST.pack(operation, bytes(16)) + b"payload"
+    yield torch_rpc._REQUEST.pack(0, bytes(16)) + torch_rpc._OPENING.pack(1, 7)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=64),
+        st.tuples(st.sampled_from(list(requests())), st.integers(0, 40), st.binary(max_size=8)).map(
+            lambda t: t[0][: t[1]] + t[2] + t[0][t[1] + len(t[2]) :]
+        ),
+    )
+)
+def test_S41_whatever_a_peer_sends_is_answered_or_refused(data: bytes) -> None:
+    with suppress(DecodeError):
+        read_request(data)

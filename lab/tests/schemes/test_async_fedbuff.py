@@ -8,7 +8,7 @@ import pytest
 from lightsecagg.errors import DecodeError, InputRefused, ParameterError, RemoteProtocolError
 from lightsecagg.field.staleness import constant, hinge, polynomial
 from lightsecagg.protocol.interface import Update
-from lightsecagg.protocol.plain_epoch import FedBuffClient, FedBuffServer, PlainUpload
+from lightsecagg_lab.schemes.fedbuff import FedBuffClient, FedBuffServer, PlainUpload
 
 
 def upload(client: int, value: float, version: int) -> PlainUpload:

@@ -18,27 +18,24 @@ from toy import PADS
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.field.staleness import StalenessTable, constant
-from lightsecagg.masks.sharing_graph import find_graph_parameters, leak_bound
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.params import PAPER_MODULUS, Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.interface import Aggregate, Phase
 from lightsecagg.protocol.messages import AggregatedShare, SealedShare, UnmaskingShares
-from lightsecagg.protocol.schemes import traits as traits_module
-from lightsecagg.protocol.schemes.traits import (
-    TRAITS,
-    PairwiseMaskTraits,
-    ProtocolName,
-    Shares,
-    traits_of,
-)
+from lightsecagg.protocol.schemes.traits import Shares, protocols, traits_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
+from lightsecagg_lab.schemes import baseline_traits as traits_module
+from lightsecagg_lab.schemes.baseline_traits import PairwiseMaskTraits
+from lightsecagg_lab.schemes.baselines import all_traits
+from lightsecagg_lab.schemes.sharing_graph import find_graph_parameters, leak_bound
 
 PARAMETERS = Parameters(100, 20, 10, 60)
 MALICIOUS = Parameters(9, 2, 3, threat_model=ThreatModel.MALICIOUS_SERVER)
 
 
 def test_parameters_are_those_that_the_protocol_has() -> None:
-    lightsecagg, secagg, sparse, plain = (traits.resolve(PARAMETERS) for traits in TRAITS.values())
+    lightsecagg, secagg, sparse, plain = (traits.resolve(PARAMETERS) for traits in all_traits())
     assert lightsecagg == plain == (PARAMETERS, 0, 0)
     assert secagg.parameters.survivors == 21
     found = find_graph_parameters(100, 20, 10)
@@ -50,8 +47,8 @@ def test_parameters_are_those_that_the_protocol_has() -> None:
     assert traits_of("secagg+").resolve(PARAMETERS, 80)[1:] == (80, found.threshold)
 
 
-@pytest.mark.parametrize("protocol", ProtocolName)
-def test_parameters_that_a_protocol_does_not_have_are_refused(protocol: ProtocolName) -> None:
+@pytest.mark.parametrize("protocol", protocols())
+def test_parameters_that_a_protocol_does_not_have_are_refused(protocol: str) -> None:
     traits = traits_of(protocol)
     if not traits.ring:
         with pytest.raises(ParameterError, match="neighbours are for secagg"):
@@ -63,10 +60,10 @@ def test_parameters_that_a_protocol_does_not_have_are_refused(protocol: Protocol
 
 def test_who_has_a_malicious_server_mode_an_asynchronous_one_and_protection() -> None:
     malicious = ThreatModel.MALICIOUS_SERVER
-    able = [name for name, traits in TRAITS.items() if malicious in traits.threat_models]
+    able = [traits.name for traits in all_traits() if malicious in traits.threat_models]
     assert able == ["lightsecagg", "secagg"]
-    assert [name for name, traits in TRAITS.items() if traits.buffered] == ["lightsecagg", "plain"]
-    assert [name for name, traits in TRAITS.items() if not traits.protected] == ["plain"]
+    assert [traits.name for traits in all_traits() if traits.buffered] == ["lightsecagg", "plain"]
+    assert [traits.name for traits in all_traits() if not traits.protected] == ["plain"]
     assert traits_of("plain").phases == (Phase.UPLOAD,)
 
 
@@ -74,10 +71,10 @@ def test_who_has_a_malicious_server_mode_an_asynchronous_one_and_protection() ->
 @pytest.mark.parametrize(
     "options",
     [
-        {"protocol": ProtocolName.LIGHTSECAGG, "t": 4},
-        {"protocol": ProtocolName.SECAGG},
-        {"protocol": ProtocolName.SECAGG_PLUS, "N": 10, "k": 6, "t": 4},
-        {"protocol": ProtocolName.PLAIN},
+        {"protocol": "lightsecagg", "t": 4},
+        {"protocol": "secagg"},
+        {"protocol": "secagg+", "N": 10, "k": 6, "t": 4},
+        {"protocol": "plain"},
     ],
     ids=lambda options: options["protocol"],
 )
@@ -102,7 +99,7 @@ def test_shares_and_answers_are_as_many_and_as_long_as_foretold(
 
 # -- limits ----------------------------------------------------------------------------------------
 
-SPARSE: dict[str, Any] = {"protocol": ProtocolName.SECAGG_PLUS, "N": 10, "k": 6, "t": 4}
+SPARSE: dict[str, Any] = {"protocol": "secagg+", "N": 10, "k": 6, "t": 4}
 SHORT, PAPER, SEEDED = ShareMode.SHORT_KEY, ShareMode.PAPER, ShareMode.SEEDED
 
 
@@ -162,10 +159,10 @@ def test_S49_clients_take_the_share_mode_that_they_demand() -> None:
 def test_clients_have_room_for_so_many_bytes_of_shares() -> None:
     """N shares of L + 2 elements of 4 bytes; in the asynchronous mode of so many masks."""
     fed, buffered = Coded(), AsyncFederation()
-    once = 6 * 4 * (fed.settings().share_length + 2)
+    once = 6 * 4 * (fed.settings().share_length + BLINDS)
     for settings, policy, size in [
         (fed.settings(), fed.policy(), once),
-        (buffered.settings, buffered.policy, 4 * 6 * 4 * (buffered.settings.share_length + 2)),
+        (buffered.settings, buffered.policy, 4 * 6 * 4 * (buffered.settings.share_length + BLINDS)),
     ]:
         settings.traits.check_policy(replace(policy, max_share_bytes=size), settings)
         with pytest.raises(RemoteProtocolError, match=f"{size} bytes, this client allows"):
@@ -267,15 +264,15 @@ def test_how_few_may_be_summed_and_with_how_many_each_shares() -> None:
 def test_shares_are_seeds_where_the_mode_has_them() -> None:
     for mode, U, explicit, seeds in [(PAPER, 4, 5, None), (SEEDED, 4, 1, 4), (SEEDED, 6, 0, 5)]:
         settings = Coded(6, 1, 0, U, share_mode=mode).settings()
-        expected = {ShareKind.EXPLICIT: Shares(explicit, 4 * (settings.share_length + 2))}
+        expected = {ShareKind.EXPLICIT: Shares(explicit, 4 * (settings.share_length + BLINDS))}
         if seeds is not None:
             expected[ShareKind.SEED] = Shares(seeds, 32)
         assert settings.traits.shares(settings) == expected
 
 
-def test_S46_an_upload_reports_two_elements_a_share_and_in_buffers_none() -> None:
+def test_S46_an_upload_reports_four_elements_a_share_and_in_buffers_none() -> None:
     coded, secagg = Coded().settings(), Federation().settings
-    assert coded.traits.report_length(coded) == 2
+    assert coded.traits.report_length(coded) == BLINDS == 4
     assert secagg.traits.report_length(secagg) == 0
     buffered = AsyncFederation().settings
     assert buffered.traits.report_length(buffered) == 0
@@ -286,7 +283,7 @@ def test_the_longest_answer_is_foretold_whoever_drops() -> None:
 
     Where both lists are longer than 255 bytes, msgpack takes a byte more.
     """
-    settings = Federation(ProtocolName.SECAGG_PLUS, N=20, T=2, D=2, k=10, t=5).settings
+    settings = Federation("secagg+", N=20, T=2, D=2, k=10, t=5).settings
     codec = Codec(settings.group)
     for dropped, dead in [(0, 0), (3, 3), (4, 4), (17, 8), (19, 10)]:
         answer = UnmaskingShares(bytes((11 - dead) * 64), bytes(dead * 64))
@@ -297,10 +294,10 @@ def test_the_longest_answer_is_foretold_whoever_drops() -> None:
 
 
 def test_what_protocols_say_of_themselves() -> None:
-    assert [traits.key_count for traits in TRAITS.values()] == [1, 2, 2, 0]
-    assert [name for name, t in TRAITS.items() if t.has_threshold] == ["secagg", "secagg+"]
-    assert [name for name, t in TRAITS.items() if t.ring] == ["secagg+"]
-    assert [name for name, t in TRAITS.items() if t.checked] == ["lightsecagg"]
+    assert [traits.key_count for traits in all_traits()] == [1, 2, 2, 0]
+    assert [t.name for t in all_traits() if t.has_threshold] == ["secagg", "secagg+"]
+    assert [t.name for t in all_traits() if t.ring] == ["secagg+"]
+    assert [t.name for t in all_traits() if t.checked] == ["lightsecagg"]
     for name in ("lightsecagg", "secagg", "secagg+"):
         assert traits_of(name).phases == tuple(Phase)[:-1]
     with pytest.raises(ParameterError, match="protocol 'morse' is unknown; choose one of light"):

@@ -42,12 +42,10 @@ from lightsecagg.errors import (
     NotEnoughAnswers,
     RemoteProtocolError,
 )
-from lightsecagg.field import ntt, shamir
+from lightsecagg.field import ntt
 from lightsecagg.field.prime import Elements
 from lightsecagg.field.words import WORDS
 from lightsecagg.masks.checked_sharing import Pair
-from lightsecagg.masks.pairwise_masks import Orphan, SignedSeeds, client_mask, remaining_masks
-from lightsecagg.masks.sharing_graph import SharingGraph
 from lightsecagg.protocol.jobs import RecoverMasks
 from lightsecagg.protocol.messages import UnmaskingShares
 from lightsecagg.protocol.schemes.interface import (
@@ -60,8 +58,11 @@ from lightsecagg.protocol.schemes.interface import (
     ServerScheme,
     Term,
 )
-from lightsecagg.protocol.schemes.traits import SECRET_SHARE_BYTES
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
+from lightsecagg_lab.schemes import shamir
+from lightsecagg_lab.schemes.baseline_traits import SECRET_SHARE_BYTES
+from lightsecagg_lab.schemes.pairwise_masks import Orphan, SignedSeeds, client_mask, remaining_masks
+from lightsecagg_lab.schemes.sharing_graph import SharingGraph
 
 
 class PairwiseMasks(Scheme):

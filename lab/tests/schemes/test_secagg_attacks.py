@@ -16,10 +16,8 @@ from secagg_driver import Fault, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import CryptoError, RemoteProtocolError
-from lightsecagg.field import shamir
 from lightsecagg.field.prime import Elements
 from lightsecagg.field.words import WORDS
-from lightsecagg.masks.pairwise_masks import client_mask
 from lightsecagg.protocol.client_machine import Closed, Table
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Phase, Send
 from lightsecagg.protocol.messages import (
@@ -33,10 +31,13 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.round_client import TRANSITIONS, RoundClient, Uploaded, _by_mask, _terms
-from lightsecagg.protocol.schemes.pairwise_masks import PairwiseMasks
 from lightsecagg.protocol.schemes.registry import SCHEMES
-from lightsecagg.protocol.schemes.traits import TRAITS, ProtocolName
+from lightsecagg.protocol.schemes.traits import TRAITS
 from lightsecagg.protocol.share_exchange import open_share
+from lightsecagg_lab.schemes import shamir
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
+from lightsecagg_lab.schemes.pairwise_masks import client_mask
+from lightsecagg_lab.schemes.pairwise_scheme import PairwiseMasks
 
 SEED, KEY = 0, 1
 """Which of a client's two secrets."""

@@ -25,7 +25,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.settings import ProtocolName
+from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 
 def plain(**options: object) -> Federation:
