@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lightsecagg.protocol import epoch_client, epoch_server, epoch_states, round_client
+from lightsecagg.protocol import epoch_client, epoch_server, holder, round_client
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.wire import TAGS
 
@@ -38,6 +38,7 @@ OF_EPOCHS = {
     "_on_roster": "→ Registered",
     "_on_wanted": "report",
     "_on_dropped": "keep",
+    "_to_holder": "holder",
     "_on_buffer": "→ Signed / Answered",
     "_on_another_buffer": "repeat, → Signed / Answered",
 }
@@ -81,14 +82,16 @@ def tag_table() -> str:
 
 def pages() -> dict[str, dict[str, str]]:
     """Page -> name -> table."""
-    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_states.AnyState)
+    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_client.AnyState)
+    holding = [holder.Holding, holder.Signed, holder.Answered]
     of_rounds = transition_table(round_client.TRANSITIONS, rounds, MEANING)
     of_epochs = transition_table(epoch_client.TRANSITIONS, epochs, MEANING | OF_EPOCHS)
+    of_holders = transition_table(holder.TRANSITIONS, holding, MEANING | OF_EPOCHS)
     phases = [phase for phase in Phase if phase is not Phase.SHARE]
     of_server = transition_table(epoch_server.TRANSITIONS, phases, OF_SERVERS)
     return {
         "protocol.md": {"transitions": of_rounds, "tags": tag_table()},
-        "asynchronous.md": {"transitions": of_epochs, "phases": of_server},
+        "asynchronous.md": {"transitions": of_epochs, "holder": of_holders, "phases": of_server},
     }
 
 

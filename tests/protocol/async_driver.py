@@ -26,7 +26,7 @@ from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_client import EpochClient, Registered
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import (
     SERVER,
@@ -58,8 +58,11 @@ def model_of(version: int) -> bytes:
 
 
 def change(party: EpochClient, **fields: Any) -> None:
-    """Give a client another memory than it has."""
-    party.state = msgspec.structs.replace(party.state, **fields)
+    """Give a contributor another memory than it has."""
+    assert isinstance(party.state, Registered)
+    assert party.state.contributor is not None
+    ready = msgspec.structs.replace(party.state.contributor, **fields)
+    party.state = msgspec.structs.replace(party.state, contributor=ready)
 
 
 class AsyncFederation(Links):

@@ -18,9 +18,8 @@ from lightsecagg.errors import (
     LocalProtocolError,
 )
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
-from lightsecagg.protocol import epoch_states
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.epoch_client import EpochClient, Registered
 from lightsecagg.protocol.epoch_server import EpochServer
 from lightsecagg.protocol.interface import (
     SERVER,
@@ -29,6 +28,7 @@ from lightsecagg.protocol.interface import (
     Phase,
     Update,
 )
+from lightsecagg.protocol.kept_shares import Answered, Signed
 from lightsecagg.protocol.messages import (
     BufferedUpload,
     SumRequest,
@@ -86,7 +86,7 @@ class Epochs(History):
 
     def train(self, client: int, lag: int = -1) -> None:
         party = self.clients[client]
-        if not isinstance(party.state, epoch_states.Registered):
+        if not isinstance(party.state, Registered):
             return
         if party.stock < 2 and party.room:
             self.call(client, party.restock)
@@ -96,7 +96,7 @@ class Epochs(History):
         version = max(0, self.server.time - lag)
         vector = np.array([self.coins.randint(-1000, 1000) for _ in range(7)], dtype=np.float64)
         update = Update(vector)
-        self.updates[self.number, client, min(party.state.stock)] = update
+        self.updates[self.number, client, min(party.state.contributor.stock)] = update
         self.call(client, partial(party.set_input, update, version, self.model_of(version)))
 
     def mask_of(self, client: int, message: Any) -> tuple[int, ...]:
@@ -203,8 +203,8 @@ class Epochs(History):
 
     def check_consents(self) -> None:
         for client, party in self.clients.items():
-            state = party.state
-            if not isinstance(state, epoch_states.Signed | epoch_states.Answered):
+            state = party.state.holder if isinstance(party.state, Registered) else None
+            if not isinstance(state, Signed | Answered):
                 continue
             if self.consented.setdefault((client, state.time), state.buffer) != state.buffer:
                 raise AssertionError("two buffers of one time")
@@ -227,7 +227,7 @@ class Epochs(History):
             return []
         used = self.server._queue.accepted.get(self.model_of(self.server.time), ())
         states = {c: party.state for c, party in self.clients.items()}
-        able = [c for c, state in states.items() if isinstance(state, epoch_states.Registered)]
+        able = [c for c, state in states.items() if isinstance(state, Registered)]
         return [client for client in able if client not in used]
 
     def finish_undisturbed(self) -> None:

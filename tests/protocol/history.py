@@ -30,10 +30,11 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
-from lightsecagg.protocol import epoch_states, round_client
+from lightsecagg.protocol import epoch_client, round_client
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client_machine import ClientMachine
+from lightsecagg.protocol.contributor import hide
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -69,7 +70,6 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.roles.contributor import hide
 from lightsecagg.protocol.schemes.traits import traits_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -445,7 +445,8 @@ class History(Links, ABC):
         state = self.clients[client].state
         if isinstance(state, round_client.Signed | round_client.Answered):
             return True
-        return isinstance(state, epoch_states.Registered) and state.time >= request.time
+        is_registered = isinstance(state, epoch_client.Registered) and state.holder is not None
+        return is_registered and state.holder.time >= request.time
 
     def somebody_trains(self) -> None:
         if able := sorted(self.waiting - self.away):

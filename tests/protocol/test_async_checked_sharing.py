@@ -145,7 +145,9 @@ def test_S46_an_owner_of_garbage_is_dropped_told_and_named(threat_model: ThreatM
     upload(fed, 0, 1, 2, 3)
     assert fed.results == []
     assert fed.server.waiting == 3
-    assert not fed.clients[0].state.outstanding, "it was told that its upload waits no longer"
+    assert not fed.clients[0].state.contributor.outstanding, (
+        "it was told that its upload waits no longer"
+    )
     upload(fed, 4)
     (result,) = fed.results
     assert result.owners == (1, 2, 3, 4)
@@ -334,7 +336,7 @@ def test_S46_a_share_under_another_header_is_not_held() -> None:
     mine = next(share for share in relayed(shares) if share.recipient == 5)
     for wrong in (replace(mine, root=bytes(32)), replace(mine, mac=bytes(16))):
         assert fed.tell(5, wrong) == [Reports((Report(0, 1, ()),))]
-        assert 1 not in fed.clients[5].state.kept[0]  # type: ignore[union-attr]
+        assert 1 not in fed.clients[5].state.holder.kept[0]  # type: ignore[union-attr]
     (said,) = fed.tell(5, mine)
     assert isinstance(said, Reports)
     assert len(said.reports[0].values) == BLINDS
@@ -344,7 +346,7 @@ def test_S46_the_coefficients_are_those_of_the_header() -> None:
     """A report is what the holder's share gives, by what follows from the owner's sealed shares."""
     fed = AsyncFederation().open(masks=1)
     for owner, holder in ((0, 5), (3, 1), (2, 2)):
-        kept = fed.clients[holder].state.kept[owner][0]  # type: ignore[union-attr]
+        kept = fed.clients[holder].state.holder.kept[owner][0]  # type: ignore[union-attr]
         assert fed.server._stock.shared[owner][0].header == kept.header
         scheme = fed.clients[holder]._scheme(fed.clients[holder].state)
         share = scheme.elements(MaskRef(owner), kept.share)  # type: ignore[attr-defined]

@@ -157,7 +157,7 @@ def test_S09_a_buffer_of_fewer_owners_than_the_policy_demands_is_refused() -> No
     """`Policy.minimum` is about sums: a large enough roster does not make up for a small buffer."""
     case = Hostile()
     party = case.fed.clients[VICTIM]
-    party._policy = replace(party._policy, minimum=4)
+    party._holder._policy = replace(party._policy, minimum=4)
     with pytest.raises(RemoteProtocolError, match="this client demands 4 owners"):
         case.fed.tell(VICTIM, case.honest(0, 1, 2))
     (reply,) = case.fed.tell(VICTIM, case.honest(0, 1, 2, 3))
@@ -288,7 +288,7 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
         assert fed.tell(VICTIM, bad) == [Reports((Report(0, bad.serial, ()),))]
         assert why in fed.clients[VICTIM].refused_shares[0]
     assert len(fed.tell(VICTIM, share)[0].reports[0].values) == 4  # type: ignore[union-attr]
-    assert 0 in fed.clients[VICTIM].state.kept[0]
+    assert 0 in fed.clients[VICTIM].state.holder.kept[0]
 
 
 def shares_for_the_victim(fed: AsyncFederation, count: int = 1) -> list[SealedShare]:
@@ -324,10 +324,10 @@ def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> 
     for serial, share in enumerate(bad):
         assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == [Reports((Report(0, serial, ()),))]
         assert f"share {serial}" in fed.clients[VICTIM].refused_shares[0]
-        assert not fed.clients[VICTIM].state.kept.get(0)
+        assert not fed.clients[VICTIM].state.holder.kept.get(0)
     good = OutgoingShare(VICTIM, ShareKind.EXPLICIT, bytes(length))
     fed.tell(VICTIM, seal(fed, 0, 0, good))
-    assert 0 in fed.clients[VICTIM].state.kept[0]
+    assert 0 in fed.clients[VICTIM].state.holder.kept[0]
 
 
 def test_S19_a_share_for_another_client_from_oneself_or_a_stranger_is_refused() -> None:
@@ -340,7 +340,7 @@ def test_S19_a_share_for_another_client_from_oneself_or_a_stranger_is_refused() 
     ):
         with pytest.raises(RemoteProtocolError, match="is not for client 5"):
             fed.tell(VICTIM, bad)
-    assert not fed.clients[VICTIM].state.kept
+    assert not fed.clients[VICTIM].state.holder.kept
 
 
 def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
@@ -354,7 +354,7 @@ def test_S09_shares_expire_by_the_buffers_of_this_client() -> None:
                 if share.recipient == VICTIM:
                     fed.tell(VICTIM, share)
         assert isinstance(fed.tell(VICTIM, case.honest(0, 1, 2, time=time))[0], AggregatedShare)
-    assert not fed.clients[VICTIM].state.kept[3]
+    assert not fed.clients[VICTIM].state.holder.kept[3]
     assert not fed.clients[VICTIM].stock
     newer = {"version": NOW + 8, "model": model_of(NOW + 8)}
     stale = tuple(resigned(case, tag, **newer) for tag in case.tags[3:5])
@@ -416,7 +416,9 @@ def test_S09_weights_are_the_client_s_own() -> None:
     assert SumRequest.__struct_fields__ == ("time", "terms")
     assert "weight" not in Tag.__struct_fields__
     case = Hostile(versions=(5, 5, 4, 4, 3, 3))
-    shares = {owner: case.fed.clients[VICTIM].state.kept[owner][0].share for owner in range(4)}
+    shares = {
+        owner: case.fed.clients[VICTIM].state.holder.kept[owner][0].share for owner in range(4)
+    }
     (answer,) = case.fed.tell(VICTIM, case.honest())
     assert isinstance(answer, AggregatedShare)
     party = case.fed.clients[VICTIM]
@@ -624,7 +626,7 @@ def test_S09_control_without_agreement_the_same_attack_succeeds(clients: int) ->
 def test_S47_a_buffer_whose_average_is_beyond_the_bound_is_refused(lie: int) -> None:
     """An owner masks with another mask than it has shared; the sum is recovered, and nonsense."""
     fed = AsyncFederation().open()
-    masks = fed.clients[2]._masks
+    masks = fed.clients[2]._contributor.masks._masks
     mask = masks[min(masks)]
     mask[3] = (int(mask[3]) + lie) % fed.field.modulus
     for client in range(4):

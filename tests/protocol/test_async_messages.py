@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from bundles import shares_in, whole
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol import holder
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.client_machine import Advertised
-from lightsecagg.protocol.epoch_client import TRANSITIONS
+from lightsecagg.protocol.epoch_client import TRANSITIONS, Registered
 from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.epoch_states import Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
+from lightsecagg.protocol.kept_shares import AnyHolding
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -146,14 +147,20 @@ def test_S29_every_message_has_its_answer_at_every_moment(moment: str, kind: typ
 
 def test_S29_the_matrix_above_is_the_whole_table() -> None:
     """Every transition of the table is a cell that is not refused, and the other way round."""
-    states = ("Waiting", "Advertised", "Registered", "Signed", "Answered", "Closed")
+    states = ("Waiting", "Advertised", "Holding", "Signed", "Answered", "Closed")
     allowed = {
         (state, kind.__name__)
         for kind, cells in ANSWERS.items()
         for state, cell in zip(states, cells, strict=True)
         if cell != REFUSED
     }
-    assert allowed == {(state.__name__, kind.__name__) for state, kind in TRANSITIONS}
+    taken = {(state.__name__, kind.__name__) for state, kind in holder.TRANSITIONS}
+    for state, kind in TRANSITIONS:
+        if state is not Registered:
+            taken.add((state.__name__, kind.__name__))
+        elif kind not in {kind for _, kind in holder.TRANSITIONS}:
+            taken.update((of.__name__, kind.__name__) for of in get_args(AnyHolding))
+    assert allowed == taken
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -203,7 +210,7 @@ def test_S28_a_server_that_drops_every_upload_costs_a_client_no_memory() -> None
         fed.tell(0, UploadDropped(tag.serial))
         party.restock()
     assert party.room == 1
-    assert sorted(party.state.kept[0]) == [5, 6]
+    assert sorted(party.state.holder.kept[0]) == [5, 6]
     assert party.late_messages.total() == 0
     fed.tell(0, UploadDropped(0))  # again
     fed.tell(0, UploadDropped(6))  # is in stock, not uploaded: nothing to drop
@@ -222,7 +229,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
             fed.settle()
     assert len(fed.results) == 10
     tau_max = fed.buffering.table.max_staleness
-    assert sorted(fed.clients[5].state.models) == list(range(9 - tau_max, 10))
+    assert sorted(fed.clients[5].state.holder.models) == list(range(9 - tau_max, 10))
     assert sorted(fed.server._models.known) == list(range(9 - tau_max, 11))
 
 
@@ -366,12 +373,12 @@ def test_S29_the_server_relays_good_shares_only() -> None:
 def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_next() -> None:
     fed = registered(stock=2)
     for serial in range(5):
-        fed.clients[0].state.stock.clear()
+        fed.clients[0].state.contributor.stock.clear()
         for share in shares_of(fed, 0)[:-1]:  # the connection breaks before the last one
             fed.server.receive(0, whole(share))
         assert fed.server._stock.relay.begun[0][0] == serial
         assert len(fed.server._stock.relay.begun[0][1]) == 4
-    fed.clients[0].state.stock.clear()
+    fed.clients[0].state.contributor.stock.clear()
     outputs = [
         output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
     ]
@@ -398,7 +405,7 @@ def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> No
     assert len(fed.server._mailbox.missed[5]) <= 2
     fed.rejoin(5)
     fed.settle()
-    assert set(fed.clients[5].state.kept[0]) >= set(waiting)
+    assert set(fed.clients[5].state.holder.kept[0]) >= set(waiting)
 
 
 def test_S29_an_owner_that_pushes_out_its_own_shares_spoils_no_buffer() -> None:
@@ -423,7 +430,7 @@ def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
     fed.send(0, fed.clients[0].restock(2))
     fed.settle()
     for serial in (0, 1):
-        fed.clients[0].state.stock.pop(serial)  # they expired at their owner
+        fed.clients[0].state.contributor.stock.pop(serial)  # they expired at their owner
     assert fed.upload(0).serial == 2
     fed.settle()
     assert list(fed.server._mailbox.missed[5]) == [(0, 2)]
@@ -435,7 +442,7 @@ def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -
     for owner in (0, 1, 2, 3):
         fed.send(owner, fed.clients[owner].restock())
         fed.settle()
-        fed.clients[owner].state.stock.pop(0)  # 5 has no share of the other one
+        fed.clients[owner].state.contributor.stock.pop(0)  # 5 has no share of the other one
         fed.upload(owner)
         fed.step_up(owner)
     fed.rejoin(5)
@@ -482,7 +489,7 @@ def test_R30_an_owner_that_uploads_again_and_again_from_one_model_spoils_no_buff
             fed.settle()
             fed.upload(5)
             fed.settle()
-    assert all(first.serial not in party.state.kept[5] for party in fed.clients.values())
+    assert all(first.serial not in party.state.holder.kept[5] for party in fed.clients.values())
     assert fed.server.waiting == 0
     assert fed.clients[5].room == fed.buffering.stock, "it was told"
     for owner in (0, 1, 2, 3):
@@ -521,7 +528,7 @@ def test_R30_refusals_end_a_buffer_without_a_deadline_and_name_the_owner(
     """Client 0 shared nothing that opens; everybody else refuses its buffer, and says why."""
     fed = AsyncFederation(threat_model=threat_model).open()
     for client in range(1, 6):
-        fed.clients[client].state.kept[0].clear()
+        fed.clients[client].state.holder.kept[0].clear()
     for owner in (0, 1, 2, 3):
         fed.upload(owner)
         fed.settle()

@@ -126,7 +126,9 @@ def test_a_client_that_was_away_gets_the_shares_of_waiting_uploads() -> None:
     for owner in (0, 1, 2):
         fed.send(owner, fed.clients[owner].restock())
         fed.settle()
-        change(fed.clients[owner], stock={2: fed.clients[owner].state.stock[2]})  # unseen by 5
+        change(
+            fed.clients[owner], stock={2: fed.clients[owner].state.contributor.stock[2]}
+        )  # unseen by 5
         fed.upload(owner)
         fed.settle()
     fed.rejoin(5)
@@ -435,7 +437,7 @@ def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
     with pytest.raises(LocalProtocolError, match="has opened epoch 2"):
         fed.upload(0)
     assert party.state == Closed("this client has opened epoch 2")
-    assert not party._masks
+    assert not party._contributor.masks.nbytes
     another = fed.clients[1]  # which notices when it is asked for something, not when told
     newer = EpochClient(1, fed.keys[1], fed.policy, another.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
@@ -519,10 +521,10 @@ def test_peers_keep_a_bounded_number_of_an_owner_s_shares() -> None:
     """An owner that shares more than it may costs its peers no memory: old shares go first."""
     fed = AsyncFederation(stock=2).open()
     for _ in range(3):
-        fed.clients[0].state.stock.clear()  # an owner that does not count
+        fed.clients[0].state.contributor.stock.clear()  # an owner that does not count
         fed.send(0, fed.clients[0].restock())
         fed.settle()
-    assert sorted(fed.clients[1].state.kept[0]) == [3, 4]
+    assert sorted(fed.clients[1].state.holder.kept[0]) == [3, 4]
 
 
 def test_S22_nothing_secret_is_printed() -> None:
@@ -532,7 +534,7 @@ def test_S22_nothing_secret_is_printed() -> None:
     party = fed.clients[0]
     assert repr(party) == "EpochClient(client=0, state=Answered)"
     assert repr(party.state) == "Answered"
-    assert "share" not in repr(party.state.kept[4]).replace("KeptShare", "")
+    assert "share" not in repr(party.state.holder.kept[4]).replace("KeptShare", "")
 
 
 # -- the server's refusals ---------------------------------------------------------------------

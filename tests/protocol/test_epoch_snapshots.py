@@ -25,12 +25,12 @@ from lightsecagg.errors import (
     RemoteProtocolError,
 )
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol import epoch_states
+from lightsecagg.protocol import kept_shares
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_states import Registered, Signed
+from lightsecagg.protocol.epoch_client import EpochClient, Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Update
+from lightsecagg.protocol.kept_shares import Signed
 from lightsecagg.protocol.messages import Message, Report, Reports, ReportsWanted, SumRequest
 from lightsecagg.protocol.round_client import RoundClient
 from lightsecagg.protocol.settings import Settings
@@ -145,7 +145,7 @@ def test_R32_a_client_that_moves_to_a_new_process_after_every_call_does_the_same
     assert stayed.wire == moved.wire, "bit for bit the same messages"
     assert len(stayed.results) == len(moved.results) > 0
     assert stayed.refusals == moved.refusals
-    assert {"Advertised", "Registered", "Answered"} <= stayed.seen
+    assert {"Advertised", "Holding", "Answered"} <= stayed.seen
 
 
 @pytest.mark.parametrize("share_mode", list(ShareMode))
@@ -156,7 +156,7 @@ def test_R32_a_client_that_keeps_no_masks_ahead_says_the_same(share_mode: ShareM
         for party in fed.clients.values():
             party.keeps_masks = keeps
         fed.open()
-        expanded = [len(party._masks) for party in fed.clients.values()]
+        expanded = [len(party._contributor.masks._masks) for party in fed.clients.values()]
         assert set(expanded) == {2 if keeps and share_mode is ShareMode.SEEDED else 0}
         for client in range(4):
             fed.upload(client)
@@ -194,7 +194,7 @@ class TravellersWithParts(Travellers):
 def test_R32_a_client_whose_shares_are_kept_apart_does_the_same(
     threat_model: ThreatModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_states, "SMALL", 8)  # a share of these short vectors is large
+    monkeypatch.setattr(kept_shares, "SMALL", 8)  # a share of these short vectors is large
     runs = []
     for moving in (False, True):
         fed = TravellersWithParts(moving, threat_model=threat_model, share_mode=ShareMode.PAPER)
@@ -209,7 +209,7 @@ def test_R32_a_client_whose_shares_are_kept_apart_does_the_same(
 
 # -- one snapshot of each state ----------------------------------------------------------------
 
-STATES = ("Waiting", "Advertised", "Registered", "Signed", "Answered", "Closed")
+STATES = ("Waiting", "Advertised", "Holding", "Signed", "Answered", "Closed")
 
 
 @cache
@@ -228,7 +228,7 @@ def scene() -> tuple[AsyncFederation, dict[str, bytes], dict[str, Message]]:
     fed.settle()
     for client in range(4):
         fed.upload(client)
-    snapshots["Registered"] = party.snapshot()
+    snapshots["Holding"] = party.snapshot()
     while links := fed.busy():
         packet = fed.take(*links[0])
         if packet.recipient == 0:
@@ -262,11 +262,11 @@ def test_S06_without_the_generation_a_rolled_back_client_would_answer_twice() ->
     with pytest.raises(RemoteProtocolError):
         answered.receive(SERVER, SumRequest(first.time, first.tags[:-1]))
     assert answered.receive(SERVER, smaller)[0].message.missing  # type: ignore[union-attr]
-    rolled_back = restore(fed, 0, snapshots["Registered"])
+    rolled_back = restore(fed, 0, snapshots["Holding"])
     rolled_back.receive(SERVER, SumRequest(first.time, first.tags[:-1]))
-    assert isinstance(rolled_back.state, Signed), "a second, different buffer of one time"
+    assert isinstance(rolled_back.state.holder, Signed)  # type: ignore[union-attr], "a second, different buffer of one time"
     with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
-        restore(fed, 0, snapshots["Registered"], answered.generation)
+        restore(fed, 0, snapshots["Holding"], answered.generation)
 
 
 def test_S06_a_mask_is_used_once_although_its_owner_was_restored() -> None:
@@ -277,7 +277,7 @@ def test_S06_a_mask_is_used_once_although_its_owner_was_restored() -> None:
     with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
         restore(fed, 0, before, party.generation)
     moved = restore(fed, 0, party.snapshot(), party.generation)
-    assert list(moved.state.stock) == [1]  # type: ignore[union-attr]
+    assert list(moved.state.contributor.stock) == [1]  # type: ignore[union-attr]
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         moved.set_input(Update(np.ones(11)), 0, model_of(0))
 
@@ -315,7 +315,7 @@ def reseal(payload: bytes, mode: str = "epoch") -> bytes:
 
 def test_S41_a_snapshot_that_holds_something_else_is_refused_whatever_its_checksum() -> None:
     fed, snapshots, _ = scene()
-    payload = snapshots["Registered"][HASH_LENGTH:]
+    payload = snapshots["Holding"][HASH_LENGTH:]
     with pytest.raises(DecodeError, match="malformed snapshot"):
         restore(fed, 0, reseal(payload[:-1]))
     with pytest.raises(DecodeError, match="malformed snapshot"):
@@ -323,7 +323,7 @@ def test_S41_a_snapshot_that_holds_something_else_is_refused_whatever_its_checks
     fields = msgspec.msgpack.decode(payload)
     for change_of in (
         {"state": {"type": "Sharing"}},
-        {"state": fields["state"] | {"time": "soon"}},
+        {"state": fields["state"] | {"holder": fields["state"]["holder"] | {"time": "soon"}}},
         {"state": fields["state"] | {"more": 1}},
         {"ledger": b""},
     ):
@@ -333,10 +333,10 @@ def test_S41_a_snapshot_that_holds_something_else_is_refused_whatever_its_checks
 
 def test_R37_a_snapshot_of_another_version_is_refused_with_a_clear_message() -> None:
     fed, snapshots, _ = scene()
-    fields = msgspec.msgpack.decode(snapshots["Registered"][HASH_LENGTH:])
+    fields = msgspec.msgpack.decode(snapshots["Holding"][HASH_LENGTH:])
     assert fields["version"] == SNAPSHOT_VERSION
     newer = msgspec.msgpack.encode(fields | {"version": SNAPSHOT_VERSION + 1})
-    with pytest.raises(DecodeError, match="version 3 is not read by this release, which has 2"):
+    with pytest.raises(DecodeError, match="version 4 is not read by this release, which has 3"):
         restore(fed, 0, reseal(newer))
 
 
@@ -371,14 +371,17 @@ def test_S07_an_epoch_that_was_given_up_leaves_no_secret_in_a_snapshot() -> None
     fed, snapshots, _ = scene()
     party = restore(fed, 0, snapshots["Signed"])
     state = party.state
-    assert isinstance(state, Signed)
-    secrets = [*state.private_keys, *state.stock.values(), state.answer]
-    secrets += [kept.share[1] for of in state.kept.values() for kept in of.values()]
+    assert isinstance(state, Registered)
+    assert isinstance(state.holder, Signed)
+    assert state.contributor is not None
+    masks = [mask.secret for mask in state.contributor.stock.values()]
+    secrets = [*state.private_keys, *masks, state.holder.answer]
+    secrets += [kept.share[1] for of in state.holder.kept.values() for kept in of.values()]
     assert all(secret in party.snapshot() for secret in secrets)
     party.abort("enough")
     assert isinstance(party.state, Closed)
     assert not any(secret in party.snapshot() for secret in secrets)
-    assert not party._masks
+    assert not party._contributor.masks.nbytes
 
 
 def test_S22_a_restored_party_prints_nothing_secret() -> None:
@@ -387,7 +390,7 @@ def test_S22_a_restored_party_prints_nothing_secret() -> None:
         party = restore(fed, 0, snapshots[state])
         assert repr(party) == f"EpochClient(client=0, state={state})"
         if isinstance(party.state, Registered):
-            assert {repr(k) for of in party.state.kept.values() for k in of.values()} <= {
+            assert {repr(k) for of in party.state.holder.kept.values() for k in of.values()} <= {
                 f"KeptShare(since={since})" for since in (None, 0)
             }
 
@@ -413,7 +416,7 @@ def test_a_snapshot_of_a_client_to_which_all_send_seeds_has_kilobytes_whatever_d
     party = fed.clients[0]
     assert len(party.snapshot()) < 16_000
     moved = restore(fed, 0, party.snapshot())
-    assert not moved._masks
+    assert not moved._contributor.masks.nbytes
     update = Update(np.ones(100_000))
     one, two = (p.set_input(update, 0, model_of(0))[-1] for p in (party, moved))
     assert one == two, "the mask was derived from its seeds again"

@@ -334,7 +334,7 @@ def test_R31_what_may_fail_to_be_stored_promises_nothing_else() -> None:
     fed.upload(3, 1)
     fed.settle()
     assert fed.server.waiting == 2
-    assert fed.clients[0].state.outstanding == (), "it was told"  # type: ignore[union-attr]
+    assert fed.clients[0].state.contributor.outstanding == (), "it was told"  # type: ignore[union-attr]
 
 
 def test_R31_without_protection_clients_come_back_to_a_server_that_was_killed() -> None:

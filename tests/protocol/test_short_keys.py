@@ -504,7 +504,7 @@ def test_S49_a_client_that_demands_a_crowd_demands_it_of_every_weight(
         clients=8, buffer_size=6, share_mode=share_mode, strict=True, scale=0.0
     ).open()
     cautious = federation.clients[7]
-    cautious._policy = replace(cautious._policy, minimum=6)
+    cautious._holder._policy = replace(cautious._policy, minimum=6)
     federation.skip_to(1)
     for client in range(6):
         federation.upload(client, client % 2)

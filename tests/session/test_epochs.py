@@ -700,7 +700,7 @@ def test_S44_a_server_that_gives_one_model_again_and_again_gets_few_answers(naiv
     victim = lab.clients[0]
     party = victim._round.party  # type: ignore[union-attr]
     if naive:
-        party._policy = lab.policy(max_openings=1000)  # type: ignore[union-attr]
+        party._contributor._policy = lab.policy(max_openings=1000)  # type: ignore[union-attr]
     lab.do(0, victim.handle(TrainingFailed(0, "no data"), lab.now))
     answers = 0
     for version in range(1, 31):

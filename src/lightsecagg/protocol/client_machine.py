@@ -32,7 +32,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -49,7 +49,6 @@ from lightsecagg.errors import (
     ParameterError,
     RemoteProtocolError,
 )
-from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import decode, shown
 from lightsecagg.protocol.interface import SERVER, Output, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
@@ -57,11 +56,11 @@ from lightsecagg.protocol.messages import AbortRound, Advertise, Message, Openin
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.registration import draw_keys, enter_roster
 from lightsecagg.protocol.roster import fix_round
-from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
+from lightsecagg.protocol.schemes.interface import ClientScheme
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import Settings
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 """Of the states' layout; there is no reading of another one."""
 
 
@@ -122,28 +121,46 @@ S = TypeVar("S", bound=State)
 M = TypeVar("M")
 P = TypeVar("P")
 
+T = TypeVar("T")
+
 Handler = Callable[[Any, Any, Any], list[Output]]
-Row = tuple[type[State], type, Handler]
+Row = tuple[type[State], type, Callable[[Any, Any, Any], T]]
 Table = Mapping[tuple[type[State], type], Handler]
 """(state, message) -> what to do. What is not here is refused."""
 
 
-def on(state: type[S], message: type[M], do: Callable[[P, S, M], list[Output]]) -> Row:
+def on(state: type[S], message: type[M], do: Callable[[P, S, M], T]) -> Row[T]:
     """A row of a table: in this state, a message of this type is handled so."""
     return state, message, do
 
 
-def table(states: Iterable[type[State]], rows: Sequence[Row]) -> Table:
+def table(
+    states: Iterable[type[State]], rows: Sequence[Row[T]]
+) -> Mapping[tuple[type[State], type], Callable[[Any, Any, Any], T]]:
     """The rows as a table; those of a state hold for what derives from it, but for its own."""
     cells = {(state, message): do for state, message, do in rows}
     if len(cells) < len(rows):
         raise LookupError("two rows for one message in one state")
-    found: dict[tuple[type[State], type], Handler] = {}
+    found: dict[tuple[type[State], type], Callable[[Any, Any, Any], T]] = {}
     for state in states:
         for base in state.__mro__:
             mine = {(state, message): do for (of, message), do in cells.items() if of is base}
             found = mine | found
     return found
+
+
+class Seat(NamedTuple):
+    """A client's place in a round or an epoch: what its machines share from the roster on."""
+
+    scheme: ClientScheme
+    ledger: Ledger
+    key: AgreementKey | None
+    """It seals the shares that leave, and opens those that come; None where nothing is shared."""
+    private_keys: tuple[bytes, ...]
+    """Of the advertised pairs; the first one is that key."""
+
+    def __repr__(self) -> str:
+        return f"Seat(client={self.scheme.client})"
 
 
 class ClientMachine(Generic[AnyState]):
@@ -178,7 +195,6 @@ class ClientMachine(Generic[AnyState]):
         self._identity = identity
         self._policy = policy
         self._entropy = entropy
-        self._masks: dict[int, Elements] = {}  # serial -> what the state's secret expands to
         self._settings_cache: tuple[bytes, Settings] | None = None
         self._scheme_cache: ClientScheme | None = None
         self._key_cache: AgreementKey | None = None
@@ -331,7 +347,6 @@ class ClientMachine(Generic[AnyState]):
     def _forget(self, reason: str) -> None:
         self.state = _any(Closed(reason))
         self._scheme_cache = self._key_cache = None
-        self._masks = {}
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -354,14 +369,14 @@ class ClientMachine(Generic[AnyState]):
                 f"{self.mode} {number} is over: this client has opened {self.mode} {newest}"
             )
 
-    def _unexpected(self, message: Message) -> str:
+    def _unexpected(self, message: Message, state: object = None) -> str:
         kind = type(message).__name__
         if isinstance(self.state, Closed):
             return (
                 f"{kind} refused: the {self.mode} is over for client {self.client}, its secrets "
                 "gone"
             )
-        return f"{kind} is not expected by client {self.client} while {self.state!r}"
+        return f"{kind} is not expected by client {self.client} while {state or self.state!r}"
 
     def _settings(self, state: Opened) -> Settings:
         data = state.settings
@@ -374,31 +389,6 @@ class ClientMachine(Generic[AnyState]):
             round_ = fix_round(self._settings(state), self._policy.allow_list, state.roster)
             self._scheme_cache = self._scheme_class(round_, self.client)
         return self._scheme_cache
-
-    def _keep_mask(self, serial: int, mask: PreparedMask) -> None:
-        """Spare the upload the expansion of a secret that is kept, if it is known by now."""
-        if mask.expanded is not None:
-            self._masks[serial] = mask.expanded
-
-    def _take_mask(
-        self, scheme: ClientScheme, serial: int, secret: bytes, owners: Sequence[int]
-    ) -> Elements:
-        """The mask of an upload, for the last time."""
-        known = self._masks.pop(serial, None)
-        if known is None:
-            return scheme.mask(secret, owners)
-        return scheme.finish_mask(known, secret, owners)
-
-    def _bind_upload(self, scheme: ClientScheme, serial: int, digest: bytes) -> None:
-        """Let the ledger know the upload before it leaves; under a second one all is forgotten.
-
-        * `digest`: a hash of the masked upload, always by the same function.
-        """
-        try:
-            self.ledger.bind_upload(scheme.round.context, serial, digest)
-        except MaskAlreadyUsed as error:
-            self.abort(str(error))
-            raise
 
     def _sealing_key(self, private: bytes) -> AgreementKey:
         """The key that opens shares; it remembers what was agreed when the own ones were sealed."""

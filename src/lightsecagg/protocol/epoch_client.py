@@ -2,30 +2,22 @@
 
 Theory of operation. A client registers once per epoch (Opening, Advertise, Roster, as in a
 synchronous round); C1 and everybody's evaluation points then hold for the whole epoch. From then
-on four things go on at once:
+on it is two machines, which share C1, the keys and the ledger (`Seat`):
 
-* stock: the client draws masks, numbered by a serial, and shares them ahead of time (`restock`);
-* work: whenever training is done, `set_input` masks the update with the oldest mask of the stock
-  and uploads it with a signed tag;
-* keeping: it keeps its peers' shares, and reports on them (`epoch_holder`);
-* answering: for a buffer of time t it checks every tag, computes the weights itself, and *burns*
-  the shares: the answer is computed and the shares are forgotten in the same step in which the
-  buffer is signed (or, honest-but-curious, answered). One buffer per t, t strictly increasing.
-  With the shares it burns (owner, model): of one owner and one model, whatever versions the
-  server gives it, one update is summed and no other (S42). Signers know of their own epoch only,
-  so an owner uploads from one model in one epoch.
+    contributor   draws masks and shares them ahead of time (`restock`), and hides an update under
+                  the oldest of them whenever training is done (`set_input`)
+    holder        keeps its peers' shares, reports on them, and answers for buffers
 
-So the states are those of registration (`client_machine`), and then of the answer alone:
+A message goes to the machine whose table names it. What the one does to the other is here: a mask
+is worth nothing once its owner's own share is burnt, and a version has one model for both.
 
-    Registered   has consented to no buffer yet
-    Signed       malicious-server mode: has signed the buffer of time t; the answer waits
-    Answered     has answered for the buffer of time t; a repeated request gets the same again
+    Registered   has both machines, each in a state of its own
 
-From each of the three the next buffer leads on; one that was signed and never certified is lost.
+A client may be one of the two alone. One that only holds draws no masks; one that only contributes
+keeps no share, reports on none and answers for no sum, like a client that is away.
 
-A failed buffer is never formed again: its masks are burnt. An update is spent when it is uploaded,
-because its buffer may be summed without its owner. A client whose process ends goes on from its
-`snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.
+A failed buffer is never formed again: its masks are burnt. A client whose process ends goes on from
+its `snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.
 """
 
 from __future__ import annotations
@@ -36,21 +28,18 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
-from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.buffers import (
-    buffer_statement,
-    buffer_terms,
-    buffer_weights,
-    check_models,
-    check_tag,
-    hash_upload,
-    sign_tag,
-)
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
+from lightsecagg.protocol import holder as holding
+from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client_machine import (
     Advertised,
+    ClientMachine,
     Closed,
+    Fixed,
     Opened,
+    Seat,
     State,
     Stored,
     Table,
@@ -58,70 +47,105 @@ from lightsecagg.protocol.client_machine import (
     on,
     table,
 )
-from lightsecagg.protocol.epoch_holder import EpochHolder
-from lightsecagg.protocol.epoch_states import (
-    Answered,
-    AnyState,
-    KeptShare,
-    Registered,
-    Signed,
-    become,
-    kept_for,
-)
+from lightsecagg.protocol.contributor import Contributor, Ready
+from lightsecagg.protocol.holder import Holder
 from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
-from lightsecagg.protocol.messages import (
-    AbortRound,
-    AggregatedShare,
-    BufferedUpload,
-    Certificate,
-    Consent,
-    Opening,
-    Refusal,
-    ReportsWanted,
-    Roster,
-    SealedShare,
-    ShareBundle,
-    SumRequest,
-    Tag,
-    UploadDropped,
-)
-from lightsecagg.protocol.roles.agreement import check_certificate
-from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.kept_shares import AnyHolding, Holding, Snapshot, parts_of, set_apart
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import AbortRound, Message, Opening, Roster, UploadDropped
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.registration import accept_opening
-from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
-from lightsecagg.protocol.share_exchange import Share, seal_shares
+from lightsecagg.protocol.schemes.interface import MaskRef
+from lightsecagg.protocol.schemes.traits import traits_of
+
+
+class Registered(Fixed, frozen=True, kw_only=True):
+    """On a roster; the states of both machines, or of the one that it is."""
+
+    private_keys: tuple[bytes, ...]
+    contributor: Ready | None
+    holder: AnyHolding | None
+
+    def __repr__(self) -> str:
+        return repr(self.holder or self.contributor)
+
+
+AnyState = Waiting | Advertised | Registered | Closed
 
 
 class _Snapshot(Stored, frozen=True):
     state: AnyState
 
 
-class EpochClient(EpochHolder):
+class EpochClient(ClientMachine[AnyState]):
     """One client in one epoch; see the theory of operation and `interface`."""
 
+    mode = "epoch"
     decoder = msgspec.msgpack.Decoder(_Snapshot)
-    keeps_masks = True
-    """Whether masks that are shared ahead stay in memory, so that their uploads need not expand
-    them; for a driver to deny that ends this process before the upload."""
+
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger,
+        entropy: Entropy = system_entropy,
+        *,
+        contributes: bool = True,
+        holds: bool = True,
+    ) -> None:
+        """`contributes` and `holds`: which of the two machines it is."""
+        super().__init__(client, identity, policy, ledger, entropy)
+        if policy.buffering is None or not all(
+            traits_of(protocol).buffered for protocol in policy.protocols
+        ):
+            raise ParameterError("the asynchronous mode needs a policy with buffering")
+        self._buffering: Buffering = policy.buffering
+        self._begins_as = (Ready() if contributes else None, Holding() if holds else None)
+        self._contributor = Contributor(client, identity, policy, entropy, self.abort)
+        self._holder = Holder(
+            identity, policy, policy.buffering, self.refused_shares, self.late_messages
+        )
 
     # -- the driver's side -------------------------------------------------------------------
 
     @property
+    def keeps_masks(self) -> bool:
+        """See `Contributor.keeps_masks`."""
+        return self._contributor.keeps_masks
+
+    @keeps_masks.setter
+    def keeps_masks(self, keeps: bool) -> None:
+        self._contributor.keeps_masks = keeps
+
+    @property
+    def parts(self) -> Mapping[bytes, bytes]:
+        """See `Holder.parts`."""
+        return self._holder.parts
+
+    @parts.setter
+    def parts(self, parts: Mapping[bytes, bytes]) -> None:
+        self._holder.parts = parts
+
+    @property
+    def stored(self) -> int:
+        """See `ClientParty.stored`."""
+        ready, holder = self._ready, self._holds
+        return (
+            (ready.stored if ready else 0)
+            + (holder.stored if holder else 0)
+            + (self._contributor.masks.nbytes)
+        )
+
+    @property
     def stock(self) -> int:
         """How many shared masks are ready; an upload takes one."""
-        return len(self.state.stock) if isinstance(self.state, Registered) else 0
+        return len(self._ready.stock) if self._ready else 0
 
     @property
     def room(self) -> int:
-        """How many more masks may be shared before one that is needed is too old.
-
-        The server counts serials, those of masks included whose shares were lost on their way.
-        """
-        if not isinstance(self.state, Registered):
-            return self._buffering.stock
-        needed = [*self.state.stock, *self.state.outstanding]
-        oldest = min(needed, default=self.state.next_serial)
-        return self._buffering.stock - (self.state.next_serial - oldest)
+        """How many more masks may be shared before peers drop old ones."""
+        return self._contributor.room(self._ready or Ready(), self._buffering.stock)
 
     @property
     def is_registered(self) -> bool:
@@ -131,60 +155,64 @@ class EpochClient(EpochHolder):
     @property
     def serials(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of its masks, those that are ready, and those whose uploads wait for their buffer."""
-        if not isinstance(self.state, Registered):
+        if not isinstance(self.state, Registered) or self.state.contributor is None:
             return (), ()
-        shared = self._settings(self.state).traits.protected
-        return tuple(sorted(self.state.stock)) if shared else (), self.state.outstanding
-
-    def discard(self, serials: Iterable[int]) -> None:
-        """The shares of these masks were lost on their way: no upload is to be wasted on them."""
-        state, gone = self._registered(), sorted(set(serials))
-        if unknown := [serial for serial in gone if serial not in state.stock]:
-            raise LocalProtocolError(f"masks {unknown} are not ready: there is nothing to discard")
-        self._change(self._without(state, [MaskRef(self.client, serial) for serial in gone]))
+        ready, shared = self.state.contributor, self._settings(self.state).traits.protected
+        return tuple(sorted(ready.stock)) if shared else (), ready.outstanding
 
     @property
     def time(self) -> int:
         """The time of the last buffer that this client has signed or answered for."""
-        return self.state.time if isinstance(self.state, Registered) else -1
+        return self._holds.time if self._holds else -1
+
+    @property
+    def needed_parts(self) -> frozenset[bytes]:
+        """What must be in `parts`, because a snapshot left it there."""
+        return parts_of(self._holds) if self._holds else frozenset()
+
+    def snapshot_apart(self) -> Snapshot:
+        """`snapshot` in kilobytes, with the peers' explicit shares and the answer beside it.
+
+        They come once, and are read at most once. The order that protects: store `parts`, then
+        `content`, then let the outputs leave, then delete all parts but the `needed` ones.
+        """
+        state = self.state
+        if not isinstance(state, Registered) or state.holder is None:
+            return Snapshot(self._pack(state), {}, frozenset())
+        slim, parts = set_apart(state.holder)
+        return Snapshot(self._pack(replace(state, holder=slim)), parts, parts_of(slim))
 
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
-        state = self._registered()
+        state, ready = self._contributing()
         if not 1 <= count <= self.room:
             raise LocalProtocolError(
-                f"{self.stock} masks are ready and {len(state.outstanding)} in use; peers keep at "
+                f"{self.stock} masks are ready and {len(ready.outstanding)} in use; peers keep at "
                 f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
             )
-        scheme, first = self._scheme(state), state.next_serial
-        scheme.expands_ahead = self.keeps_masks
-        stock, shares = dict(state.stock), list[SealedShare]()
-        changed = replace(state, stock=stock, next_serial=first + count)
-        mine: list[MaskRef] = []
-        for serial in range(first, first + count):
-            mask = scheme.prepare(serial, state.private_keys, self._entropy)
-            stock[serial] = mask.secret
-            if not scheme.settings.traits.protected:
-                continue  # there is nothing to share, and nothing to keep
-            self._keep_mask(serial, mask)
-            key = self._key(state)
-            sealed = seal_shares(scheme.round, key, self.client, mask.outgoing, serial)
-            kept = KeptShare(mask.own, header=sealed.header)
-            changed = self._keep(changed, self.client, serial, kept)
-            shares += sealed.shares
-            mine.append(MaskRef(self.client, serial))
-        self._change(changed)
-        return [*send_shares(shares), *(self._report(changed, mine) if mine else [])]
+        seat = self._seat(state)
+        drawn = self._contributor.restock(seat, ready, count)
+        holder, reports = state.holder, list[Output]()
+        if holder is not None:
+            holder, reports = self._holder.keep_own(seat, holder, drawn.own)
+        self._change(self._with(state, drawn.state, holder))
+        return [*drawn.outputs, *reports]
+
+    def discard(self, serials: Iterable[int]) -> None:
+        """The shares of these masks were lost on their way: no upload is to be wasted on them."""
+        (state, ready), gone = self._contributing(), sorted(set(serials))
+        if unknown := [serial for serial in gone if serial not in ready.stock]:
+            raise LocalProtocolError(f"masks {unknown} are not ready: there is nothing to discard")
+        holder = state.holder
+        if holder is not None:
+            holder = self._holder.burn(holder, [MaskRef(self.client, serial) for serial in gone])
+        left = {*ready.stock, *ready.outstanding}.difference(gone)
+        self._change(self._with(state, ready.keep_only(left), holder))
 
     def take_model(self, model: bytes) -> list[Output]:
-        """Training from this model (`hash_model`) begins; refuse it once too often (S44).
-
-        Whether an upload follows is an answer. A server that gives one model again and again, in
-        epochs with ever other bounds, would have many of them about one update.
-        """
-        self._registered()
-        self.ledger.count_opening(model, self._policy.max_openings)
-        return [*self.ledger.persisted()]
+        """Training from this model (`hash_model`) begins; refuse it once too often (S44)."""
+        self._contributing()
+        return self._contributor.count_model(self.ledger, model)
 
     def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
         """Mask and upload an update that was trained from the model of time `version`.
@@ -196,45 +224,33 @@ class EpochClient(EpochHolder):
         * `model`: the hash of the model that was really trained from (`hash_model`). Compute it
           here: a server that may name any hash also escapes `max_attempts`.
         """
-        state = self._registered()
-        scheme = self._scheme(state)
-        settings = scheme.settings
-        check_input(settings, update)
-        if not state.stock:
-            raise LocalProtocolError("no shared mask is ready; call restock first")
-        fingerprint = self.ledger.fingerprint(update)
-        self.ledger.check_unspent(fingerprint)
-        self.ledger.check_attempts(model, self._policy.max_attempts)
-        self.ledger.check_epoch(model)
-        if version < 0 or state.models.get(version, model) != model:
+        state, ready = self._contributing()
+        holder = state.holder
+        known = {} if holder is None else holder.models
+        if version < 0 or known.get(version, model) != model:
             raise RemoteProtocolError(
                 f"the server gave this client two different models of version {version}, or "
                 "another one than its peers have trained from"
             )
-        serial = min(state.stock)
-        commitment = self.ledger.commitment(fingerprint, update.samples, settings.reading)
-        mask = self._take_mask(scheme, serial, state.stock[serial], scheme.round.members)
-        masked = hide(settings, update, self.ledger.rounding_seed(model, commitment), mask)
-        digest, header = hash_upload(settings.group, masked), b""
-        if settings.traits.protected:
-            self._bind_upload(scheme, serial, digest)
-            header = state.kept[self.client][serial].header
-        self.ledger.count_upload(model)
-        self.ledger.spend(fingerprint)
-        self._change(
-            replace(
-                state,
-                stock={s: secret for s, secret in state.stock.items() if s != serial},
-                outstanding=(*state.outstanding, serial),
-                models={**state.models, version: model},
-            )
-        )
-        context = scheme.round.context
-        of = Tag(self.client, serial, header, version, model, digest, b"")
-        tag = sign_tag(self._identity, context, of)
-        return [*self.ledger.persisted(), Send(SERVER, BufferedUpload(tag, masked))]
+        seat = self._seat(state)
+        ready, outputs = self._contributor.upload(seat, ready, update, version, model)
+        if holder is not None:
+            holder = replace(holder, models={**known, version: model})
+        self._change(self._with(state, ready, holder))
+        return outputs
 
-    def _registered(self) -> Registered:
+    # -- the two machines --------------------------------------------------------------------
+
+    @property
+    def _ready(self) -> Ready | None:
+        return self.state.contributor if isinstance(self.state, Registered) else None
+
+    @property
+    def _holds(self) -> AnyHolding | None:
+        return self.state.holder if isinstance(self.state, Registered) else None
+
+    def _contributing(self) -> tuple[Registered, Ready]:
+        """Its state, where it can be asked for an update."""
         self._check_process()
         self._check_newest()
         if isinstance(self.state, Closed):
@@ -242,7 +258,55 @@ class EpochClient(EpochHolder):
             raise LocalProtocolError(f"the epoch is over for client {self.client}: {reason}")
         if not isinstance(self.state, Registered):
             raise LocalProtocolError(f"client {self.client} is not registered yet")
-        return self.state
+        if self.state.contributor is None:
+            raise LocalProtocolError(f"client {self.client} only holds shares: it has no updates")
+        return self.state, self.state.contributor
+
+    def _with(
+        self, state: Registered, ready: Ready | None, holder: AnyHolding | None
+    ) -> Registered:
+        """Both machines have gone on; a mask goes with its owner's own share."""
+        protected = self._settings(state).traits.protected
+        if ready is not None and holder is not None and protected:
+            own = holder.kept.get(self.client, {})
+            if not own.keys() >= {*ready.stock, *ready.outstanding}:
+                ready = ready.keep_only(own)
+        if ready is not None:
+            self._contributor.masks.keep_only(ready.stock)
+        return replace(state, contributor=ready, holder=holder)
+
+    def _seat(self, state: Registered) -> Seat:
+        keys = state.private_keys  # none where nothing is shared
+        key = self._sealing_key(keys[0]) if keys else None
+        return Seat(self._scheme(state), self.ledger, key, keys)
+
+    def _to_holder(self, state: Registered, message: Message) -> list[Output]:
+        if state.holder is None:
+            return self._on_late(state, message)
+        step = self._holder.take(self._seat(state), state.holder, message)
+        if step is None:
+            raise RemoteProtocolError(self._unexpected(message, state.holder))
+        if step[0] is not state.holder:
+            self.state = self._with(state, state.contributor, step[0])
+        return step[1]
+
+    def _on_dropped(self, state: Registered, message: UploadDropped) -> list[Output]:
+        """Stop counting an upload; its mask stays used and its update spent."""
+        ready = state.contributor
+        left = None if ready is None else self._contributor.drop(ready, message.serial)
+        if left is None:
+            return self._on_late(state, message)
+        self.state = replace(state, contributor=left)
+        return []
+
+    def _change(self, state: Registered) -> None:
+        """The driver's doing, not a message's."""
+        self.state = state
+        self.ledger.count_change()
+
+    def _forget(self, reason: str) -> None:
+        super()._forget(reason)
+        self._contributor.masks.keep_only(())
 
     # -- registration ------------------------------------------------------------------------
 
@@ -253,101 +317,15 @@ class EpochClient(EpochHolder):
 
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
         self._enter_roster(state, message)
+        contributor, holder = self._begins_as
         self.state = Registered(
             settings=state.settings,
             roster=message,
             private_keys=state.private_keys,
-            next_serial=0,
-            stock={},
-            outstanding=(),
-            kept={},
-            last_serial={},
-            models={},
-            time=-1,
+            contributor=contributor,
+            holder=holder,
         )
-        return [NeedInput()]
-
-    # -- answering ---------------------------------------------------------------------------
-
-    def _on_buffer(self, state: Registered, message: SumRequest) -> list[Output]:
-        if message.time <= state.time:
-            raise RemoteProtocolError(
-                f"a buffer of time {message.time} is refused: this client has consented to "
-                f"another of time {state.time}; answering both would reveal a client's model"
-            )
-        scheme = self._scheme(state)
-        weights = buffer_weights(scheme.round, self._buffering, message, self._policy.minimum)
-        for tag in message.tags:
-            check_tag(scheme.round, self._policy.allow_list, tag)
-        crowd = self._buffering.per_model(scheme.settings.parameters, self._policy.minimum)
-        check_models(message, state.models, crowd)
-        terms = buffer_terms(message, weights)
-        held = {ref: self._whole(kept) for ref, kept in kept_for(state, message.tags).items()}
-        if missing := scheme.missing(held, terms):
-            return [Send(SERVER, Refusal(message.time, missing))]
-        self.ledger.check_buffer((tag.owner, tag.model) for tag in message.tags)
-        return self._consent(scheme, state, message, terms, held)
-
-    def _on_another_buffer(self, state: Signed | Answered, message: SumRequest) -> list[Output]:
-        return self._reply(state) if message == state.buffer else self._on_buffer(state, message)
-
-    def _consent(
-        self,
-        scheme: ClientScheme,
-        state: Registered,
-        buffer: SumRequest,
-        terms: tuple[Term, ...],
-        held: Mapping[MaskRef, Share],
-    ) -> list[Output]:
-        """Compute the answer and forget the shares, in one step."""
-        answer = scheme.answer(held, terms, scheme.round.members)
-        if not isinstance(answer, AggregatedShare):
-            raise AssertionError("a scheme with an asynchronous mode answers with a sum of shares")
-        burnt = self._without(state, (term.ref for term in terms))
-        # No later buffer may name another model of these versions (S08).
-        models = {**state.models, **{tag.version: tag.model for tag in buffer.tags}}
-        self.ledger.consent_to_buffer((tag.owner, tag.model) for tag in buffer.tags)
-        burnt = self._expire(replace(burnt, models=models, time=buffer.time))
-        said = {"buffer": buffer, "answer": scheme.settings.field.to_bytes(answer.vector)}
-        if scheme.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER:
-            statement = buffer_statement(scheme.round.context, buffer)
-            signature = statement.sign(self._identity)
-            consented: Signed | Answered = become(Signed, burnt, **said, signature=signature)
-        else:
-            consented = become(Answered, burnt, **said)
-        self.state = consented
-        return [*self.ledger.persisted(), *self._reply(consented)]
-
-    def _reply(self, state: Signed | Answered) -> list[Output]:
-        if isinstance(state, Signed):
-            return [Send(SERVER, Consent(state.time, state.signature))]
-        field = self._settings(state).field
-        answer = self._bytes(state.answer)
-        vector = field.from_bytes(answer, len(answer) // 4)
-        return [Send(SERVER, AggregatedShare(vector, state.time))]
-
-    def _on_certificate(self, state: Signed, message: Certificate) -> list[Output]:
-        self._check_time(state, message)
-        round_ = self._scheme(state).round
-        statement = buffer_statement(round_.context, state.buffer)
-        check_certificate(round_, self._policy.allow_list, statement, message.signatures)
-        self.state = answered = become(Answered, state, buffer=state.buffer, answer=state.answer)
-        return self._reply(answered)
-
-    def _on_repeated_certificate(self, state: Answered, message: Certificate) -> list[Output]:
-        self._check_time(state, message)
-        return self._reply(state)
-
-    def _check_time(self, state: Signed | Answered, message: Certificate) -> None:
-        if message.time != state.time:
-            raise RemoteProtocolError(
-                f"a certificate for time {message.time}, for which this client signed nothing"
-            )
-
-    def _change(self, state: Registered) -> None:
-        """The driver's doing, not a message's."""
-        self.state = state
-        self.ledger.count_change()
+        return [NeedInput()] if contributor else []
 
 
 TRANSITIONS: Table = table(
@@ -358,16 +336,13 @@ TRANSITIONS: Table = table(
         on(Opened, Opening, EpochClient._on_repeated_opening),
         on(Advertised, Roster, EpochClient._on_roster),
         on(Registered, Roster, EpochClient._on_repeated_roster),
-        on(Registered, ShareBundle, EpochClient._on_shares),
-        on(Registered, ReportsWanted, EpochClient._on_wanted),
         on(Waiting, UploadDropped, EpochClient._on_late),
         on(Advertised, UploadDropped, EpochClient._on_late),
         on(Registered, UploadDropped, EpochClient._on_dropped),
-        on(Registered, SumRequest, EpochClient._on_buffer),
-        on(Signed, SumRequest, EpochClient._on_another_buffer),
-        on(Answered, SumRequest, EpochClient._on_another_buffer),
-        on(Signed, Certificate, EpochClient._on_certificate),
-        on(Answered, Certificate, EpochClient._on_repeated_certificate),
+        *(
+            on(Registered, message, EpochClient._to_holder)
+            for message in dict.fromkeys(message for _, message in holding.TRANSITIONS)
+        ),
     ],
 )
 """(state, message) -> handler. What is not here is refused."""

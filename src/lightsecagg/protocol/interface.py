@@ -52,7 +52,7 @@ from lightsecagg.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from lightsecagg.protocol.epoch_states import Snapshot
+    from lightsecagg.protocol.kept_shares import Snapshot
     from lightsecagg.protocol.ledger import Ledger
     from lightsecagg.protocol.settings import Settings
 

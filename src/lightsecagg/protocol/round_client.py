@@ -28,6 +28,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from lightsecagg.crypto.entropy import Entropy, system_entropy
+from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import CryptoError, LocalProtocolError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.client_machine import (
@@ -43,6 +45,14 @@ from lightsecagg.protocol.client_machine import (
     on,
     table,
 )
+from lightsecagg.protocol.contributor import (
+    ExpandedMasks,
+    bind_upload,
+    check_input,
+    hide,
+    send_shares,
+)
+from lightsecagg.protocol.holder import check_address, open_peer_share
 from lightsecagg.protocol.interface import (
     SERVER,
     NeedInput,
@@ -52,6 +62,7 @@ from lightsecagg.protocol.interface import (
     Send,
     Update,
 )
+from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
     Certificate,
@@ -65,14 +76,13 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SumRequest,
 )
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.roles.agreement import (
     ROUND,
     check_certificate,
     check_of_round,
     survivor_statement,
 )
-from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
-from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roles.registration import accept_opening
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
@@ -138,6 +148,17 @@ class RoundClient(ClientMachine[AnyState]):
     _fingerprint = b""
     """Of the pending update, unless that came with a snapshot: hashing takes as long as masking."""
 
+    def __init__(
+        self,
+        client: int,
+        identity: IdentityKey,
+        policy: Policy,
+        ledger: Ledger,
+        entropy: Entropy = system_entropy,
+    ) -> None:
+        super().__init__(client, identity, policy, ledger, entropy)
+        self._masks = ExpandedMasks()
+
     # -- the driver's side -------------------------------------------------------------------
 
     def set_input(self, update: Update, model: bytes | None = None) -> list[Output]:
@@ -186,7 +207,7 @@ class RoundClient(ClientMachine[AnyState]):
         if not isinstance(state, Sharing | Uploaded | Signed):
             return 0
         secret = len(state.secret) if isinstance(state, Sharing) else 0
-        secret += sum(mask.nbytes for mask in self._masks.values())
+        secret += self._masks.nbytes
         return secret + sum(len(share) for _, share in state.held.values())
 
     @property
@@ -224,7 +245,7 @@ class RoundClient(ClientMachine[AnyState]):
         scheme, key = self._enter_roster(state, message), self._sealing_key(state.private_keys[0])
         mask = scheme.prepare(0, state.private_keys, self._entropy)
         sealed = seal_shares(scheme.round, key, self.client, mask.outgoing)
-        self._keep_mask(0, mask)
+        self._masks.keep(0, mask)
         self.state = Sharing(
             settings=state.settings,
             roster=message,
@@ -299,13 +320,13 @@ class RoundClient(ClientMachine[AnyState]):
         fingerprint = self._fingerprint or self.ledger.fingerprint(update)
         commitment = self.ledger.commitment(fingerprint, samples, settings.reading)
         seed = self.ledger.rounding_seed(settings.model, commitment)
-        mask = self._take_mask(scheme, 0, state.secret, state.owners)
+        mask = self._masks.take(scheme, 0, state.secret, state.owners)
         masked = hide(settings, update, seed, mask)
         held = _in_roster_order(scheme.round, state.held)
         reports = b"".join(state.reports[owner] for owner in held)
         if settings.traits.protected:
             digest = hashlib.sha256(settings.group.to_buffer(masked)).digest()
-            self._bind_upload(scheme, 0, digest)
+            bind_upload(self.ledger, scheme.round.context, 0, digest, self.abort)
         self.ledger.count_upload(settings.model, commitment, fingerprint)
         self._key_cache = None
         self.state = Uploaded(
@@ -377,6 +398,10 @@ class RoundClient(ClientMachine[AnyState]):
         return Codec(self._settings(state).group).decode(state.answer)
 
     # -- helpers -----------------------------------------------------------------------------
+
+    def _forget(self, reason: str) -> None:
+        super()._forget(reason)
+        self._masks.keep_only(())
 
     def _check_survivors(
         self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]

@@ -12,9 +12,9 @@ from lightsecagg.crypto.prg import SEED_LENGTH
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.short_keys import strip
 from lightsecagg.params import Decoding, ShareMode
+from lightsecagg.protocol.contributor import hide
 from lightsecagg.protocol.interface import Update
 from lightsecagg.protocol.messages import Member, Roster
-from lightsecagg.protocol.roles.contributor import hide
 from lightsecagg.protocol.roster import Round, fix_round
 from lightsecagg.protocol.schemes import coded_keys
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient, CodedKeysServer

@@ -40,6 +40,7 @@ from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.mask_encoding import seeded_positions
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.contributor import send_shares
 from lightsecagg.protocol.interface import SERVER, Output, Phase, Send
 from lightsecagg.protocol.messages import (
     Advertise,
@@ -56,7 +57,6 @@ from lightsecagg.protocol.messages import (
     SumRequest,
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
-from lightsecagg.protocol.roles.contributor import send_shares
 from lightsecagg.protocol.roster import Round, fix_round, sign_keys
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term

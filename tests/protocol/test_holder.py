@@ -12,8 +12,8 @@ from driver import PAPER, Federation
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import CryptoError, RemoteProtocolError
+from lightsecagg.protocol.holder import check_address, open_peer_share
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
-from lightsecagg.protocol.roles.holder import check_address, open_peer_share
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.share_exchange import OutgoingShare

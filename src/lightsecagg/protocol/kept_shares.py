@@ -1,6 +1,6 @@
-"""What a client keeps in an epoch: its states, and what changes in them without a message.
+"""The states of a holder: the shares that it keeps, and the answer that is made of them.
 
-Every state is frozen; a change makes a new one. `epoch_client` says what leads from one to another.
+Every state is frozen; a change makes a new one. `holder` says what leads from one to another.
 
 Explicit shares and the answer are megabytes that are written once and never change, in a state of
 kilobytes that changes with every message. `set_apart` takes them out, for a driver that stores them
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from lightsecagg.protocol.client_machine import Advertised, Closed, Fixed, Waiting
+from lightsecagg.protocol.client_machine import State
 from lightsecagg.protocol.messages import SumRequest, Tag
 from lightsecagg.protocol.schemes.interface import MaskRef
 
@@ -69,25 +69,25 @@ Kept = dict[int, dict[int, KeptShare]]
 """Owner -> serial -> share, the own ones included."""
 
 
-class Registered(Fixed, frozen=True, kw_only=True):
-    """Masks, shares and models, but no buffer."""
+class Holding(State, frozen=True, kw_only=True):
+    """Shares and models, but no sum."""
 
-    private_keys: tuple[bytes, ...]
-    next_serial: int
-    stock: dict[int, bytes]
-    """Serial -> what the scheme makes the mask of."""
-    outstanding: tuple[int, ...]
-    """Serials that wait for their buffer, ascending."""
-    kept: Kept
-    last_serial: dict[int, int]
+    kept: Kept = msgspec.field(default_factory=dict)
+    last_serial: dict[int, int] = msgspec.field(default_factory=dict)
     """Owner -> the newest serial that was seen."""
-    models: dict[int, bytes]
+    models: dict[int, bytes] = msgspec.field(default_factory=dict)
     """Version -> hash, as used or signed for here."""
-    time: int
-    """Of the last buffer that this client has consented to; -1 before the first."""
+    time: int = -1
+    """Of the last buffer that this holder has consented to; -1 before the first."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the shares that are here."""
+        shares = (kept.share[1] for of in self.kept.values() for kept in of.values())
+        return sum(len(data) for data in shares if isinstance(data, bytes))
 
 
-class Signed(Registered, frozen=True, kw_only=True):
+class Signed(Holding, frozen=True, kw_only=True):
     """The buffer of `time` is signed; the answer waits for the certificate."""
 
     buffer: SumRequest
@@ -96,21 +96,21 @@ class Signed(Registered, frozen=True, kw_only=True):
     signature: bytes
 
 
-class Answered(Registered, frozen=True, kw_only=True):
+class Answered(Holding, frozen=True, kw_only=True):
     """The buffer of `time` is answered for."""
 
     buffer: SumRequest
     answer: Data
 
 
-AnyState = Waiting | Advertised | Registered | Signed | Answered | Closed
+AnyHolding = Holding | Signed | Answered
 
-R = TypeVar("R", bound=Registered)
+R = TypeVar("R", bound=Holding)
 
 
-def become(kind: type[R], state: Registered, **fields: Any) -> R:
+def become(kind: type[R], state: Holding, **fields: Any) -> R:
     """The state of another kind with everything that is not of the buffer."""
-    common = {name: getattr(state, name) for name in Registered.__struct_fields__}
+    common = {name: getattr(state, name) for name in Holding.__struct_fields__}
     return kind(**common, **fields)
 
 
@@ -125,7 +125,7 @@ def dated(share: KeptShare, time: int) -> KeptShare:
     return replace(share, since=time) if share.since is None else share
 
 
-def kept_for(state: Registered, tags: Iterable[Tag]) -> dict[MaskRef, KeptShare]:
+def kept_for(state: Holding, tags: Iterable[Tag]) -> dict[MaskRef, KeptShare]:
     """Those shares of the uploads' masks that are kept here, under the header that a tag names."""
     found: dict[MaskRef, KeptShare] = {}
     for tag in tags:
@@ -135,7 +135,7 @@ def kept_for(state: Registered, tags: Iterable[Tag]) -> dict[MaskRef, KeptShare]
     return found
 
 
-def set_apart(state: AnyState) -> tuple[AnyState, dict[bytes, bytes]]:
+def set_apart(state: AnyHolding) -> tuple[AnyHolding, dict[bytes, bytes]]:
     """The state without its large parts, and those of them that were in it, by SHA-256."""
     parts: dict[bytes, bytes] = {}
 
@@ -149,21 +149,18 @@ def set_apart(state: AnyState) -> tuple[AnyState, dict[bytes, bytes]]:
     return _with_data(state, leave), parts
 
 
-def parts_of(state: AnyState) -> frozenset[bytes]:
+def parts_of(state: AnyHolding) -> frozenset[bytes]:
     """The hashes of all parts that are kept apart from this state."""
     return frozenset(data.digest for data in _data(state) if isinstance(data, Part))
 
 
-def _data(state: AnyState) -> Iterator[Data]:
-    if isinstance(state, Registered):
-        yield from (kept.share[1] for of in state.kept.values() for kept in of.values())
+def _data(state: AnyHolding) -> Iterator[Data]:
+    yield from (kept.share[1] for of in state.kept.values() for kept in of.values())
     if isinstance(state, Signed | Answered):
         yield state.answer
 
 
-def _with_data(state: AnyState, change: Callable[[Data], Data]) -> AnyState:
-    if not isinstance(state, Registered):
-        return state
+def _with_data(state: AnyHolding, change: Callable[[Data], Data]) -> AnyHolding:
     kept = {
         owner: {
             serial: replace(share, share=(share.share[0], change(share.share[1])))

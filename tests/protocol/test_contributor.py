@@ -14,10 +14,10 @@ from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.drivers.transport.framing import PAYLOAD
 from lightsecagg.errors import CryptoError, InputRefused
+from lightsecagg.protocol.contributor import check_input, hide, send_shares
+from lightsecagg.protocol.holder import open_peer_share
 from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
-from lightsecagg.protocol.roles.contributor import check_input, hide, send_shares
-from lightsecagg.protocol.roles.holder import open_peer_share
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles, header_of, seal_shares
