@@ -32,14 +32,24 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def _enabled_loggers() -> list[logging.Logger]:
+    loggers = list(logging.Logger.manager.loggerDict.values())
+    return [log for log in loggers if isinstance(log, logging.Logger) and not log.disabled]
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Programs that a test runs in this process set up their logging for good."""
+    """Programs that a test runs in this process set up their logging for good.
+
+    Flower's database disables all loggers that exist when it is set up.
+    """
     log = logging.getLogger("lightsecagg")
-    before = log.handlers[:], log.level, log.propagate
+    before, enabled = (log.handlers[:], log.level, log.propagate), _enabled_loggers()
     yield
     log.handlers[:], level, log.propagate = before
     log.setLevel(level)
+    for each in enabled:
+        each.disabled = False
 
 
 @pytest.fixture(params=["numpy", "native"])
