@@ -47,7 +47,7 @@ OF_SERVERS = {
     "_on_shares": "relay",
     "_on_reports": "take",
     "_on_upload": "take",
-    "_on_signature": "take",
+    "_on_consent": "take",
     "_on_refusal": "take",
     "_on_answer": "take",
     "_on_late": "late",

@@ -203,11 +203,11 @@ class AsyncFederation(Links):
 
     def _publish(self, version: int) -> None:
         if self.publishes:
-            self.server.publish(model_of(version), version)
+            self.server.intake.publish(model_of(version), version)
 
     def skip_to(self, time: int) -> None:
         """As if buffers had gone by until then."""
-        self.server.time = time
+        self.server.intake.time = time
         for version in range(1, time + 1):
             self._publish(version)
 
@@ -228,11 +228,11 @@ class AsyncFederation(Links):
 
     def settle(self) -> None:
         """Deliver everything, one packet per link in turn; then shares that wait for others."""
-        while (links := self.busy()) or self.server.has_shares_to_relay:
+        while (links := self.busy()) or self.server.intake.has_shares_to_relay:
             for link in links:
                 self.deliver(self.take(*link))
             if not links:
-                self.call(SERVER, self.server.relay)
+                self.call(SERVER, self.server.intake.relay)
 
     # -- what happens to clients -------------------------------------------------------------
 

@@ -57,9 +57,9 @@ class Disk:
 def memory_of(server: EpochServer) -> object:
     """All that decides what it does next, to be compared."""
     registered = dict(server._registration.advertised)
-    if server._roster is None:
+    if server._registration.roster is None:
         return server.phase, registered
-    stock, queue, flight = server._stock, server._queue, server._flight
+    stock, queue, flight = server.intake.stock, server.intake.queue, server._flight
     flying: object = None
     if flight is not None:
         agreement = flight.agreement
@@ -72,7 +72,7 @@ def memory_of(server: EpochServer) -> object:
             flight.collected,
         )
     return (
-        (server.phase, server.time, registered, server._roster),
+        (server.phase, server.time, registered, server._registration.roster),
         dict(stock.relay.complete),
         {owner: (serial, sorted(begun)) for owner, (serial, begun) in stock.relay.begun.items()},
         {owner: dict(masks) for owner, masks in stock.shared.items()},
@@ -80,10 +80,14 @@ def memory_of(server: EpochServer) -> object:
         (sorted(stock.unawaited), dict(stock.accused)),
         (dict(queue.last_tag), {model: sorted(owners) for model, owners in queue.accepted.items()}),
         [(waiting.tag, waiting.shared) for waiting in queue.waiting],
-        {client: sorted(missed) for client, missed in server._mailbox.missed.items() if missed},
+        {
+            client: sorted(missed)
+            for client, missed in server.intake.mailbox.missed.items()
+            if missed
+        },
         [
             (s.owner, s.recipient, s.serial)
-            for f in server._outbox._waiting.values()
+            for f in server.intake.outbox._waiting.values()
             for s in f.shares
         ],
         flying,

@@ -74,7 +74,7 @@ class Epochs(History):
             durable=True,
         )
         self.disk = Disk()
-        self.server.publish(self.model_of(0))
+        self.server.intake.publish(self.model_of(0))
         self.call(SERVER, self.server.start)
 
     def model_of(self, version: int) -> bytes:
@@ -116,7 +116,7 @@ class Epochs(History):
     def output(self, party: int, output: object) -> None:
         super().output(party, output)
         if isinstance(output, BufferAggregate | BufferFailed):
-            self.server.publish(self.model_of(output.time + 1), output.time + 1)
+            self.server.intake.publish(self.model_of(output.time + 1), output.time + 1)
 
     def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
         """What the server promises is stored on the spot."""
@@ -126,8 +126,8 @@ class Epochs(History):
     def everything_arrives(self) -> None:
         """Shares that wait for others leave at a moment of the driver's choice."""
         super().everything_arrives()
-        if self.coins.random() < 0.7 and self.server.has_shares_to_relay:
-            self.call(SERVER, self.server.relay)
+        if self.coins.random() < 0.7 and self.server.intake.has_shares_to_relay:
+            self.call(SERVER, self.server.intake.relay)
             super().everything_arrives()
 
     def leave(self, client: int) -> None:
@@ -150,7 +150,7 @@ class Epochs(History):
         self.call(SERVER, partial(self.server.rejoin, client))
 
     def crash(self) -> None:
-        if self.server._roster is None or self.disk is None:
+        if self.server._registration.roster is None or self.disk is None:
             return  # nothing was promised: the driver drops such an epoch
         before, ready = self.server, {c: self.server.serials(c)[0] for c in self.ids}
         self.server = self.disk.restored(self.allow_list, self.sources[SERVER])
@@ -158,7 +158,7 @@ class Epochs(History):
         assert self.server._needed() == before._needed()
         assert {c: self.server.serials(c)[0] for c in self.ids} == ready
         for version in range(self.server.time + 1):
-            self.server.publish(self.model_of(version), version)
+            self.server.intake.publish(self.model_of(version), version)
         self.call(SERVER, self.server.resume)
         for client in self.ids:
             if client not in self.away:
@@ -223,9 +223,9 @@ class Epochs(History):
 
     def fresh(self) -> list[int]:
         """Clients that are registered and have uploaded nothing from the newest model."""
-        if self.server._roster is None:
+        if self.server._registration.roster is None:
             return []
-        used = self.server._queue.accepted.get(self.model_of(self.server.time), ())
+        used = self.server.intake.queue.accepted.get(self.model_of(self.server.time), ())
         states = {c: party.state for c, party in self.clients.items()}
         able = [c for c, state in states.items() if isinstance(state, Registered)]
         return [client for client in able if client not in used]
@@ -247,7 +247,7 @@ class Epochs(History):
         raise AssertionError("no buffer is recovered any more")
 
     def settle_all(self) -> None:
-        while self.busy() or self.jobs or self.server.has_shares_to_relay:
+        while self.busy() or self.jobs or self.server.intake.has_shares_to_relay:
             self.everything_arrives()
             self.work_is_done()
 

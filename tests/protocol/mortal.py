@@ -32,7 +32,7 @@ class Mortal(AsyncFederation):
             self._publish(version)
         for packet in lost:
             match self.codec.decode(packet.data):
-                case BufferedUpload(tag=tag) if not self.server.is_stored(tag):
+                case BufferedUpload(tag=tag) if not self.server.intake.is_stored(tag):
                     self.clients[tag.owner].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[packet.recipient].receive(SERVER, dropped)
@@ -52,7 +52,7 @@ class Mortal(AsyncFederation):
         """Every stored upload is in one sum, in a lost one, dropped, or waits."""
         summed = [(t.owner, t.serial) for b in self.announced.values() for t in b.tags]
         assert len(set(summed)) == len(summed)
-        waiting = {(w.tag.owner, w.tag.serial) for w in self.server._queue.waiting}
+        waiting = {(w.tag.owner, w.tag.serial) for w in self.server.intake.queue.waiting}
         _, facts = decode_facts(self.disk.facts)  # type: ignore[union-attr]
         dropped = {mask for fact in facts for mask in getattr(fact, "masks", ())}
         assert self.accepted <= {*summed, *waiting, *dropped}

@@ -121,7 +121,7 @@ def test_S46_R59_garbage_for_one_peer_costs_two_answers_and_for_more_the_update(
     fed = federation({0: (cheated, ())}, threat_model)
     upload(fed, 0, 1, 2, 3)
     if len(cheated) > 1:
-        assert (fed.results, fed.server.waiting) == ([], 4)
+        assert (fed.results, fed.server.intake.waiting) == ([], 4)
         upload(fed, 4)
     (result,) = fed.results
     assert result.owners == ((0, 1, 2, 3) if len(cheated) == 1 else (1, 2, 3, 4))
@@ -135,8 +135,11 @@ def test_R59_where_too_few_would_be_left_to_answer_holders_leave_alone() -> None
     """Three pairs quarrel, U = 5 of 10: without them four would be left, who doubt owner 3."""
     fed = federation({0: ([1, 2], ()), 3: ([4, 5], ()), 6: ([7], ())}, survivors=5, clients=10)
     masks = [MaskRef(owner, 0) for owner in (0, 3, 6, 8)]
-    assert fed.server._stock.part(masks) == (frozenset(range(10)), frozenset())
-    assert fed.server._stock.part(masks[1:]) == (frozenset({0, 1, 2, 5, 8, 9}), frozenset({3}))
+    assert fed.server.intake.stock.part(masks) == (frozenset(range(10)), frozenset())
+    assert fed.server.intake.stock.part(masks[1:]) == (
+        frozenset({0, 1, 2, 5, 8, 9}),
+        frozenset({3}),
+    )
 
 
 @both_models
@@ -144,7 +147,7 @@ def test_S46_an_owner_of_garbage_is_dropped_told_and_named(threat_model: ThreatM
     fed = federation({0: ([1, 2, 3, 4, 5], ())}, threat_model)
     upload(fed, 0, 1, 2, 3)
     assert fed.results == []
-    assert fed.server.waiting == 3
+    assert fed.server.intake.waiting == 3
     assert not fed.clients[0].state.contributor.outstanding, (
         "it was told that its upload waits no longer"
     )
@@ -183,7 +186,7 @@ def test_S46_buffers_need_enough_good_holders_of_all_their_masks() -> None:
     (result,) = fed.results
     assert result.owners == (2, 3, 4, 5)
     assert not set(result.responders) & {2, 3}, "they leave together"
-    assert fed.server.waiting == 2
+    assert fed.server.intake.waiting == 2
     fed.assert_exact()
 
 
@@ -198,7 +201,7 @@ def test_S46_an_upload_waits_for_the_reports_of_everybody_online() -> None:
     while links := [link for link in fed.busy() if link[0] != late or not reports(fed, late)]:
         for link in links:
             fed.deliver(fed.take(*link))
-    assert not fed.server.has_shares_to_relay, "everybody has shared: nothing is waited for"
+    assert not fed.server.intake.has_shares_to_relay, "everybody has shared: nothing is waited for"
     for owner in range(4):
         fed.upload(owner)
         fed.step_up(owner)
@@ -217,7 +220,7 @@ def reports(fed: AsyncFederation, client: int) -> bool:
 @pytest.mark.parametrize("way", ["proceed", "flush", "drop"])
 def test_S46_a_silent_client_holds_up_nobody_for_good(way: str) -> None:
     fed = federation({})
-    for reported in fed.server._stock.reports.values():
+    for reported in fed.server.intake.stock.reports.values():
         del reported[7]
     for owner in range(4):
         fed.upload(owner)
@@ -234,12 +237,12 @@ def test_S46_a_silent_client_holds_up_nobody_for_good(way: str) -> None:
 
 def test_S46_a_client_that_lost_its_connection_is_asked_again() -> None:
     fed = federation({})
-    for reported in fed.server._stock.reports.values():
+    for reported in fed.server.intake.stock.reports.values():
         del reported[7]
     fed.leave(7)
     fed.rejoin(7)
     fed.settle()
-    assert all(7 in reported for reported in fed.server._stock.reports.values())
+    assert all(7 in reported for reported in fed.server.intake.stock.reports.values())
 
 
 # -- one set of coefficients, one report ---------------------------------------------------------
@@ -249,11 +252,11 @@ def test_S46_shares_leave_when_a_mask_is_complete_and_no_others_are_expected() -
     fed = AsyncFederation().open(masks=1)
     first, second = shares_of(fed, 0), shares_of(fed, 1)
     assert fed.server.receive(0, ShareBundle(first[:-1])) == []
-    assert not fed.server.has_shares_to_relay
+    assert not fed.server.intake.has_shares_to_relay
     assert fed.server.receive(0, ShareBundle(first[-1:])) == []
-    assert fed.server.has_shares_to_relay
+    assert fed.server.intake.has_shares_to_relay
     assert fed.server.receive(1, ShareBundle(second)) == []
-    outputs = fed.server.relay()
+    outputs = fed.server.intake.relay()
     sent = {output.to: output.message for output in outputs if isinstance(output, Send)}
     assert {to: [s.owner for s in bundle.shares] for to, bundle in sent.items()} == {  # type: ignore[union-attr]
         0: [1],
@@ -261,7 +264,7 @@ def test_S46_shares_leave_when_a_mask_is_complete_and_no_others_are_expected() -
     } | {client: [0, 1] for client in (2, 3, 4, 5)}
     roots = {share.owner: share.root for bundle in sent.values() for share in bundle.shares}  # type: ignore[union-attr]
     assert roots == {0: root_of(first), 1: root_of(second)}
-    assert fed.server.relay() == []
+    assert fed.server.intake.relay() == []
 
 
 def test_S46_an_upload_whose_shares_wait_makes_them_leave() -> None:
@@ -276,10 +279,10 @@ def test_S46_an_upload_whose_shares_wait_makes_them_leave() -> None:
     while fed.busy():
         for link in fed.busy():
             fed.deliver(fed.take(*link))
-    assert fed.server.has_shares_to_relay
+    assert fed.server.intake.has_shares_to_relay
     fed.upload(1, fed.server.time)
     fed.step_up(1)
-    assert not fed.server.has_shares_to_relay
+    assert not fed.server.intake.has_shares_to_relay
     assert all(isinstance(m, ShareBundle) for m in fed.under_way(SERVER, 3))
 
 
@@ -347,23 +350,23 @@ def test_S46_the_coefficients_are_those_of_the_header() -> None:
     fed = AsyncFederation().open(masks=1)
     for owner, holder in ((0, 5), (3, 1), (2, 2)):
         kept = fed.clients[holder].state.holder.kept[owner][0]  # type: ignore[union-attr]
-        assert fed.server._stock.shared[owner][0].header == kept.header
+        assert fed.server.intake.stock.shared[owner][0].header == kept.header
         scheme = fed.clients[holder]._scheme(fed.clients[holder].state)
         share = scheme.elements(MaskRef(owner), kept.share)  # type: ignore[attr-defined]
         expected = report_on_share(fed.field, share, kept.header)
-        assert fed.server._stock.reports[MaskRef(owner)][holder] == tuple(expected)
+        assert fed.server.intake.stock.reports[MaskRef(owner)][holder] == tuple(expected)
 
 
 def test_S46_a_client_repeats_itself_whoever_asks_and_however() -> None:
     fed = AsyncFederation().open(masks=2)
-    missed = fed.server._mailbox.missed
+    missed = fed.server.intake.mailbox.missed
     assert not any(missed.values()), "everybody has reported"
     again = relayed(shares_of(fed, 0))
     mine = next(share for share in again if share.recipient == 5)
     assert fed.tell(5, mine) == fed.tell(5, mine)
     for serial in (0, 1):
         (said,) = fed.tell(5, ReportsWanted(((0, serial),)))
-        stored = fed.server._stock.reports[MaskRef(0, serial)][5]
+        stored = fed.server.intake.stock.reports[MaskRef(0, serial)][5]
         assert said == Reports((Report(0, serial, stored),))
     assert fed.tell(5, ReportsWanted(((0, 9),))) == [Reports((Report(0, 9, ()),))]
     with pytest.raises(RemoteProtocolError, match=r"clients \[77\] have no masks"):
@@ -399,7 +402,7 @@ def test_S45_an_upload_under_another_header_than_the_shares_is_refused() -> None
     with pytest.raises(RemoteProtocolError, match="another header of its mask 0"):
         fed.server.receive(0, replace(message, tag=tag))
     fed.server.receive(0, message)
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
 
 
 @pytest.mark.parametrize(
@@ -419,11 +422,11 @@ def test_S46_a_second_different_report_is_refused_and_a_late_one_ignored() -> No
     for late in (Report(0, 7, (1, 2, 3, 4)), Report(0, 0, ())):
         assert fed.server.receive(5, Reports((late,))) == []
     assert fed.server.late_messages["Reports"] == before + 2
-    assert len(fed.server._stock.reports[MaskRef(0, 0)][5]) == 4
+    assert len(fed.server.intake.stock.reports[MaskRef(0, 0)][5]) == 4
 
 
 def test_S46_reports_are_forgotten_with_their_masks() -> None:
     fed = federation({})
     upload(fed, 0, 1, 2, 3)
-    assert {mask.owner for mask in fed.server._stock.reports} == {4, 5, 6, 7}
-    assert not set(fed.server._stock._judged) - set(fed.server._stock.reports)
+    assert {mask.owner for mask in fed.server.intake.stock.reports} == {4, 5, 6, 7}
+    assert not set(fed.server.intake.stock._judged) - set(fed.server.intake.stock.reports)

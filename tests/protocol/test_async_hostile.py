@@ -749,7 +749,7 @@ def test_S43_S56_T_plus_2_owners_share_a_weight_against_a_malicious_server(
 ) -> None:
     correlation, fed = read_the_victim(policy=demand)
     assert correlation is None, "the honest server does not even form the buffer"
-    tags = [waiting.tag for waiting in fed.server._queue.waiting]
+    tags = [waiting.tag for waiting in fed.server.intake.queue.waiting]
     buffer = SumRequest(2, tuple(sorted(tags, key=lambda tag: tag.owner)))
     for client in (0, 1, 4):
         with pytest.raises(RemoteProtocolError, match="1 of the owners trained from the model"):
@@ -803,7 +803,9 @@ def test_S56_a_server_cannot_give_one_owner_a_model_of_its_own_version(
     fed = AsyncFederation(**options).open()
     total, update = dead_model(fed)
     assert total is None, "the honest server does not form the buffer"
-    tags = sorted((waiting.tag for waiting in fed.server._queue.waiting), key=lambda t: t.owner)
+    tags = sorted(
+        (waiting.tag for waiting in fed.server.intake.queue.waiting), key=lambda t: t.owner
+    )
     for client in fed.clients:
         with pytest.raises(RemoteProtocolError, match=r"1 of the owners .* version 2, 3 are"):
             fed.tell(client, SumRequest(2, tuple(tags)))

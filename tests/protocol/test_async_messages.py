@@ -230,7 +230,7 @@ def test_S28_models_are_remembered_for_as_long_as_updates_of_them_may_come() -> 
     assert len(fed.results) == 10
     tau_max = fed.buffering.table.max_staleness
     assert sorted(fed.clients[5].state.holder.models) == list(range(9 - tau_max, 10))
-    assert sorted(fed.server._models.known) == list(range(9 - tau_max, 11))
+    assert sorted(fed.server.intake.queue.models.known) == list(range(9 - tau_max, 11))
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_S29_the_server_relays_good_shares_only() -> None:
         output for share in (first, *shares) for output in fed.server.receive(0, whole(share))
     ]
     assert outputs == [], "shares wait for others that go to the same clients"
-    outputs = fed.server.relay()
+    outputs = fed.server.intake.relay()
     sent = [output for output in outputs if isinstance(output, Send)]
     assert {o.to for o in sent if isinstance(o.message, ShareBundle)} == {1, 2, 3, 4, 5}
     assert fed.server.late_messages == {"ShareBundle": 1}  # the first one again
@@ -376,17 +376,17 @@ def test_S28_masks_that_were_cut_off_under_way_neither_pile_up_nor_block_the_nex
         fed.clients[0].state.contributor.stock.clear()
         for share in shares_of(fed, 0)[:-1]:  # the connection breaks before the last one
             fed.server.receive(0, whole(share))
-        assert fed.server._stock.relay.begun[0][0] == serial
-        assert len(fed.server._stock.relay.begun[0][1]) == 4
+        assert fed.server.intake.stock.relay.begun[0][0] == serial
+        assert len(fed.server.intake.stock.relay.begun[0][1]) == 4
     fed.clients[0].state.contributor.stock.clear()
     outputs = [
         output for share in shares_of(fed, 0) for output in fed.server.receive(0, whole(share))
     ]
-    outputs += fed.server.relay()
+    outputs += fed.server.intake.relay()
     relayed = [output.message for output in outputs if isinstance(output, Send)]
     assert [s.serial for b in relayed if isinstance(b, ShareBundle) for s in b.shares] == [5] * 5
-    assert list(fed.server._stock.shared[0]) == [5]
-    assert fed.server._stock.relay.begun[0] == (5, {})
+    assert list(fed.server.intake.stock.shared[0]) == [5]
+    assert fed.server.intake.stock.relay.begun[0] == (5, {})
 
 
 def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> None:
@@ -394,15 +394,15 @@ def test_S28_an_owner_that_shares_without_end_costs_the_server_no_memory() -> No
     fed.leave(5)
     for _ in range(4):
         share_beyond_the_cap(fed, 0)
-    assert sorted(fed.server._stock.shared[0]) == [3, 4]
-    assert sorted(fed.server._mailbox.missed[5]) == [(0, 3), (0, 4)]
+    assert sorted(fed.server.intake.stock.shared[0]) == [3, 4]
+    assert sorted(fed.server.intake.mailbox.missed[5]) == [(0, 3), (0, 4)]
     for _ in range(4):
         share_beyond_the_cap(fed, 0)
         fed.upload(0)
         fed.settle()
-    waiting = [w.tag.serial for w in fed.server._queue.waiting]
-    assert len(waiting) + len(fed.server._stock.shared[0]) <= 2
-    assert len(fed.server._mailbox.missed[5]) <= 2
+    waiting = [w.tag.serial for w in fed.server.intake.queue.waiting]
+    assert len(waiting) + len(fed.server.intake.stock.shared[0]) <= 2
+    assert len(fed.server.intake.mailbox.missed[5]) <= 2
     fed.rejoin(5)
     fed.settle()
     assert set(fed.clients[5].state.holder.kept[0]) >= set(waiting)
@@ -415,7 +415,7 @@ def test_S29_an_owner_that_pushes_out_its_own_shares_spoils_no_buffer() -> None:
     fed.settle()
     for _ in range(2):
         share_beyond_the_cap(fed, 4)
-    assert fed.server.waiting == 0
+    assert fed.server.intake.waiting == 0
     for owner in range(4):
         fed.upload(owner)
         fed.settle()
@@ -433,7 +433,7 @@ def test_skipped_masks_are_not_kept_for_absent_clients() -> None:
         fed.clients[0].state.contributor.stock.pop(serial)  # they expired at their owner
     assert fed.upload(0).serial == 2
     fed.settle()
-    assert list(fed.server._mailbox.missed[5]) == [(0, 2)]
+    assert list(fed.server.intake.mailbox.missed[5]) == [(0, 2)]
 
 
 def test_a_client_that_returns_gets_the_shares_of_a_buffer_before_the_buffer() -> None:
@@ -490,7 +490,7 @@ def test_R30_an_owner_that_uploads_again_and_again_from_one_model_spoils_no_buff
             fed.upload(5)
             fed.settle()
     assert all(first.serial not in party.state.holder.kept[5] for party in fed.clients.values())
-    assert fed.server.waiting == 0
+    assert fed.server.intake.waiting == 0
     assert fed.clients[5].room == fed.buffering.stock, "it was told"
     for owner in (0, 1, 2, 3):
         fed.upload(owner)
@@ -511,7 +511,7 @@ def test_a_flush_that_is_refused_drops_nothing() -> None:
     fed.skip_to(6)
     with pytest.raises(LocalProtocolError, match="0 of 1 waiting"):
         fed.server.flush()
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
     for owner in (1, 2, 3):
         fed.upload(owner, version=6)
         fed.settle()

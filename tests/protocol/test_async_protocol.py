@@ -68,7 +68,9 @@ def test_S56_buffers_of_two_models_are_exact_where_each_has_company() -> None:
         fed.upload(owner, version)
         fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2, 3, 5, 6)]
-    assert fed.server.waiting == 0  # the only one of its model, from which nobody else will upload
+    assert (
+        fed.server.intake.waiting == 0
+    )  # the only one of its model, from which nobody else will upload
     assert not fed.refusals
     fed.assert_exact()
 
@@ -205,8 +207,8 @@ def test_expired_masks_do_not_spoil_a_buffer() -> None:
     assert not party.stock  # it has seen the buffers too: its masks are gone with the shares
     fed.send(4, party.restock())
     fed.settle()
-    fed.server._stock.shared[4] = {
-        serial: mask._replace(time=0) for serial, mask in fed.server._stock.shared[4].items()
+    fed.server.intake.stock.shared[4] = {
+        serial: mask._replace(time=0) for serial, mask in fed.server.intake.stock.shared[4].items()
     }
     fed.upload(4, fed.server.time)
     for owner in (0, 1, 2, 3):
@@ -270,7 +272,7 @@ def test_S42_a_second_upload_from_one_model_is_dropped_and_its_owner_told() -> N
     for _ in range(2):
         fed.upload(0)
         fed.settle()
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
     assert fed.clients[0].room == 2, "the first upload waits, and two serials are taken since"
     fill(fed, (1, 2, 3))
     fed.settle()
@@ -297,7 +299,7 @@ def test_strict_mode_forms_buffers_of_whole_weight_classes() -> None:
         fed.upload(owner, version)
         fed.settle()
     assert [result.owners for result in fed.results] == [(0, 1, 2, 3, 5, 6)]
-    assert fed.server.waiting == 1  # the only one of its weight
+    assert fed.server.intake.waiting == 1  # the only one of its weight
     assert not fed.refusals
     fed.assert_exact()
 
@@ -309,14 +311,14 @@ def test_strict_mode_does_not_wait_for_ever_behind_updates_without_company() -> 
     for owner in range(4):
         fed.upload(owner, version=owner)
         fed.settle()
-    assert (fed.server.waiting, fed.server.summable) == (4, 0)
+    assert (fed.server.intake.waiting, fed.server.summable) == (4, 0)
     with pytest.raises(LocalProtocolError, match="0 of 4 waiting updates may share a buffer"):
         fed.server.flush()
     for owner in range(4):
         fed.upload(owner, version=4)
         fed.settle()
     assert [result.weights for result in fed.results] == [(64, 64, 64, 64)]
-    assert fed.server.waiting == 4
+    assert fed.server.intake.waiting == 4
     assert not fed.refusals
     fed.assert_exact()
 
@@ -555,14 +557,14 @@ def test_S29_the_server_refuses_bad_uploads_and_goes_on() -> None:
     for reason, message in bad.items():
         with pytest.raises(RemoteProtocolError, match=reason):
             fed.server.receive(0, message)
-    assert fed.server.waiting == 0
+    assert fed.server.intake.waiting == 0
     with pytest.raises(RemoteProtocolError, match="another model of version 0"):
         fed.server.receive(2, stranger)
     fed.server.receive(0, good)
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
     assert fed.server.receive(0, good) == []  # a duplicate
     assert fed.server.late_messages == {"BufferedUpload": 1}
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
     with pytest.raises(RemoteProtocolError, match="0 was used already"):
         fed.server.receive(0, replace(good, tag=_changed(good.tag, digest=bytes(32))))
 
@@ -578,7 +580,7 @@ def test_S29_an_upload_under_a_mask_whose_shares_were_lost_is_dropped() -> None:
     tag = fed.upload(0)
     fed.step_up(0)
     assert fed.under_way(SERVER, 0)[-1] == UploadDropped(tag.serial)
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
 
 
 def test_S29_messages_out_of_place_are_refused_or_counted() -> None:

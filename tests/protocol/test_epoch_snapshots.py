@@ -284,8 +284,8 @@ def test_S06_a_mask_is_used_once_although_its_owner_was_restored() -> None:
 
 def test_S46_a_restored_client_reports_the_same_again() -> None:
     fed = AsyncFederation().open()
-    (mask,) = [ref for ref in fed.server._stock.reports if ref == (1, 0)]
-    said = fed.server._stock.reports[mask][0]
+    (mask,) = [ref for ref in fed.server.intake.stock.reports if ref == (1, 0)]
+    said = fed.server.intake.stock.reports[mask][0]
     moved = restore(fed, 0, fed.clients[0].snapshot())
     (again,) = moved.receive(SERVER, ReportsWanted((tuple(mask),)))
     assert again.message == Reports((Report(1, 0, tuple(said)),))  # type: ignore[union-attr]

@@ -338,7 +338,7 @@ def test_a_buffer_stays_in_flight_until_its_result_and_uploads_wait_for_the_next
     for client in range(4, 8):
         fed.upload(client)
     fed.settle()
-    assert fed.server.waiting == 4
+    assert fed.server.intake.waiting == 4
     assert list(fed.announced) == [0]
     assert fed.server.pending == frozenset()
     assert fed.server.proceed() == []

@@ -49,8 +49,8 @@ def live(fed: Mortal, seed: int) -> None:
                 for _ in range(coins.randrange(1, 30)):
                     if links := fed.busy():
                         fed.deliver(fed.take(*coins.choice(links)))
-                    elif fed.server.has_shares_to_relay:
-                        fed.call(SERVER, fed.server.relay)
+                    elif fed.server.intake.has_shares_to_relay:
+                        fed.call(SERVER, fed.server.intake.relay)
             case "leave" if len(fed.away) < 2:
                 fed.leave(client)
             case "rejoin" if client in fed.away:
@@ -102,7 +102,7 @@ def test_R31_with_all_connections_cut_no_acknowledged_upload_is_lost(kill_at: Ph
     fed.settle()
     if kill_at is Phase.UPLOAD:
         fed.kill()
-        assert fed.server.waiting == 3
+        assert fed.server.intake.waiting == 3
     fed.upload(3)
     fed.step_up(3)
     if kill_at is not Phase.UPLOAD:
@@ -124,11 +124,11 @@ def test_R31_shares_that_had_not_left_reach_those_who_lack_them() -> None:
     fed.call(0, fed.clients[0].restock)
     while fed.on(0, SERVER):
         fed.step_up(0)
-    fed.call(SERVER, fed.server.relay)
+    fed.call(SERVER, fed.server.intake.relay)
     fed.step_down(3)  # one peer has its share of mask 1; the others' are lost
     fed.kill()
     fed.settle()
-    assert {len(said) for said in fed.server._stock.reports[(0, 1)].values()} == {4}  # type: ignore[index]
+    assert {len(said) for said in fed.server.intake.stock.reports[(0, 1)].values()} == {4}  # type: ignore[index]
     assert not fed.refusals
 
 
@@ -147,7 +147,7 @@ def test_R31_S09_shares_from_before_a_crash_come_before_newer_ones_of_their_owne
     fed.rejoin(5)
     fed.settle()
     for serial in (0, 1, 2):
-        reports = fed.server._stock.reports[(0, serial)]  # type: ignore[index]
+        reports = fed.server.intake.stock.reports[(0, serial)]  # type: ignore[index]
         assert {client: len(values) for client, values in reports.items()} == dict.fromkeys(
             fed.clients, 4
         )
@@ -217,8 +217,8 @@ def test_a_restored_server_is_as_it_was_but_for_what_clients_repeat() -> None:
     again = fed.disk.restored(fed.allow_list)
     assert again._needed() == fed.server._needed()
     assert again.serials(0) == fed.server.serials(0)
-    assert again._queue.last_tag == fed.server._queue.last_tag
-    assert again._queue.accepted == fed.server._queue.accepted
+    assert again.intake.queue.last_tag == fed.server.intake.queue.last_tag
+    assert again.intake.queue.accepted == fed.server.intake.queue.accepted
     assert memory_of(again) == memory_of(fed.disk.restored(fed.allow_list))
 
 
@@ -259,8 +259,8 @@ def test_a_record_that_cannot_be_stored_costs_its_sender_and_nothing_else() -> N
     assert record.can_fail
     after = server.unstored(record)
     assert any(getattr(o, "message", None) == UploadDropped(lost.tag.serial) for o in after)
-    assert server.waiting == 3
-    assert not server.is_stored(lost.tag)
+    assert server.intake.waiting == 3
+    assert not server.intake.is_stored(lost.tag)
     assert fed.disk is not None
     assert fed.disk.restored(fed.allow_list)._needed() == server._needed()
 
@@ -312,7 +312,7 @@ def test_R31_after_a_failed_store_and_a_crash_no_lost_share_is_looked_for(
         fed.call(SERVER, partial(fed.server.receive, 5, lacks))
     fed.settle()
     assert not fed.refusals
-    assert fed.server.waiting == 1
+    assert fed.server.intake.waiting == 1
 
 
 def test_R31_what_may_fail_to_be_stored_promises_nothing_else() -> None:
@@ -322,10 +322,12 @@ def test_R31_what_may_fail_to_be_stored_promises_nothing_else() -> None:
     fed.upload(0)
     fed.settle()
     fed.call(SERVER, fed.server.skip)
-    fed.server.publish(model_of(1), 1)
+    fed.server.intake.publish(model_of(1), 1)
     fed.upload(1, 1)
     fed.settle()
-    fed.server.closing = True  # nobody is to bring company for the upload from the older model
+    fed.server.intake.closing = (
+        True  # nobody is to bring company for the upload from the older model
+    )
     outputs = fed.server.receive(2, fed.make_upload(2, 1))
     (record,) = [output.record for output in outputs if isinstance(output, Persist)]
     assert isinstance(record, EpochChanged)
@@ -333,7 +335,7 @@ def test_R31_what_may_fail_to_be_stored_promises_nothing_else() -> None:
     fed.call(SERVER, partial(fed.server.unstored, record))
     fed.upload(3, 1)
     fed.settle()
-    assert fed.server.waiting == 2
+    assert fed.server.intake.waiting == 2
     assert fed.clients[0].state.contributor.outstanding == (), "it was told"  # type: ignore[union-attr]
 
 
@@ -348,7 +350,7 @@ def test_R31_without_protection_clients_come_back_to_a_server_that_was_killed() 
         fed.upload(client)
     fed.settle()
     fed.kill()
-    assert fed.server.waiting == 3
+    assert fed.server.intake.waiting == 3
     assert fed.server.receive(5, Reports((Report(0, 0, ()),))) == []
     fed.upload(3)
     fed.settle()
@@ -363,7 +365,7 @@ def test_uploads_are_read_where_they_are_stored() -> None:
     fed = stored()
     assert fed.disk is not None
     again = fed.disk.restored(fed.allow_list)
-    for waiting in again._queue.waiting:
+    for waiting in again.intake.queue.waiting:
         kept = fed.disk.uploads[waiting.tag.owner, waiting.tag.serial]
         assert np.array_equal(waiting.upload.read(0, kept.size), kept)
 
@@ -375,5 +377,5 @@ def test_the_model_of_every_version_is_published_again() -> None:
     message = fed.make_upload(4, 0)
     with pytest.raises(Exception, match="none was published"):
         again.receive(4, message)
-    again.publish(model_of(0), 0)
+    again.intake.publish(model_of(0), 0)
     again.receive(4, message)

@@ -550,7 +550,7 @@ class Epoch(Wire):
 
     def sum(self, updates: dict[int, Any], silent: Iterable[int]) -> Any:
         """Of updates from one model, whatever these owners would say about it."""
-        self.server.publish(MODEL)
+        self.server.intake.publish(MODEL)
         self.call(SERVER, self.server.start)
         self.settle()
         for client, party in self.clients.items():

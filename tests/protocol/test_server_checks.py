@@ -145,7 +145,7 @@ def test_S45_an_upload_cannot_name_the_model_of_a_version_before_the_server_does
     hostile = fed.make_upload(0, 0, model_of(99))
     with pytest.raises(RemoteProtocolError, match=r"version 0, but none was published"):
         fed.server.receive(0, hostile)
-    fed.server.publish(model_of(0))
+    fed.server.intake.publish(model_of(0))
     with pytest.raises(RemoteProtocolError, match="another model of version 0"):
         fed.server.receive(0, hostile)
     for client in (1, 2, 3, 4):
@@ -171,13 +171,13 @@ def test_S45_a_naive_buffer_of_two_models_is_refused_by_every_client() -> None:
 
 def test_S45_models_are_published_once_and_not_ahead_of_time() -> None:
     fed = AsyncFederation(publish=False).open()
-    fed.server.publish(model_of(0))
-    fed.server.publish(model_of(0), 0)
+    fed.server.intake.publish(model_of(0))
+    fed.server.intake.publish(model_of(0), 0)
     with pytest.raises(LocalProtocolError, match="another model of version 0"):
-        fed.server.publish(model_of(1))
+        fed.server.intake.publish(model_of(1))
     for version in (-1, 1):
         with pytest.raises(LocalProtocolError, match=f"version {version} cannot be published"):
-            fed.server.publish(model_of(1), version)
+            fed.server.intake.publish(model_of(1), version)
 
 
 def test_S45_an_update_of_a_forgotten_version_is_dropped_and_not_held_against_its_owner() -> None:
@@ -197,4 +197,4 @@ def test_S45_an_update_of_a_forgotten_version_is_dropped_and_not_held_against_it
     fed.settle()
     assert fed.refusals == []
     assert all(7 not in result.owners for result in fed.results)
-    assert fed.server.waiting == 0
+    assert fed.server.intake.waiting == 0

@@ -35,7 +35,7 @@ def with_somebody_outside(waiting: int, clients: int = 9, **options: Any) -> Epo
     lab.trainings = [each for each in lab.trainings if each[0] != clients - 1]
     lab.restart(clients - 1)
     lab.settle()
-    assert lab.party.waiting == waiting
+    assert lab.party.intake.waiting == waiting
     return lab
 
 
@@ -91,11 +91,11 @@ def test_R31_what_is_trained_when_the_last_buffer_is_announced_waits_for_the_nex
     assert lab.party.phase is not Phase.UPLOAD
     assert all(lab.clients[client]._closes for client in range(8))
     finish_training(lab, 5)
-    assert lab.party.waiting == 0, "it keeps its update"
+    assert lab.party.intake.waiting == 0, "it keeps its update"
     land(lab)
     lab.wait(2)
     assert lab.epoch.number == 2
-    assert lab.party.waiting == 1, "and has brought it along"
+    assert lab.party.intake.waiting == 1, "and has brought it along"
     assert lab.left_behind == []
 
 
@@ -127,7 +127,7 @@ def test_R31_more_than_one_buffer_of_them_is_summed_and_nobody_trains_meanwhile(
     lab = with_somebody_outside(9, clients=15, dropouts=3)
     lab.hold_jobs = False
     lab.settle(until=lambda: len(lab.sums) == 1 and not lab.up and not lab.down)
-    assert lab.party.waiting >= LEAST
+    assert lab.party.intake.waiting >= LEAST
     assert not set(range(K)) & set(trains(lab))
     lab.settle()
     assert [len(owners) for _, owners, _ in lab.sums] == [K, K, K], "and one is left"
@@ -197,10 +197,10 @@ def test_R31_new_versions_that_nobody_has_an_update_from_put_the_end_off_no_furt
 def test_R31_the_last_buffer_waits_for_reports_no_longer_than_any_other() -> None:
     lab = with_somebody_outside(LEAST - 1)
     land(lab)
-    stock = lab.party._stock
+    stock = lab.party.intake.stock
     stock.awaits_reports = lambda mask, offline: mask not in stock.unawaited  # type: ignore[method-assign]
     finish_training(lab, 7)
-    assert lab.party.waiting == LEAST
+    assert lab.party.intake.waiting == LEAST
     lab.wait(lab.flushing.reports - 1)
     assert lab.epoch.number == 1
     lab.wait(3)
@@ -223,11 +223,11 @@ def test_R31_uploads_that_wait_for_reports_are_no_more_than_the_last_buffer_take
     """One client reports late: all the others could upload before any buffer is formed."""
     lab = with_somebody_outside(1, clients=12, dropouts=3)
     land(lab)
-    lab.party._stock.awaits_reports = lambda mask, offline: True  # type: ignore[method-assign]
+    lab.party.intake.stock.awaits_reports = lambda mask, offline: True  # type: ignore[method-assign]
     finish_training(lab, *range(5, 11))
-    assert lab.party.waiting == K
+    assert lab.party.intake.waiting == K
     assert sum(lab.clients[client].rounds for client in range(5, 11)) == K - 1
-    del lab.party._stock.awaits_reports
+    del lab.party.intake.stock.awaits_reports
     lab.wait(lab.flushing.reports + 2)
     assert lab.epoch.number == 2
     assert lab.left_behind == []
@@ -246,9 +246,9 @@ def test_R31_two_updates_of_one_owner_keep_nobody_out_whom_the_last_buffer_needs
     lab.restart(8)
     nobody_else_has_an_update(lab)
     lab.wait(lab.plan.grace + 1)
-    assert (lab.party.waiting, lab.party.unsummed) == (2, 4)
+    assert (lab.party.intake.waiting, lab.party.unsummed) == (2, 4)
     assert lab.epoch._ending.begun
-    assert lab.party._has_no_room(0), "a third of its updates would want a third buffer"
+    assert lab.party.intake._has_no_room(0), "a third of its updates would want a third buffer"
     finish_training(lab, 2, 3)
     lab.wait(2)
     assert lab.sums[-1][1] == (0, 1, 2, 3)
@@ -268,7 +268,7 @@ def test_S56_an_epoch_that_ends_does_not_wait_for_company_of_an_older_model() ->
     """Nobody trains from it any more: two updates, of which three are needed, are given up."""
     lab = with_somebody_outside(2, threat_model=MALICIOUS)
     land(lab)
-    assert lab.party.waiting == 2
+    assert lab.party.intake.waiting == 2
     nobody_else_has_an_update(lab)
     lab.wait(lab.plan.grace + 2)
     assert lab.epoch.number == 2, "long before the deadline of uploads"

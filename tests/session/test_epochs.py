@@ -95,7 +95,7 @@ def test_S56_a_straggler_without_company_is_in_no_buffer_and_holds_up_none() -> 
         (3, (0, 1, 2, 3)),
         (4, (0, 1, 2, 3)),
     ]
-    assert lab.party.waiting == 0, "nobody else trains from its model any more"
+    assert lab.party.intake.waiting == 0, "nobody else trains from its model any more"
     assert lab.dropped == [(slow, 0)]
 
 
@@ -116,11 +116,11 @@ def test_S56_R31_older_updates_without_company_are_given_up_when_no_buffer_can_b
     finish_training(lab, 4, 5)
     lab.disconnect(6)
     lab.settle()
-    assert lab.party.waiting == 2
+    assert lab.party.intake.waiting == 2
     lab.wait(19)
-    assert lab.party.waiting == 2
+    assert lab.party.intake.waiting == 2
     lab.wait(30)
-    assert lab.party.waiting == 0
+    assert lab.party.intake.waiting == 0
 
 
 def test_S56_who_has_uploaded_from_a_model_is_no_company_that_may_still_come() -> None:
@@ -129,7 +129,7 @@ def test_S56_who_has_uploaded_from_a_model_is_no_company_that_may_still_come() -
     finish_training(lab, 5)
     finish_training(lab, 0, 1, 2)
     assert lab.dropped == [(5, 0)], "4 alone may bring another"
-    assert lab.party.waiting == 3
+    assert lab.party.intake.waiting == 3
 
 
 def test_S56_who_has_no_memory_of_an_epoch_is_no_company_that_may_still_come() -> None:
@@ -139,7 +139,7 @@ def test_S56_who_has_no_memory_of_an_epoch_is_no_company_that_may_still_come() -
     lab.restart(6)
     lab.settle()
     finish_training(lab, 0, 1, 2, 3)
-    assert lab.party.waiting == 0
+    assert lab.party.intake.waiting == 0
     assert lab.dropped == [(4, 0), (5, 0)]
 
 
@@ -223,7 +223,7 @@ def test_R32_a_restarted_client_joins_the_next_epoch_and_the_others_go_on() -> N
     assert lab.epoch.number == 1, "not before `renew` buffers are recovered"
     finish_training(lab, 4)
     lab.settle()
-    assert lab.party.waiting == 1
+    assert lab.party.intake.waiting == 1
     finish_training(lab, 0, 1, 2)
     lab.wait(2)
     assert lab.epoch.number == 2
@@ -268,7 +268,7 @@ def test_what_is_lost_with_a_connection_is_sent_again_or_forgotten() -> None:
     assert waiting == (0,)
     lab.connect(0)
     lab.settle()
-    assert lab.party.waiting == 1
+    assert lab.party.intake.waiting == 1
     here, used = lab.party.serials(0)
     assert used == [0]
     ready, waiting = lab.clients[0]._round.party.serials  # type: ignore[union-attr]
@@ -391,7 +391,7 @@ def test_R40_a_server_that_is_told_to_stop_goes_on_with_the_same_epoch() -> None
     lab.connect()
     lab.settle()
     assert lab.epoch.number == 1
-    assert lab.party.waiting == 2
+    assert lab.party.intake.waiting == 2
     finish_training(lab, 2, 3)
     assert lab.sums[-1][1] == (0, 1, 2, 3)
 
@@ -471,7 +471,7 @@ def test_R31_a_server_killed_at_every_durable_point_loses_nothing_and_changes_no
         for _ in range(3000):
             if lab.finished is not None:
                 break
-            running = lab.server._round is not None and lab.party._roster is not None
+            running = lab.server._round is not None and lab.party._registration.roster is not None
             before = lab.promised if running else None
             crashed = lab.kill_at == 1
             if not lab.step():
@@ -517,7 +517,7 @@ def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged()
     lab.start()
     lab.connect()
     lab.settle()
-    assert lab.party.waiting == 0
+    assert lab.party.intake.waiting == 0
     assert client.rounds == 0, "it was not acknowledged"
     assert party.serials == (tuple(lab.party.serials(0)[0]), ())  # type: ignore[union-attr]
     finish_training(lab, 1, 2, 3, 4)
@@ -567,7 +567,7 @@ def test_R36_a_full_disk_costs_an_upload_which_is_not_acknowledged(crash: bool) 
     lab.disk.refuses = upload_of(0)
     finish_training(lab, 0)
     assert "epoch 1: the upload of client 0: the disk is full" in lab.log
-    assert (lab.party.waiting, lab.clients[0].rounds) == (0, 0)
+    assert (lab.party.intake.waiting, lab.clients[0].rounds) == (0, 0)
     lab.disk.refuses = lambda record: False
     if crash:
         lab.crash()
@@ -587,7 +587,7 @@ def test_R36_the_last_upload_of_a_buffer_that_finds_the_disk_full_is_not_in_it()
     lab.disk.refuses = upload_of(3)
     finish_training(lab, 3)
     assert lab.party.phase is Phase.UPLOAD
-    assert lab.party.waiting == 3
+    assert lab.party.intake.waiting == 3
     finish_training(lab, 4)
     assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 4)]
 
@@ -600,7 +600,7 @@ def test_R36_masks_that_find_the_disk_full_cost_updates_and_then_others_are_shar
     lab.wait(2)
     assert lab.party.serials(0) == ([], [])
     finish_training(lab, 0)
-    assert (lab.party.waiting, lab.clients[0].rounds) == (0, 0), "its mask is unknown"
+    assert (lab.party.intake.waiting, lab.clients[0].rounds) == (0, 0), "its mask is unknown"
     lab.disk.refuses = lambda record: False
     for _ in range(2):
         finish_training(lab, 1, 2, 3, 4)
@@ -624,7 +624,9 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int, threat_model: Thr
         if lab.finished is not None:
             break
         if happening < 0.01:
-            running = lab.server.state is State.RUNNING and lab.party._roster is not None
+            running = (
+                lab.server.state is State.RUNNING and lab.party._registration.roster is not None
+            )
             before = lab.promised if running else (set(), None)
             lab.crash()
             lab.start()
@@ -676,7 +678,7 @@ def test_S42_a_client_that_uploads_twice_from_one_version_counts_once(naive: boo
     finish_training(lab, 0)
     lab.trainings.clear()
     if naive:
-        lab.party._queue.accepted.clear()
+        lab.party.intake.queue.accepted.clear()
     cheat._newest = -1
     again = pack_control(Version(0, lab.disk.model.tobytes()))
     lab.do(0, cheat.handle(Received(SERVER, again), lab.now))
@@ -684,7 +686,7 @@ def test_S42_a_client_that_uploads_twice_from_one_version_counts_once(naive: boo
     lab.trainings.clear()
     lab.do(0, cheat.handle(Trained(train.round, lab.update(0, 99)), lab.now))
     lab.settle()
-    waiting = [each.tag.serial for each in lab.party._queue.waiting]
+    waiting = [each.tag.serial for each in lab.party.intake.queue.waiting]
     assert waiting == ([0, 1] if naive else [0])
 
 

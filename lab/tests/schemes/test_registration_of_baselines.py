@@ -83,19 +83,23 @@ def test_a_client_leaves_a_ring_that_protects_too_few() -> None:
     """The policy checks the full ring at the opening, and again the one that the roster leaves."""
     fed = Federation("secagg+", N=10, T=2, D=2, k=6, t=4)
     fresh = {c: draw_keys(fed.settings, c, fed.identities[c], system_entropy) for c in fed.ids}
-    server = Registration(fed.settings, fed.allow_list, fed.ids)
+    server = Registration(fed.settings, fed.allow_list, fed.ids, system_entropy)
     for client in fed.ids:
         server.on_advertise(client, fresh[client].advertise)
-    roster = server.make_roster(system_entropy)
+    server.close()
+    roster = server.roster
+    assert roster is not None
     assert sorted(roster.graph) == list(range(10))
     client = fed.ids[0]
     entering = (fed.settings, fed.policy(), roster, client, fresh[client].advertise)
     enter_roster(*entering, PairwiseMasksClient)
     strict, sparse = fed.policy(), replace(fed.settings, neighbours=3, threshold=2)
     fresh = {c: draw_keys(sparse, c, fed.identities[c], system_entropy) for c in fed.ids}
-    server = Registration(sparse, fed.allow_list, fed.ids)
+    server = Registration(sparse, fed.allow_list, fed.ids, system_entropy)
     for client in fed.ids:
         server.on_advertise(client, fresh[client].advertise)
-    roster, client = server.make_roster(system_entropy), fed.ids[0]
+    server.close()
+    roster = server.roster
+    assert roster is not None
     with pytest.raises(RemoteProtocolError, match="leave some of 10 clients unprotected"):
         enter_roster(sparse, strict, roster, client, fresh[client].advertise, PairwiseMasksClient)

@@ -14,9 +14,9 @@ Without protection (`no_masks`, FedBuff) nothing is shared and nobody is asked: 
 where it is formed.
 
 `TRANSITIONS` names, for each phase, the messages that it takes. Shares, reports and uploads go on
-coming while a buffer is in flight; the uploads wait for the next. The parts are `epoch_collector`
-(masks, reports on them, uploads that wait), `roles.recovery` (the buffer in flight) and
-`epoch_memory` (what outlives the process).
+coming while a buffer is in flight; the uploads wait for the next. The parts are
+`roles.registration` (keys, the roster, who is away), `intake` (masks, reports on them, uploads that
+wait, and what the call under way promises) and `roles.recovery` (the buffer in flight).
 
 A buffer that fails is never formed again, because its masks are burnt: its updates are lost, its
 owners train anew. The time goes up with every buffer, failed or not. Only buffers that clients will
@@ -40,29 +40,24 @@ lost, and an announced buffer never changes: who is asked again is asked for the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, TypeVar
-
-import numpy as np
+from typing import Any, Self, TypeVar
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
-from lightsecagg.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from lightsecagg.errors import DecodeError, LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.foreign import explain
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.buffers import buffer_statement, buffer_terms, buffer_weights
-from lightsecagg.protocol.epoch_collector import EpochCollector
-from lightsecagg.protocol.epoch_queue import WaitingUpload
-from lightsecagg.protocol.epoch_stock import Shared
+from lightsecagg.protocol.in_flight import InFlight
+from lightsecagg.protocol.intake import Intake, Promises
 from lightsecagg.protocol.interface import (
     BufferAggregate,
     BufferFailed,
     EpochChanged,
     Output,
-    Persist,
     Phase,
     Send,
 )
-from lightsecagg.protocol.jobs import Job, Result, Upload, UploadInMemory
+from lightsecagg.protocol.jobs import Job, Result, Upload
 from lightsecagg.protocol.journal_facts import (
     VERSION,
     AnyFact,
@@ -87,38 +82,88 @@ from lightsecagg.protocol.messages import (
     Opening,
     Refusal,
     Reports,
-    ReportsWanted,
     ShareBundle,
-    SumRequest,
 )
 from lightsecagg.protocol.roles.recovery import Recovery
-from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum
+from lightsecagg.protocol.schemes.interface import MaskRef
+from lightsecagg.protocol.server_machine import ServerMachine
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.protocol.share_exchange import bundles
-
-_ELSEWHERE = UploadInMemory(np.empty(0, dtype=np.uint32))
+from lightsecagg.protocol.waiting import WaitingUpload
 
 
-class _Announced(NamedTuple):
-    """A buffer that was in flight when the server ended."""
-
-    fact: SumAnnounced
-    signatures: tuple[tuple[int, bytes], ...] = ()
-
-
-class EpochServer(EpochCollector):
+class EpochServer(ServerMachine):
     """The server of one epoch; see the theory of operation and `interface`."""
 
-    _announced: _Announced | None = None
+    mode = "epoch"
+    after_roster = Phase.UPLOAD
+
+    def __init__(
+        self,
+        settings: Settings,
+        allow_list: AllowList,
+        buffer_size: int,
+        invited: Iterable[int] | None = None,
+        entropy: Entropy = system_entropy,
+        time: int = 0,
+        *,
+        durable: bool = False,
+    ) -> None:
+        """What an epoch has beside its settings.
+
+        * `time`: of the model that the epoch begins with. Times go on from epoch to epoch, so that
+          who has trained through the end of one brings its update to the next.
+        * `durable`: ask for what is promised to be stored.
+        """
+        super().__init__(settings, allow_list, invited, entropy, durable=durable)
+        self.buffer_size = buffer_size
+        self.paused = False
+        """Whether no more buffers are formed, because the server is to stop."""
+        self._promises = Promises()
+        self.intake = Intake(settings, allow_list, self._away, self._promises, time)
+        self.in_flight = InFlight(self._registration, self.intake, self._away, self._promises)
+        least, most = settings.parameters.privacy + 2, self.intake.queue.buffering.max_updates
+        if not least <= buffer_size <= most:
+            raise ParameterError(
+                f"buffer size K = {buffer_size} must be T + 2 = {least} to K_max = {most}"
+            )
 
     # -- the driver's side -------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """See `AnyServerParty.phase`."""
+        return self.in_flight.phase if self._phase is Phase.UPLOAD else self._phase
+
+    @property
+    def _flight(self) -> Recovery | None:
+        return self.in_flight.recovery
+
+    @property
+    def time(self) -> int:
+        """t: the version of the current model, and the time of the next buffer."""
+        return self.intake.time
+
+    @property
+    def unsummed(self) -> int:
+        """How many uploads wait or are being summed."""
+        return len(self._needed())
+
+    @property
+    def summable(self) -> int:
+        """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
+        return len(self._choose())
+
+    def serials(self, client: int) -> tuple[list[int], list[int]]:
+        """A client's masks that it may use, and those of its uploads that are not summed yet."""
+        used = [serial for owner, serial in self._needed() if owner == client]
+        return self.intake.ready(client), used
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Take a message from the client `sender`; see `ServerParty.receive`."""
         self._check_started("delivering messages to it")
         self._registration.check_invited(sender)
         handler = TRANSITIONS.get((self.phase, type(message)))
-        member = self.phase is Phase.ADVERTISE or sender in self._members
+        member = self.phase is Phase.ADVERTISE or sender in self.members
         if handler is None or not (member or isinstance(message, Advertise)):
             raise self._unexpected(sender, message)
         flight = self._flight
@@ -127,55 +172,41 @@ class EpochServer(EpochCollector):
         outputs = handler(self, sender, message)
         # Shares move no phase on, and they are most of the messages. An upload counts when it is
         # stored; what may fail with it must promise nothing else.
-        if not isinstance(message, ShareBundle) and not (self._durable and self._taken):
+        if not isinstance(message, ShareBundle) and not (self._durable and self._promises.upload):
             outputs += self._advance()
         return self._released(outputs)
 
     def leave(self, client: int) -> list[Output]:
         """The client is offline and may be back soon: a buffer in flight waits for it."""
-        self._offline.add(client)
-        self._gone.discard(client)
+        self._away.offline.add(client)
+        self._away.gone.discard(client)
         return self._released(self._advance())
 
     def drop(self, client: int) -> list[Output]:
         """The client is offline; what it has delivered stays."""
-        self._offline.add(client)
-        self._gone.add(client)
+        self._away.offline.add(client)
+        self._away.gone.add(client)
         return self._released(self._advance())
 
     def lose(self, client: int) -> list[Output]:
         """The client has no memory of this epoch any more: nothing is kept for it."""
-        self._lost.add(client)
-        self._mailbox.missed.pop(client, None)
+        self._away.lost.add(client)
+        self.intake.mailbox.missed.pop(client, None)
         return self.drop(client)
 
     def rejoin(self, client: int) -> list[Output]:
         """The client is back, with its memory: it gets what it missed."""
-        self._offline.discard(client)
-        self._gone.discard(client)
+        self._away.offline.discard(client)
+        self._away.gone.discard(client)
         if self.phase is Phase.ADVERTISE and client not in self._registration.advertised:
             return [Send(client, Opening(self.settings.to_bytes()))]
-        if self._roster is None or client not in self._members:
+        roster, flight = self._registration.roster, self._flight
+        if roster is None or client not in self.members:
             return []
-        messages: list[Message] = []
-        if not self._stock.relay.has_begun(client):  # perhaps it lacks the roster
-            messages.append(self._roster)
-        flight = self._flight
-        asked = [] if flight is None else [term.ref for term in flight.asked.terms]
-        # Its shares before the buffer, all others after it: clients keep the newest ones only, and
-        # could otherwise lose the very shares that they are asked for.
-        urgent, others = self._mailbox.read(client, asked)
-        # Nobody remembers whether these had left, and clients take an owner's masks in order.
-        again = self._stored_shares(client, self._stock.unreported(client))
-        messages += [*bundles(again), *urgent]
-        if flight is not None:
-            messages.append(flight.request)
-        messages += others
-        coming = {*self._mailbox.missed.get(client, {})}
-        coming.update(MaskRef(share.owner, share.serial) for share in again)
-        wanted = [mask for mask in self._stock.unreported(client) if mask not in coming]
-        if wanted:
-            messages.append(ReportsWanted(tuple(wanted)))
+        before, after = self.intake.missed_by(client, self.in_flight.masks)
+        begun = self.intake.stock.relay.has_begun(client)
+        messages: list[Message] = [*([] if begun else [roster]), *before]  # perhaps it lacks it
+        messages += [*([] if flight is None else [flight.request]), *after]
         missed: list[Output] = [Send(client, message) for message in messages]
         return self._released(missed + self._advance())
 
@@ -201,11 +232,11 @@ class EpochServer(EpochCollector):
             case Phase.ADVERTISE:
                 return self._released(self._close_advertise())
             case Phase.AGREE:
-                return self._released(self._close_agree())
+                return self._released(self.in_flight.close_agree())
             case Phase.RECOVER if not self._in_flight.collected:
                 return [*self._in_flight.collect()]
             case Phase.UPLOAD:
-                self._await_no_reports()
+                self.intake.await_no_reports()
                 return self._released(self._advance())
             case _:
                 return []
@@ -218,22 +249,22 @@ class EpochServer(EpochCollector):
         """Form a buffer now, with as many updates as wait, at most K; await no more reports."""
         if self.phase is not Phase.UPLOAD:
             raise LocalProtocolError(f"cannot flush in phase {self.phase}")
-        self._await_no_reports()
+        self.intake.await_no_reports()
         least = self.settings.parameters.privacy + 2
         chosen = self._choose()
         if len(chosen) < least:
             raise LocalProtocolError(
-                f"{len(chosen)} of {self.waiting} waiting updates may share a buffer now; clients "
-                f"accept T + 2 = {least} or more"
+                f"{len(chosen)} of {self.intake.waiting} waiting updates may share a buffer now; "
+                f"clients accept T + 2 = {least} or more"
             )
-        return self._released(self._drop_useless() + self._announce(chosen))
+        return self._released(self.intake.drop_useless() + self.in_flight.announce(chosen))
 
     def forgo(self) -> list[Output]:
         """No buffer could be formed for long: older models' updates without company are dropped.
 
         Their owners may have no room for another mask before that.
         """
-        return self._released(self._drop_hopeless(patient=False))
+        return self._released(self.intake.drop_hopeless(patient=False))
 
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it.
@@ -242,58 +273,34 @@ class EpochServer(EpochCollector):
         """
         if self.phase is not Phase.UPLOAD:
             raise LocalProtocolError(f"cannot skip a buffer in phase {self.phase}")
-        self.time += 1
-        self._facts.append(TimeSkipped(self.time))
-        return self._released(self._drop_useless())
+        self.intake.time += 1
+        self._promises.facts.append(TimeSkipped(self.time))
+        return self._released(self.intake.drop_useless())
 
     # -- surviving a crash -------------------------------------------------------------------
 
     def _released(self, outputs: list[Output]) -> list[Output]:
         """The outputs of a call; behind the facts that it has promised, if it is durable."""
-        facts, self._facts = self._facts, []
-        upload, self._taken = self._taken, None
-        shares, self._completed = self._completed, []
-        past, self._past = self._past, []
         if not self._durable:
+            self._promises.forget()
             return outputs
-        if not facts:
-            self._past = past
-            return outputs
-        record = EpochChanged(
-            facts=tuple(facts),
-            upload=upload,
-            shares=tuple(shares),
-            past=tuple((mask.owner, mask.serial) for mask in past),
-        )
         results = [isinstance(each, BufferAggregate | BufferFailed) for each in outputs]
         first = results.index(True) + 1 if any(results) else 0
-        return [*outputs[:first], Persist(record), *outputs[first:]]
+        return [*outputs[:first], *self._promises.hand_out(), *outputs[first:]]
 
     def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
         """This record is durable; its upload, if it has one, counts and is read there."""
         if record.upload is None or upload is None:
             return []
-        self._queue.move(record.upload.tag, upload)
+        self.intake.queue.move(record.upload.tag, upload)
         return self._released(self._advance())
 
     def unstored(self, record: EpochChanged) -> list[Output]:
         """This record `can_fail`, and has: what has just come with it is given up.
 
-        Nothing of it has left. Masks are gone as if their shares had never come; an upload's owner
-        is told, its mask stays used. What else it promised is promised with the next record.
+        Nothing of it has left. What else it promised is promised with the next record.
         """
-        news = SharesTaken | UploadBuffered | UploadsDropped
-        self._facts += [fact for fact in record.facts if not isinstance(fact, news)]
-        self._past += [MaskRef(*mask) for mask in record.past]
-        self._forget({MaskRef(share.owner, share.serial) for share in record.shares})
-        # What was to leave behind the record is lost, others' shares with it.
-        outputs = self._send_missed_again()
-        if record.upload is not None:
-            self._forget(self._queue.give_up(record.upload.tag))
-            outputs += self._tell_dropped(record.upload.tag)
-        # What is past goes with the next record: who replays the facts must not look for it.
-        self._facts.append(UploadsDropped(tuple((m.owner, m.serial) for m in self._past)))
-        return outputs
+        return self.intake.undo(record)
 
     @classmethod
     def restore(
@@ -326,59 +333,35 @@ class EpochServer(EpochCollector):
             time=first.time,
             durable=True,
         )
-        server._started, server.phase = True, cls.after_roster
-        server._fix_roster(first.roster)
-        server._offline, server._gone = set(members), set(members)
+        server._started = True
+        server._registration.fix(first.roster)
+        server._begin()
+        server._away.offline, server._away.gone = set(members), set(members)
         try:
             for fact in others:
                 server._replay(fact)
         except (KeyError, RemoteProtocolError) as error:
             raise DecodeError(f"malformed facts of an epoch: {explain(error)}") from error
-        server._recall_shares, server._past = recall_shares, []
-        server._stock.restored = set(server._stock.reports)
-        for waiting in server._queue.waiting:
-            server._queue.move(waiting.tag, recall(waiting.tag))
-        if server._announced is not None:
-            server._fly_again(server._announced, recall)
+        intake = server.intake
+        intake.recall_shares = recall_shares
+        server._promises.forget()
+        intake.stock.restored = set(intake.stock.reports)
+        for waiting in intake.queue.waiting:
+            intake.queue.move(waiting.tag, recall(waiting.tag))
+        server.in_flight.fly_again(recall)
         return server
 
     def _replay(self, fact: AnyFact) -> None:
         """What has happened before the crash happens again, in memory."""
         match fact:
-            case SharesTaken(owner, serial, time, header):
-                self._stock.relay.restore(owner, serial)
-                self._stock.add(owner, serial, Shared(time, header))
-                self._forget(self._stock.pushed_out(owner, self._oldest(owner)))
-            case UploadBuffered(tag, shared):
-                if self.settings.traits.protected:
-                    self._forget(self._stock.use(tag)[1])
-                if not self._queue.put(tag, _ELSEWHERE, shared, stored=True):
-                    self._forget([MaskRef(tag.owner, tag.serial)])
-            case UploadsDropped(masks):
-                self._forget(self._queue.remove(MaskRef(*mask) for mask in masks))
-            case SumAnnounced(request):
-                self._announced = _Announced(fact)
-                self._queue.take(request.tags)
-            case SumAgreed(signatures) if self._announced is not None:
-                self._announced = _Announced(self._announced.fact, signatures)
-            case SumEnded(time) if self._announced is not None:
-                tags = self._announced.fact.request.tags
-                self._forget(MaskRef(tag.owner, tag.serial) for tag in tags)
-                self._announced, self.time = None, time
+            case SharesTaken() | UploadBuffered() | UploadsDropped():
+                self.intake.replay(fact)
+            case SumAnnounced() | SumAgreed() | SumEnded() if self.in_flight.replay(fact):
+                pass
             case TimeSkipped(time):
-                self.time = time
+                self.intake.time = time
             case _:
                 raise DecodeError(f"malformed facts of an epoch: {type(fact).__name__} comes first")
-
-    def _fly_again(self, announced: _Announced, recall: Recall) -> None:
-        """The buffer that was in flight is asked for again."""
-        fact = announced.fact
-        uploads = [recall(tag) for tag in fact.request.tags]
-        self._flight = flight = self._take_off(fact.request, uploads, fact.holders)
-        flight.agreement.signatures.update(announced.signatures)
-        self.phase = Phase.RECOVER if announced.signatures else flight.first_phase
-        if not self.settings.traits.protected:
-            flight.collected = True
 
     def resume(self) -> list[Output]:
         """After `restore`: what was being computed, to be computed again."""
@@ -392,10 +375,12 @@ class EpochServer(EpochCollector):
 
     def _close_advertise(self) -> list[Output]:
         outputs = super()._close_advertise()
-        if self._roster is not None:
+        if self._registration.roster is not None:
             settings = self.settings.to_bytes()
-            self._facts.append(
-                RosterFixed(VERSION, settings, self.buffer_size, self.time, self._roster)
+            self._promises.facts.append(
+                RosterFixed(
+                    VERSION, settings, self.buffer_size, self.time, self._registration.roster
+                )
             )
         return outputs
 
@@ -407,128 +392,68 @@ class EpochServer(EpochCollector):
             case Phase.ADVERTISE if self._started and not self._is_waiting():
                 return self._close_advertise()
             case Phase.AGREE if self._in_flight.agreement.reached or not self._is_waiting():
-                return self._close_agree() + self._advance()
-            case Phase.RECOVER if not self._in_flight.collected and self._enough_answers:
+                return self.in_flight.close_agree() + self._advance()
+            case Phase.RECOVER if self._is_answered:
                 return [*self._in_flight.collect()]
-            case Phase.UPLOAD if self._may_announce and self.waiting >= self.buffer_size:
-                chosen, dropped = self._choose(), self._drop_useless()
+            case Phase.UPLOAD if self._may_announce and self.intake.waiting >= self.buffer_size:
+                chosen, dropped = self._choose(), self.intake.drop_useless()
                 full = len(chosen) >= self.buffer_size
-                return dropped + self._announce(chosen) if full else dropped
+                return dropped + self.in_flight.announce(chosen) if full else dropped
             case _:
                 return []
 
-    def _announce(self, chosen: list[WaitingUpload]) -> list[Output]:
-        buffer = SumRequest(self.time, tuple(waiting.tag for waiting in chosen))
-        self._queue.take(buffer.tags)
-        holders = frozenset(self._members).intersection(
-            *(self._stock.holders(waiting.mask) for waiting in chosen)
-        )
-        uploads = [waiting.upload for waiting in chosen]
-        self._flight = flight = self._take_off(buffer, uploads, holders)
-        self.phase = flight.first_phase
-        self._facts.append(SumAnnounced(buffer, tuple(sorted(holders))))
-        if not self.settings.traits.protected:
-            return [*flight.jobs, *flight.collect()]  # there is nothing to ask for
-        online = [client for client in self._members if client not in self._offline]
-        return [*(Send(client, buffer) for client in online), *flight.jobs]
-
-    def _take_off(
-        self, buffer: SumRequest, uploads: list[Upload], holders: Iterable[int]
-    ) -> Recovery:
-        round_ = self._scheme.round
-        terms = buffer_terms(buffer, buffer_weights(round_, self._buffering, buffer))
-        return Recovery(
-            self._scheme,
-            self._allow_list,
-            buffer_statement(round_.context, buffer),
-            buffer,
-            MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
-            clients=self._members,
-            holders=holders,
-            trusted=self._stock.part([term.ref for term in terms])[0],
-            uploads=uploads,
-        )
-
-    def _on_signature(self, sender: int, message: Consent) -> list[Output]:
-        flight = self._in_flight
-        flight.agreement.on_signature(sender, message.signature)
-        awaited = not flight.collected and sender not in flight.answers
-        if self.phase is Phase.RECOVER and awaited:
-            return [Send(sender, flight.certificate)]
-        return []
+    def _on_consent(self, sender: int, message: Consent) -> list[Output]:
+        return self.in_flight.on_consent(sender, message)
 
     def _on_refusal(self, sender: int, message: Refusal) -> list[Output]:
         self._in_flight.agreement.on_refusal(sender, message.missing)
         return []
 
     def _on_answer(self, sender: int, message: AggregatedShare) -> list[Output]:
-        if self.phase is not Phase.RECOVER:
-            raise RemoteProtocolError(f"client {sender} answered before the agreement")
-        fresh = self._in_flight.on_answer(sender, message)
+        fresh = self.in_flight.on_answer(sender, message)
         return [] if fresh else self._on_late(sender, message)
 
-    def _close_agree(self) -> list[Output]:
-        flight = self._in_flight
-        if not flight.agreement.reached:
-            return self._fail(flight.agreement.shortfall)
-        self.phase = Phase.RECOVER
-        certificate = flight.certificate
-        self._facts.append(SumAgreed(certificate.signatures))
-        return [Send(client, certificate) for client in sorted(flight.agreement.signatures)]
-
     def _finish(self, flight: Recovery, total: Elements) -> list[Output]:
-        aggregate = BufferAggregate(
-            time=flight.time,
-            total=total,
-            owners=flight.asked.in_sum,
-            weights=flight.weights,
-            responders=tuple(sorted(flight.good_answers)),
-            suspects=tuple(sorted({*flight.suspects, *self._stock.suspects})),
-            accused=tuple(sorted(self._stock.accused)),
-            staleness=tuple(flight.time - tag.version for tag in flight.request.tags),
-        )
-        return [aggregate, *self._land(flight), *self._advance()]
+        return self.in_flight.land(total) + self._advance()
 
     def _lose(self, reason: str) -> list[Output]:
-        return self._fail(reason) + self._advance()
-
-    def _fail(self, reason: str) -> list[Output]:
-        flight = self._in_flight
-        failed = BufferFailed(
-            time=flight.time,
-            owners=flight.asked.in_sum,
-            reason=reason,
-            missing=tuple(sorted({o for lacks in self.refusals.values() for o in lacks})),
-            suspects=self._stock.suspects,
-            accused=tuple(sorted(self._stock.accused)),
-        )
-        return [failed, *self._land(flight)]
-
-    def _land(self, flight: Recovery) -> list[Output]:
-        self._forget(term.ref for term in flight.asked.terms)
-        # An owner that saw no buffer would for ever count its upload as waiting.
-        unaware = {*self._offline, *self.refusals}
-        if not self.settings.traits.protected:
-            unaware.update(self._members)  # nobody saw it
-        outputs = [
-            output
-            for tag in flight.request.tags
-            if tag.owner in unaware
-            for output in self._tell_dropped(tag)
-        ]
-        self._flight = None
-        self.time += 1
-        self.phase = Phase.UPLOAD
-        self._facts.append(SumEnded(self.time))
-        return outputs
+        return self.in_flight.fail(reason) + self._advance()
 
     # -- helpers -----------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        super()._begin()
+        self.intake.begin(self._scheme)
+
+    def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
+        outputs = self.intake.on_shares(sender, message)
+        return self._on_late(sender, message) if outputs is None else outputs
+
+    def _on_reports(self, sender: int, message: Reports) -> list[Output]:
+        outputs = self.intake.on_reports(sender, message)
+        return self._on_late(sender, message) if outputs is None else outputs
+
+    def _on_upload(self, sender: int, message: BufferedUpload) -> list[Output]:
+        outputs = self.intake.on_upload(sender, message, durable=self._durable)
+        return self._on_late(sender, message) if outputs is None else outputs
+
     @property
-    def _enough_answers(self) -> bool:
-        wanted, flight = self.settings.parameters.survivors + self.spare_answers, self._in_flight
-        used = flight.trusted if len(flight.trusted) >= wanted else flight.holders
-        return len(flight.answers.keys() & used) >= wanted or not self._is_waiting()
+    def _is_answered(self) -> bool:
+        enough = self.in_flight.has_answers or not self._is_waiting()
+        return enough and not self._in_flight.collected
+
+    def _choose(self) -> list[WaitingUpload]:
+        return self.intake.queue.choose(self.buffer_size, self.time, self._away.offline)
+
+    def _needed(self) -> list[MaskRef]:
+        """The masks of uploads that wait or are being summed."""
+        return self.in_flight.masks + [waiting.mask for waiting in self.intake.queue.waiting]
+
+    @property
+    def _may_announce(self) -> bool:
+        """A buffer that too few can sign and answer for would only burn its masks."""
+        online = len(self._away.online(self.members))
+        return not self.paused and online >= self.intake.queue.needed_holders
 
 
 M = TypeVar("M")
@@ -552,7 +477,7 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     **at(Reports, EpochServer._on_reports, *_REGISTERED),
     **at(BufferedUpload, EpochServer._on_upload, *_REGISTERED),
     **at(Consent, EpochServer._on_late, Phase.UPLOAD),
-    **at(Consent, EpochServer._on_signature, *_IN_FLIGHT),
+    **at(Consent, EpochServer._on_consent, *_IN_FLIGHT),
     **at(Refusal, EpochServer._on_late, Phase.UPLOAD),
     **at(Refusal, EpochServer._on_refusal, *_IN_FLIGHT),
     **at(AggregatedShare, EpochServer._on_late, Phase.UPLOAD),

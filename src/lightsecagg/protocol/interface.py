@@ -48,10 +48,11 @@ from lightsecagg.protocol.messages import (
     Roster,
     SealedShare,
     SharesClosed,
-    Tag,
 )
 
 if TYPE_CHECKING:
+    from lightsecagg.protocol.in_flight import InFlight
+    from lightsecagg.protocol.intake import Intake
     from lightsecagg.protocol.kept_shares import Snapshot
     from lightsecagg.protocol.ledger import Ledger
     from lightsecagg.protocol.settings import Settings
@@ -379,24 +380,18 @@ class BufferedServerParty(AnyServerParty, Protocol):
     """The server in one epoch of the asynchronous mode."""
 
     settings: Settings
+    intake: Intake
+    """What it takes in, and what waits; see there."""
     buffer_size: int
     """K"""
     paused: bool
     """Whether no more buffers are formed, because the server is to stop."""
-    spare_answers: int
-    """Answers that are awaited beyond U while anybody may still give one; two locate a liar."""
-    closing: bool
-    """Whether the epoch is to end: an older model's updates that are too few are dropped."""
-    most_waiting: int | None
-    """Of how many owners one upload each may wait; others are refused, and lost to their owners."""
+    in_flight: InFlight
+    """The buffer that is asked for, if there is one."""
 
     @property
     def members(self) -> tuple[int, ...]:
         """Whoever is on the roster, in its order; nobody before there is one."""
-
-    @property
-    def uploaders(self) -> frozenset[int]:
-        """Whose uploads it has taken in this epoch."""
 
     @property
     def unsummed(self) -> int:
@@ -406,12 +401,6 @@ class BufferedServerParty(AnyServerParty, Protocol):
     def takes_all(self) -> bool:
         """Whether a `flush` now would leave nothing waiting."""
 
-    def has_waiting(self, client: int) -> bool:
-        """Whether an upload of this client waits for a buffer; one in flight does not."""
-
-    def is_stored(self, tag: Tag) -> bool:
-        """Whether this upload came before, and will not be given up."""
-
     def serials(self, client: int) -> tuple[list[int], list[int]]:
         """A client's masks that it may use, and those of its uploads that are not summed yet."""
 
@@ -420,29 +409,8 @@ class BufferedServerParty(AnyServerParty, Protocol):
         """t: the version of the current model, and the time of the next buffer."""
 
     @property
-    def waiting(self) -> int:
-        """How many distinct owners have an upload waiting."""
-
-    @property
     def summable(self) -> int:
         """How many of the waiting uploads may share a buffer now; `flush` wants T + 2."""
-
-    @property
-    def has_shares_to_relay(self) -> bool:
-        """Whether shares wait for others that go to the same clients; see `relay`."""
-
-    def relay(self) -> list[Output]:
-        """Pass on the shares that wait: no others are expected soon.
-
-        Call it when nothing else is on its way here, or a moment later. It happens by itself where
-        everybody who is online has shared, and where an upload needs it.
-        """
-
-    def publish(self, model: bytes, version: int | None = None) -> None:
-        """The hash of the model of a version, by default of the current time.
-
-        Call it for every version before clients get its model: other uploads are refused.
-        """
 
     def leave(self, client: int) -> list[Output]:
         """The client is offline and may be back soon: a buffer in flight waits for it."""

@@ -101,7 +101,7 @@ class RoundServer(ServerMachine):
         durable: bool = False,
     ) -> None:
         super().__init__(settings, allow_list, invited, entropy, durable=durable)
-        self.phase = settings.traits.phases[0]
+        self._phase = settings.traits.phases[0]
         self.survivors: tuple[int, ...] = ()
         """U1, once it is announced."""
         self._answer_type = scheme_of(settings.protocol).server.answer_type
@@ -109,9 +109,10 @@ class RoundServer(ServerMachine):
         self._outbox = Outbox()
         self._complete: list[int] = []
         self._uploads = RoundUploads(settings)
+        self._sum: Recovery | None = None
         self._overdue = False  # the deadline fired while an upload was being stored
         if self.phase is Phase.UPLOAD:  # nobody has anything to advertise or to share
-            self._scheme = self._registration.scheme(Roster(()), entropy)
+            self._registration.fix(Roster(()))
             self._complete = list(self._registration.invited)
 
     @classmethod
@@ -132,10 +133,9 @@ class RoundServer(ServerMachine):
         members = [member.client for member in roster.members]
         server = cls(settings, allow_list, members, entropy, durable=True)
         server._started = True
-        server._fix_roster(roster)
+        server._registration.fix(roster)
         server._complete = list(closed.owners)
-        server._relay = None
-        server.phase = Phase.UPLOAD
+        server._phase = Phase.UPLOAD
         return server
 
     # -- the driver's side -------------------------------------------------------------------
@@ -143,7 +143,7 @@ class RoundServer(ServerMachine):
     @property
     def roster(self) -> Roster | None:
         """What `resume` needs, once it is announced."""
-        return self._roster
+        return self._registration.roster
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class RoundServer(ServerMachine):
         match self.phase:
             case Phase.ADVERTISE:
                 return [Send(client, opening)]
-            case Phase.UPLOAD if self._roster is None:  # it has begun with the upload
+            case Phase.UPLOAD if not self.members:  # it has begun with the upload
                 return [Send(client, opening)] if client in self.pending else []
             case Phase.UPLOAD if client in self._complete:
                 return [Send(client, self.closed)]
@@ -188,14 +188,14 @@ class RoundServer(ServerMachine):
             return self._on_refusal(sender, message)
         if self._phase_of(message) is not self.phase:
             raise self._unexpected(sender, message)
-        if sender in self._gone:
+        if sender in self._away.gone:
             return self._on_late(sender, message)
         outputs = self._take(sender, message)
         return outputs + self._advance()
 
     def drop(self, client: int) -> list[Output]:
         """The client is gone; what it has delivered stays."""
-        self._gone.add(client)
+        self._away.gone.add(client)
         return self._advance()
 
     def proceed(self) -> list[Output]:
@@ -211,7 +211,7 @@ class RoundServer(ServerMachine):
             return []  # the round was aborted meanwhile
         self._uploads.stored(record.client, upload)
         if upload is None:
-            self._gone.add(record.client)
+            self._away.gone.add(record.client)
         if self._overdue and not self._uploads.storing:
             self._overdue = False
             return self._close_phase()
@@ -219,10 +219,14 @@ class RoundServer(ServerMachine):
 
     # -- phases ------------------------------------------------------------------------------
 
+    @property
+    def _flight(self) -> Recovery | None:
+        return self._sum
+
     def _exchange(self) -> tuple[Collection[int], Collection[int]]:
         match self.phase:
             case Phase.SHARE:
-                return self._members, self._complete
+                return self.members, self._complete
             case Phase.UPLOAD if self._flight is None:
                 return self._complete, self._uploads.taken
             case _:
@@ -276,8 +280,8 @@ class RoundServer(ServerMachine):
             case Phase.DONE:
                 return []
 
-    def _fix_roster(self, roster: Roster) -> None:
-        super()._fix_roster(roster)
+    def _begin(self) -> None:
+        super()._begin()
         self._relay = Relay(self._scheme, single=True)
 
     def _on_shares(self, sender: int, message: ShareBundle) -> list[Output]:
@@ -292,21 +296,21 @@ class RoundServer(ServerMachine):
         self._relay = None
         if abort := self._too_few(len(self._complete), "shared their masks"):
             return abort
-        if self._roster is None:
+        if self.roster is None:
             raise AssertionError("shares follow the roster")
-        self.phase = Phase.UPLOAD
+        self._phase = Phase.UPLOAD
         closed = self.closed
         late = AbortRound("the shares of this client were not complete in time")
         return [
-            *self._persist(SharingClosed(self._roster, closed)),
+            *self._persist(SharingClosed(self.roster, closed)),
             *self._outbox.flush(),
-            *(Send(c, closed if c in self._complete else late) for c in self._members),
+            *(Send(c, closed if c in self._complete else late) for c in self.members),
         ]
 
     def _on_upload(self, sender: int, message: MaskedUpload) -> list[Output]:
         if sender not in self._complete:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")
-        record = self._uploads.take(sender, message, self._members)
+        record = self._uploads.take(sender, message, self.members)
         if record is None:
             return []
         if self._durable:
@@ -323,12 +327,12 @@ class RoundServer(ServerMachine):
         except RecoveryError as error:
             return self._lose(str(error))
         self.survivors = chosen
-        self._flight = flight = self._ask_for(chosen)
+        self._sum = flight = self._ask_for(chosen)
         self._uploads = RoundUploads(self.settings)
         persisted = self._persist(SurvivorsChosen(chosen))
         if Phase.RECOVER not in self.settings.traits.phases:
             return [*persisted, *flight.jobs, *flight.collect()]
-        self.phase = flight.first_phase
+        self._phase = flight.first_phase
         # Who is left out hears of it, and can forget its secrets.
         left_out = AbortRound("the round goes on without it")
         sends = [Send(c, flight.request if c in chosen else left_out) for c in self.owners]
@@ -342,7 +346,7 @@ class RoundServer(ServerMachine):
         doubted = {holder for owner, holder in accused if owner in survivors}
         return Recovery(
             self._scheme,
-            self._allow_list,
+            self._registration.allow_list,
             survivor_statement(self._scheme.round.context, survivors),
             SumRequest(ROUND, survivors),
             MaskSum(terms, frozenset(self._complete), held),
@@ -364,7 +368,7 @@ class RoundServer(ServerMachine):
         flight = self._in_flight
         if not flight.agreement.reached:
             return self._lose(flight.agreement.shortfall)
-        self.phase = Phase.RECOVER
+        self._phase = Phase.RECOVER
         certificate = flight.certificate
         return [Send(client, certificate) for client in sorted(self.pending)]
 
@@ -376,7 +380,7 @@ class RoundServer(ServerMachine):
             suspects=tuple(sorted({*flight.suspects, *self._findings.named})),
             accused=tuple(sorted(self._findings.accused)),
         )
-        self.phase = Phase.DONE
+        self._phase = Phase.DONE
         flight.end()
         return [aggregate]
 

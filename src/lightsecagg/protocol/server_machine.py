@@ -27,9 +27,9 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import Job, Result
-from lightsecagg.protocol.messages import AbortRound, Message, Roster
+from lightsecagg.protocol.messages import AbortRound, Message
 from lightsecagg.protocol.roles.recovery import Recovery
-from lightsecagg.protocol.roles.registration import Registration
+from lightsecagg.protocol.roles.registration import Away, Registration
 from lightsecagg.protocol.schemes.interface import Findings, ServerScheme
 from lightsecagg.protocol.settings import Settings
 
@@ -53,29 +53,27 @@ class ServerMachine(ABC):
     ) -> None:
         """A `durable` server asks for what it must remember to be stored (`Persist`)."""
         self.settings = settings
-        self.phase = Phase.ADVERTISE
+        self._phase = Phase.ADVERTISE
         self.late_messages: Counter[str] = Counter()
         """Messages that came again or too late and were ignored, by type."""
-        self._allow_list, self._entropy, self._durable = allow_list, entropy, durable
-        self._registration = Registration(settings, allow_list, invited)
-        self._started = False
-        self._gone: set[int] = set()
-        """Whom no phase waits for."""
+        self._durable, self._started = durable, False
+        self._registration = Registration(settings, allow_list, invited, entropy)
+        self._away = Away()
         self._witness: tuple[Phase, int | None] = (Phase.DONE, None)
-        self._roster: Roster | None = None
-        self._members: tuple[int, ...] = ()
-        self._scheme: ServerScheme
-        self._flight: Recovery | None = None
-        """The sum that was announced last."""
         self._findings = Findings()
 
     # -- the driver's side -------------------------------------------------------------------
 
     @property
+    def phase(self) -> Phase:
+        """See `AnyServerParty.phase`."""
+        return self._phase
+
+    @property
     def pending(self) -> frozenset[int]:
         """Clients whose messages the current phase still waits for."""
         expected, delivered = self._exchange()
-        return frozenset(expected).difference(delivered, self.refusals, self._gone)
+        return frozenset(expected).difference(delivered, self.refusals, self._away.gone)
 
     @property
     def refusals(self) -> dict[int, tuple[int, ...]]:
@@ -116,6 +114,11 @@ class ServerMachine(ABC):
 
     # -- what each mode does in its own way --------------------------------------------------
 
+    @property
+    @abstractmethod
+    def _flight(self) -> Recovery | None:
+        """The sum that was announced last."""
+
     @abstractmethod
     def _advance(self) -> list[Output]:
         """Go on where nothing is awaited any more."""
@@ -153,7 +156,7 @@ class ServerMachine(ABC):
         """
         phase, client = self._witness
         known = phase is self.phase and client is not None
-        left = client in self._gone or client in self.refusals
+        left = client in self._away.gone or client in self.refusals
         if not known or left or client in self._exchange()[1]:
             self._witness = (self.phase, max(self.pending, default=None))
         return self._witness[1] is not None
@@ -176,16 +179,22 @@ class ServerMachine(ABC):
         """Fix the roster of those who came in time, if they are enough."""
         if abort := self._too_few(len(self._registration.advertised), "advertised their keys"):
             return abort
-        roster = self._registration.make_roster(self._entropy)
-        self._fix_roster(roster)
-        self.phase = self.after_roster
-        return [*self._registration.announce(roster)]
+        outputs = self._registration.close()
+        self._begin()
+        return [*outputs]
 
-    def _fix_roster(self, roster: Roster) -> None:
-        """Hold the scheme of a roster from now on."""
-        self._roster = roster
-        self._scheme = self._registration.scheme(roster, self._entropy)
-        self._members = self._scheme.round.members
+    def _begin(self) -> None:
+        """The roster is fixed."""
+        self._phase = self.after_roster
+
+    @property
+    def _scheme(self) -> ServerScheme:
+        return self._registration.scheme
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whoever is on the roster, in its order; nobody before there is one."""
+        return self._registration.members
 
     @property
     def _in_flight(self) -> Recovery:
@@ -200,8 +209,8 @@ class ServerMachine(ABC):
         return self._abort(f"only {count} clients {what}, at least {least} are needed")
 
     def _abort(self, reason: str) -> list[Output]:
-        told = self._members or self._registration.invited
-        self.phase = Phase.DONE
+        told = self.members or self._registration.invited
+        self._phase = Phase.DONE
         accused = tuple(sorted(self._findings.accused))
         return [
             *(Send(client, AbortRound(reason)) for client in told),

@@ -118,7 +118,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
     @property
     def stored(self) -> frozenset[int]:
         """Whose uploads are durable."""
-        return self._party.uploaders
+        return self._party.intake.uploaders
 
     @property
     def unsummed(self) -> int:
@@ -216,13 +216,13 @@ class EpochInProgress(InProgress[BufferedServerParty]):
 
     def _relay_if_due(self, now: float) -> None:
         """Shares wait a moment for others, which then leave in one message."""
-        if not self._party.has_shares_to_relay or self._failed:
+        if not self._party.intake.has_shares_to_relay or self._failed:
             self._relay_at = session.NEVER
         elif self._relay_at == session.NEVER:
             self._relay_at = now + _RELAY
         elif now >= self._relay_at and self._storing is None:
             self._relay_at = session.NEVER
-            self._release(self._party.relay())
+            self._release(self._party.intake.relay())
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             self._serve_model(client)
 
     def _acknowledge(self, client: int, message: Message) -> None:
-        if isinstance(message, BufferedUpload) and self._party.is_stored(message.tag):
+        if isinstance(message, BufferedUpload) and self._party.intake.is_stored(message.tag):
             self._peers.tell(client, UploadStored(self.number))  # it has sent it again
 
     def _drop(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
@@ -276,7 +276,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
     def _begin_version(self, announcement: session.Announcement) -> None:
         """A model is stored: tell of the buffer that led to it, and let clients train from it."""
         self.announcement, self._renewing = announcement, False
-        self._party.publish(version_hash(announcement.model, self._party.time))
+        self._party.intake.publish(version_hash(announcement.model, self._party.time))
         record, self._record, self._change = self._record, None, None
         if record is not None:
             self.buffers += record.aborted is None
@@ -385,8 +385,8 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             self._look_at_answers(now)
 
     def _report_progress(self) -> None:
-        if self._party.waiting != self._told:
-            self._told = self._party.waiting
+        if self._party.intake.waiting != self._told:
+            self._told = self._party.intake.waiting
             self._emit(session.Progress("upload", self._told, self._party.buffer_size))
 
     def _look_at_answers(self, now: float) -> None:
@@ -425,7 +425,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             self._wait_for_enough(here, now)
             return
         self._short_since = None
-        if party.waiting >= self._ending.wanted and self._reports_due == session.NEVER:
+        if party.intake.waiting >= self._ending.wanted and self._reports_due == session.NEVER:
             self._reports_due = now + self._flushing.reports
         if now >= self._reports_due:
             self._reports_due = session.NEVER
@@ -477,7 +477,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             self._log(logging.INFO, "a buffer is formed of what waits")
             self._release(self._party.flush())
         elif now >= self._ending.until:
-            self._end_early(f"the {self._party.waiting} updates that wait make no buffer")
+            self._end_early(f"the {self._party.intake.waiting} updates that wait make no buffer")
         elif self._quiet_since is not None and now >= self._quiet_since + self._plan.grace:
             self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
             self._skip()

@@ -39,7 +39,7 @@ class Ending:
         """The epoch is to end."""
         if not self.begun:
             self.until = now + self._seconds
-            self._party.closing = True
+            self._party.intake.closing = True
 
     @property
     def wanted(self) -> int:
@@ -57,15 +57,15 @@ class Ending:
         Else uploads would wait in ever longer lines, and the last buffer would not take them all.
         """
         flies = self._party.phase is not Phase.UPLOAD
-        if self.begun and flies and self._party.waiting >= self.least:
+        if self.begun and flies and self._party.intake.waiting >= self.least:
             return True
-        return (self.begun or flies) and self._party.has_waiting(client)
+        return (self.begun or flies) and self._party.intake.has_waiting(client)
 
     def close_if_nothing_waits(self) -> bool:
         """Whether the epoch closes now."""
         party = self._party
-        if self.closed or not self.begun or party.waiting > party.buffer_size:
+        if self.closed or not self.begun or party.intake.waiting > party.buffer_size:
             return False
-        self.closed = not party.waiting
-        party.most_waiting = 0 if self.closed else party.buffer_size
+        self.closed = not party.intake.waiting
+        party.intake.most_waiting = 0 if self.closed else party.buffer_size
         return self.closed

@@ -181,12 +181,12 @@ class EpochServerSession(ServerSession[EpochInProgress]):
                 "they are of different times"
             )
         for version, model in self._models.items():
-            party.publish(model, version)
+            party.intake.publish(model, version)
         self._log(
             logging.INFO,
             "resuming epoch %d: %d uploads wait, phase %s",
             number,
-            party.waiting,
+            party.intake.waiting,
             party.phase,
         )
         outputs = party.resume()
@@ -212,7 +212,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
             durable=True,
         )
         for version, model in self._models.items():
-            party.publish(model, version)
+            party.intake.publish(model, version)
         message = EpochBegins(settings.round, self._announcement.instructions)
         return self._epoch_of(party, settings, invited, now), message, party.start()
 

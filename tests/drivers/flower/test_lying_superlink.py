@@ -36,8 +36,8 @@ from lightsecagg.drivers.flower.mod import REFUSED, UNMASKED, UNPROTECTED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
 from lightsecagg.flower import lightsecagg_mod
-from lightsecagg.protocol.epoch_queue import Models
 from lightsecagg.protocol.messages import BufferedUpload
+from lightsecagg.protocol.waiting import Models
 
 VICTIM = 104
 TINY = 1e-7

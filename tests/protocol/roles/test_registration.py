@@ -116,13 +116,14 @@ def test_who_is_late_with_its_keys_is_told_so_that_it_can_forget_them() -> None:
 def test_the_client_side_and_the_server_side_agree_on_the_roster() -> None:
     fed = Federation(7, 1, 2, 4)
     settings, policy = fed.settings(), fed.policy()
-    server = Registration(settings, fed.allow_list, None)
+    server = Registration(settings, fed.allow_list, None, system_entropy)
     fresh = {c: draw_keys(settings, c, fed.identities[c], system_entropy) for c in fed.ids}
     for client, keys in fresh.items():
         assert server.on_advertise(client, keys.advertise)
         assert not server.on_advertise(client, keys.advertise)
-    roster = server.make_roster(system_entropy)
-    theirs = server.scheme(roster, system_entropy).round.context
+    server.close()
+    roster, theirs = server.roster, server.scheme.round.context
+    assert roster is not None
     for client, keys in fresh.items():
         scheme = enter_roster(settings, policy, roster, client, keys.advertise, CodedMasksClient)
         assert scheme.round.context == theirs
@@ -178,18 +179,18 @@ def test_a_server_invites_as_few_as_the_parameters_take_and_nobody_by_another_li
     fed = Federation(7, 1, 2, 4)
     settings = fed.settings()
     few = fed.ids[: settings.minimum]
-    assert Registration(settings, fed.allow_list, few).invited == few
+    assert Registration(settings, fed.allow_list, few, system_entropy).invited == few
     with pytest.raises(ParameterError, match="4 to N = 7"):
-        Registration(settings, fed.allow_list, few[1:])
+        Registration(settings, fed.allow_list, few[1:], system_entropy)
     other = Federation(8, 1, 2, 4).allow_list
     with pytest.raises(ParameterError, match="made for another allow-list"):
-        Registration(settings, other, fed.ids)
+        Registration(settings, other, fed.ids, system_entropy)
 
 
 def test_S45_keys_are_taken_that_are_the_sender_s_own_and_nobody_else_s() -> None:
     fed = Federation(7, 1, 2, 4)
     settings = fed.settings()
-    server = Registration(settings, fed.allow_list, None)
+    server = Registration(settings, fed.allow_list, None, system_entropy)
     first, second, *_ = fed.ids
     keys = draw_keys(settings, first, fed.identities[first], system_entropy)
     with pytest.raises(RemoteProtocolError, match="does not verify"):

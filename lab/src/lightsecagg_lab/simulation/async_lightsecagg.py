@@ -178,7 +178,7 @@ class ProtectedFederation(MeteredWire):
 
     def publish(self, model: bytes, version: int) -> None:
         """See `Federation`."""
-        self.server.publish(model, version)
+        self.server.intake.publish(model, version)
 
     def ready(self, client: int) -> bool:
         """See `Federation`."""
@@ -248,8 +248,8 @@ class ProtectedFederation(MeteredWire):
     def settle(self) -> None:
         """Deliver everything, shares that wait for others included."""
         super().settle()
-        while self.server.has_shares_to_relay:
-            self.call(SERVER, self.server.relay, ShareBundle)
+        while self.server.intake.has_shares_to_relay:
+            self.call(SERVER, self.server.intake.relay, ShareBundle)
             super().settle()
 
     def send(self, sender: int, outputs: Sequence[object]) -> None:

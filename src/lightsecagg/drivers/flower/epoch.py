@@ -199,7 +199,7 @@ class Epoch:
         self._codec = Codec(self.settings.group)
         self._server = epoch_server_party(self.settings, self._allow_list, len(keys))
         # That a node has died shows by the timeout alone: no answer is awaited but those needed.
-        self._server.spare_answers = 0
+        self._server.in_flight.spare_answers = 0
         self._links = {node: _Link() for node in keys}
         self._away: set[int] = set()
         self._members = set(keys)
@@ -244,7 +244,7 @@ class Epoch:
         """A round from the model with this hash; its number."""
         self._uploaded, self._aggregate = set(), None
         self.urgent.clear()
-        self._server.publish(model)
+        self._server.intake.publish(model)
         return self._server.time
 
     def announce(self) -> None:
@@ -297,7 +297,7 @@ class Epoch:
 
     def parcel(self, node: int, stage: Stage, **numbers: object) -> Parcel:
         """All that waits for a node."""
-        self._do(self._server.relay())
+        self._do(self._server.intake.relay())
         link = self._links[node]
         numbers |= {"stage": str(stage), "epoch": self.settings.context, "first": link.acknowledged}
         return Parcel(numbers, tuple(link.waiting))

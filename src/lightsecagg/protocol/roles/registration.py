@@ -9,6 +9,7 @@ clients would refuse (S45), and lists those that came in time.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightsecagg.crypto.agreement import AgreementKey
@@ -74,26 +75,49 @@ def enter_roster(
     return scheme(round_, client)
 
 
+@dataclass(slots=True)
+class Away:
+    """Members who are not here."""
+
+    offline: set[int] = field(default_factory=set)
+    """Those who may be back soon included."""
+    gone: set[int] = field(default_factory=set)
+    """Whom no phase waits for."""
+    lost: set[int] = field(default_factory=set)
+    """Those without a memory of this epoch."""
+
+    def online(self, members: Iterable[int]) -> list[int]:
+        """Those of them who are here."""
+        return [client for client in members if client not in self.offline]
+
+
 class Registration:
-    """The server's half: who was invited, and the keys of those who came."""
+    """The server's half: who was invited, the keys of those who came, and the roster of them."""
 
     def __init__(
-        self, settings: Settings, allow_list: AllowList, invited: Iterable[int] | None
+        self,
+        settings: Settings,
+        allow_list: AllowList,
+        invited: Iterable[int] | None,
+        entropy: Entropy,
     ) -> None:
         """Invite these clients, or everybody on the allow-list."""
         if settings.allow_list != allow_list.digest:
             raise ParameterError("the settings were made for another allow-list")
         self.invited = tuple(allow_list.clients if invited is None else invited)
         self.advertised: dict[int, Advertise] = {}
+        self.allow_list = allow_list
+        self.roster: Roster | None = None
+        self.scheme: ServerScheme
+        """Of the roster."""
         self._guests = frozenset(self.invited)
-        self._settings = settings
-        self._allow_list = allow_list
+        self._settings, self._entropy = settings, entropy
         self._taken_keys: set[bytes] = set()
         self._check_invited()
 
     def _check_invited(self) -> None:
         least, most = self._settings.minimum, self._settings.parameters.clients
-        if strangers := [c for c in self.invited if c not in self._allow_list]:
+        if strangers := [c for c in self.invited if c not in self.allow_list]:
             raise ParameterError(f"clients {strangers} are invited but not on the allow-list")
         if len(self._guests) != len(self.invited):
             raise ParameterError("a client is invited twice")
@@ -120,30 +144,34 @@ class Registration:
                 raise RemoteProtocolError(f"client {sender} advertised two sets of keys")
             return False
         count = self._settings.traits.key_count
-        check_keys(self._settings, self._allow_list, sender, message.keys, message.signature, count)
+        check_keys(self._settings, self.allow_list, sender, message.keys, message.signature, count)
         check_fresh(sender, message.keys, self._taken_keys)
         self._taken_keys.update(message.keys)
         self.advertised[sender] = message
         return True
 
-    def make_roster(self, entropy: Entropy) -> Roster:
-        """Everybody whose keys are here, in the order of the invitations."""
+    def close(self) -> list[Send]:
+        """Fix the roster: everybody whose keys are here, in the order of the invitations."""
         members = tuple(
             Member(client, self.advertised[client].keys, self.advertised[client].signature)
             for client in self.invited
             if client in self.advertised
         )
         ring = self._settings.traits.ring
-        graph = random_order(range(len(members)), entropy) if ring else ()
-        return Roster(members, graph)
-
-    def scheme(self, roster: Roster, entropy: Entropy) -> ServerScheme:
-        """The scheme of the server's own roster."""
-        round_ = fix_round(self._settings, self._allow_list, roster)
-        protocol, mode = self._settings.protocol, self._settings.parameters.share_mode
-        return scheme_of(protocol, share_mode=mode).server(round_, entropy)
-
-    def announce(self, roster: Roster) -> list[Send]:
-        """Tell the members the roster, and whoever is late that it can forget its keys."""
+        graph = random_order(range(len(members)), self._entropy) if ring else ()
+        roster = Roster(members, graph)
+        self.fix(roster)
         late = AbortRound("the keys of this client were not advertised in time")
         return [Send(c, roster if c in self.advertised else late) for c in self.invited]
+
+    def fix(self, roster: Roster) -> None:
+        """Hold this roster and its scheme from now on."""
+        round_ = fix_round(self._settings, self.allow_list, roster)
+        protocol, mode = self._settings.protocol, self._settings.parameters.share_mode
+        self.scheme = scheme_of(protocol, share_mode=mode).server(round_, self._entropy)
+        self.roster = roster
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whoever is on the roster, in its order; nobody before there is one."""
+        return () if self.roster is None else self.scheme.round.members

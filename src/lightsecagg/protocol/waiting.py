@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
-from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import Rules, check_tag, choose_updates, hash_upload
-from lightsecagg.protocol.epoch_stock import MaskStock
 from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import BufferedUpload, Tag
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef
+from lightsecagg.protocol.settings import Settings
+from lightsecagg.protocol.stock import MaskStock
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,11 @@ class WaitingUpload:
 class UploadQueue:
     """Uploads, the oldest first."""
 
-    def __init__(
-        self,
-        round_: Round,
-        allow_list: AllowList,
-        buffering: Buffering,
-        stock: MaskStock,
-    ) -> None:
+    def __init__(self, settings: Settings, allow_list: AllowList) -> None:
+        if settings.buffering is None:
+            raise ParameterError("the asynchronous mode needs settings with buffering")
+        self.buffering: Buffering = settings.buffering
+        self.models = Models(self.buffering)
         self.waiting: list[WaitingUpload] = []
         self.last_tag: dict[int, Tag] = {}
         """Owner -> of its latest upload."""
@@ -63,11 +62,13 @@ class UploadQueue:
         """Model -> owners whose update from it came; clients sum no second one."""
         self.unstored: dict[MaskRef, Tag | None] = {}
         """Those that are being stored, and count when they are -> their owners' tags before."""
-        self._round = round_
-        self._settings = round_.settings
-        self._allow_list = allow_list
-        self._buffering = buffering
-        self._stock = stock
+        self._settings, self._allow_list = settings, allow_list
+        self._round: Round
+        self._stock: MaskStock
+
+    def begin(self, round_: Round, stock: MaskStock) -> None:
+        """The roster is fixed."""
+        self._round, self._stock = round_, stock
 
     @property
     def owners(self) -> int:
@@ -101,6 +102,7 @@ class UploadQueue:
         check_tag(self._round, self._allow_list, tag)
         if hash_upload(self._settings.group, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
+        self.models.check(tag, time)
 
     def put(self, tag: Tag, upload: Upload, shared: int, *, stored: bool) -> bool:
         """Let a checked upload wait; False if its owner has uploaded from this model before.
@@ -154,7 +156,7 @@ class UploadQueue:
         * `lost`: clients without a memory of this epoch.
         * `patient`: wait for owners who may still bring the company that an older model needs.
         """
-        crowd = self._buffering.per_model(self._settings.parameters)
+        crowd = self.buffering.per_model(self._settings.parameters)
         expected = {v: self._owners_of(v) for v in {w.version for w in self.waiting}}
         if patient:
             expected = {v: found | self._may_bring(v, lost) for v, found in expected.items()}
@@ -176,8 +178,8 @@ class UploadQueue:
 
     def _is_usable(self, waiting: WaitingUpload, time: int, offline: Container[int]) -> bool:
         return (
-            time - waiting.version <= self._buffering.table.max_staleness
-            and time - waiting.shared <= self._buffering.share_lifetime
+            time - waiting.version <= self.buffering.table.max_staleness
+            and time - waiting.shared <= self.buffering.share_lifetime
             and (
                 self._stock.awaits_reports(waiting.mask, offline)
                 or self._stock.possible_holders(waiting.mask) >= self.needed_holders
@@ -196,6 +198,8 @@ class UploadQueue:
         Enough clients must hold good shares of all its masks; while there are too few, the
         update goes whose shares fewest hold, and before it any that who is to answer doubts.
         """
+        if not self.waiting:
+            return []
         usable = [
             waiting
             for waiting in self.waiting
@@ -206,15 +210,15 @@ class UploadQueue:
         good = {waiting.mask: self._stock.holders(waiting.mask) for waiting in usable}
         parameters = self._settings.parameters
         rules = Rules(
-            self._buffering.max_ratio,
-            self._buffering.per_weight(parameters),
-            self._buffering.per_model(parameters),
+            self.buffering.max_ratio,
+            self.buffering.per_weight(parameters),
+            self.buffering.per_model(parameters),
         )
         while True:
             chosen = choose_updates(
                 usable,
                 size,
-                lambda version: self._buffering.table.weight(time - version),
+                lambda version: self.buffering.table.weight(time - version),
                 rules,
             )
             _, doubted = self._stock.part([waiting.mask for waiting in chosen])
