@@ -374,7 +374,7 @@ class EpochServer(EpochCollector):
         """The buffer that was in flight is asked for again."""
         fact = announced.fact
         uploads = [recall(tag) for tag in fact.request.tags]
-        self._flight = flight = self._take_off(fact.request, uploads, fact.holders)
+        self._flight = flight = self._take_off(fact.request, uploads, fact.holders, fact.trusted)
         flight.agreement.signatures.update(announced.signatures)
         self.phase = Phase.RECOVER if announced.signatures else flight.first_phase
         if not self.settings.traits.protected:
@@ -424,16 +424,22 @@ class EpochServer(EpochCollector):
             *(self._stock.holders(waiting.mask) for waiting in chosen)
         )
         uploads = [waiting.upload for waiting in chosen]
-        self._flight = flight = self._take_off(buffer, uploads, holders)
+        trusted = self._stock.part([waiting.mask for waiting in chosen])[0]
+        self._flight = flight = self._take_off(buffer, uploads, holders, trusted)
         self.phase = flight.first_phase
-        self._facts.append(SumAnnounced(buffer, tuple(sorted(holders))))
+        good, at_peace = (tuple(sorted(clients)) for clients in (flight.holders, flight.trusted))
+        self._facts.append(SumAnnounced(buffer, good, at_peace))
         if not self.settings.traits.protected:
             return [*flight.jobs, *flight.collect()]  # there is nothing to ask for
         online = [client for client in self._members if client not in self._offline]
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
     def _take_off(
-        self, buffer: SumRequest, uploads: list[Upload], holders: Iterable[int]
+        self,
+        buffer: SumRequest,
+        uploads: list[Upload],
+        holders: Iterable[int],
+        trusted: Iterable[int],
     ) -> Recovery:
         round_ = self._scheme.round
         terms = buffer_terms(buffer, buffer_weights(round_, self._buffering, buffer))
@@ -445,7 +451,7 @@ class EpochServer(EpochCollector):
             MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
             clients=self._members,
             holders=holders,
-            trusted=self._stock.part([term.ref for term in terms])[0],
+            trusted=trusted,
             uploads=uploads,
         )
 
