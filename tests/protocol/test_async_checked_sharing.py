@@ -418,6 +418,8 @@ def test_S46_holders_answer_for_the_header_that_a_tag_names() -> None:
     tags = [fed.make_upload(owner, 0).tag for owner in (0, 1, 2)]
     context = fed.server._scheme.round.context
     other = msgspec.structs.replace(tags[2], header=bytes(32))
+    with pytest.raises(RemoteProtocolError, match="tag of client 2 refused"):
+        fed.tell(5, SumRequest(0, (*tags[:2], other)))
     lie = sign_tag(fed.keys[2], context, other)
     assert fed.tell(5, SumRequest(0, (*tags[:2], lie))) == [Refusal(0, (2,))]
     assert isinstance(fed.tell(5, SumRequest(0, tuple(tags)))[0], AggregatedShare)

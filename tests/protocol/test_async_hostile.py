@@ -105,6 +105,10 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
         lambda c: with_tag(c, changed(c.tags[3], digest=bytes(32))),
         "tag of client 3 refused",
     ),
+    "another header than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], header=bytes(32))),
+        "tag of client 3 refused",
+    ),
     "one owner's tag in another's name": (
         lambda c: with_tag(c, changed(c.tags[4], owner=3, version=4, model=model_of(4))),
         "tag of client 3 refused",
