@@ -130,6 +130,10 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
         "malformed hashes",
     ),
     "a negative serial": (lambda c: with_tag(c, changed(c.tags[3], serial=-1)), "negative number"),
+    "a serial that no journal stores": (
+        lambda c: with_tag(c, changed(c.tags[3], serial=2**63)),
+        "or one beyond",
+    ),
     "a negative version": (
         lambda c: SumRequest(4, (*c.tags[2:5], changed(c.tags[5], version=-1))),
         "negative number",
