@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 from async_driver import AsyncFederation
 from bundles import relayed
+from mortal import Mortal
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.agreement import AgreementKey
@@ -21,7 +23,9 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import BLINDS, report_on_share
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffers import sign_tag
+from lightsecagg.protocol.in_flight import InFlight
 from lightsecagg.protocol.interface import SERVER, Phase, Send
+from lightsecagg.protocol.journal_facts import SumAnnounced
 from lightsecagg.protocol.messages import (
     AggregatedShare,
     Refusal,
@@ -74,19 +78,21 @@ def federation(
         clients=clients, dropouts=2, survivors=survivors, threat_model=threat_model, strict=False
     )
     for client, (cheated, slandered) in liars.items():
-
-        def scheme(
-            round_: Round,
-            own: int,
-            cheated: Collection[int] = cheated,
-            slandered: Collection[int] = slandered,
-        ) -> Liar:
-            liar = Liar(round_, own)
-            liar.cheated, liar.slandered = cheated, slandered
-            return liar
-
-        fed.clients[client]._scheme_class = scheme  # type: ignore[assignment]
+        corrupt(fed, client, cheated, slandered)
     return fed.open(masks=1)
+
+
+def corrupt(
+    fed: AsyncFederation, client: int, cheated: Collection[int], slandered: Collection[int] = ()
+) -> None:
+    """Let a client lie to some of its peers, and about some."""
+
+    def scheme(round_: Round, own: int) -> Liar:
+        liar = Liar(round_, own)
+        liar.cheated, liar.slandered = cheated, slandered
+        return liar
+
+    fed.clients[client]._scheme_class = scheme  # type: ignore[assignment]
 
 
 def upload(fed: AsyncFederation, *owners: int) -> None:
@@ -128,6 +134,45 @@ def test_S46_R59_garbage_for_one_peer_costs_two_answers_and_for_more_the_update(
     assert result.accused == tuple((0, peer) for peer in cheated)
     assert len(cheated) > 1 or not set(result.responders) & {0, *cheated}
     assert result.suspects == ()
+    fed.assert_exact()
+
+
+@pytest.mark.parametrize("naive", [True, False])
+@pytest.mark.parametrize("phase", [Phase.AGREE, Phase.RECOVER])
+def test_R59_R31_quarrels_are_known_after_a_crash(
+    phase: Phase, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends while the sum is in flight; who cheated one peer then lies in its answer."""
+    if naive:
+        replay = InFlight.replay
+
+        def forgetful(in_flight: InFlight, fact: Any) -> bool:
+            known = isinstance(fact, SumAnnounced)
+            return replay(in_flight, msgspec.structs.replace(fact, trusted=()) if known else fact)
+
+        monkeypatch.setattr(InFlight, "replay", forgetful)
+    fed = Mortal(clients=5, survivors=3, threat_model=ThreatModel.MALICIOUS_SERVER)
+    corrupt(fed, 0, cheated=[1])
+
+    def carry(packet: Packet) -> list[Packet]:
+        message = fed.codec.decode(packet.data)
+        if packet.sender == 0 and isinstance(message, AggregatedShare):
+            lie = AggregatedShare(message.vector[::-1].copy(), message.time)
+            packet = packet._replace(data=fed.codec.encode(lie))
+        return [*Mortal.carry(fed, packet)]
+
+    fed.carry = carry  # type: ignore[method-assign]
+    fed.open(masks=1)
+    for owner in range(4):
+        fed.upload(owner)
+    while fed.server.phase is not phase:
+        fed.deliver(fed.take(*fed.busy()[0]))
+    fed.kill()
+    fed.settle()
+    if naive:
+        assert "contradict each other" in fed.failures[0].reason
+        return
+    assert [result.responders for result in fed.results] == [(2, 3, 4)]
     fed.assert_exact()
 
 
@@ -379,6 +424,8 @@ def test_S46_holders_answer_for_the_header_that_a_tag_names() -> None:
     tags = [fed.make_upload(owner, 0).tag for owner in (0, 1, 2)]
     context = fed.server._scheme.round.context
     other = msgspec.structs.replace(tags[2], header=bytes(32))
+    with pytest.raises(RemoteProtocolError, match="tag of client 2 refused"):
+        fed.tell(5, SumRequest(0, (*tags[:2], other)))
     lie = sign_tag(fed.keys[2], context, other)
     assert fed.tell(5, SumRequest(0, (*tags[:2], lie))) == [Refusal(0, (2,))]
     assert isinstance(fed.tell(5, SumRequest(0, tuple(tags)))[0], AggregatedShare)

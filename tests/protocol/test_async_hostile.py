@@ -105,6 +105,10 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
         lambda c: with_tag(c, changed(c.tags[3], digest=bytes(32))),
         "tag of client 3 refused",
     ),
+    "another header than the owner signed": (
+        lambda c: with_tag(c, changed(c.tags[3], header=bytes(32))),
+        "tag of client 3 refused",
+    ),
     "one owner's tag in another's name": (
         lambda c: with_tag(c, changed(c.tags[4], owner=3, version=4, model=model_of(4))),
         "tag of client 3 refused",
@@ -126,6 +130,10 @@ HOSTILE: dict[str, tuple[Callable[[Hostile], SumRequest], str]] = {
         "malformed hashes",
     ),
     "a negative serial": (lambda c: with_tag(c, changed(c.tags[3], serial=-1)), "negative number"),
+    "a serial that no journal stores": (
+        lambda c: with_tag(c, changed(c.tags[3], serial=2**63)),
+        "or one beyond",
+    ),
     "a negative version": (
         lambda c: SumRequest(4, (*c.tags[2:5], changed(c.tags[5], version=-1))),
         "negative number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,14 @@ from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.messages import Member, Roster, SealedShare
 from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
-from lightsecagg.protocol.share_exchange import BUNDLE_BYTES, bundles, header_of, seal_shares
+from lightsecagg.protocol.share_exchange import (
+    BUNDLE_BYTES,
+    bundles,
+    header_of,
+    mask_header,
+    root_of,
+    seal_shares,
+)
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import protocol_head
 
@@ -128,12 +136,40 @@ def test_S46_the_same_shares_are_the_same_bytes_and_others_have_another_header()
     mask = CodedMasksClient(ROUND, ME).prepare(0, (), system_entropy)
     once = seal_shares(ROUND, KEYS[ME], ME, mask.outgoing)
     assert seal_shares(ROUND, KEYS[ME], ME, mask.outgoing) == once
-    first, *others = mask.outgoing
-    changed = first._replace(plaintext=first.plaintext[:-1] + bytes([first.plaintext[-1] ^ 1]))
-    other = seal_shares(ROUND, KEYS[ME], ME, [changed, *others])
-    assert other.header != once.header
-    assert all(a.sealed != b.sealed for a, b in zip(once.shares, other.shares, strict=True))
+    for position, share in enumerate(mask.outgoing):
+        altered = list(mask.outgoing)
+        last = share.plaintext[-1] ^ 1
+        altered[position] = share._replace(plaintext=share.plaintext[:-1] + bytes([last]))
+        other = seal_shares(ROUND, KEYS[ME], ME, altered)
+        assert other.header != once.header
+        assert all(a.sealed != b.sealed for a, b in zip(once.shares, other.shares, strict=True))
     assert seal_shares(ROUND, KEYS[ME], ME, mask.outgoing, 1).header != once.header
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"recipient": PEERS[0] - 1},
+    {"kind": ShareKind.SHAMIR},
+    {"length": 33},
+    {"sealed": b"other bytes"},
+]
+
+
+def test_S46_a_header_is_of_one_epoch_owner_serial_salt_and_set_of_shares() -> None:
+    """Else an owner would have the r of a mask before it shares that mask."""
+    mask = CodedMasksClient(ROUND, ME).prepare(3, (), system_entropy)
+    shares = seal_shares(ROUND, KEYS[ME], ME, mask.outgoing).shares
+    usual: list[Any] = [b"C" * 32, ME, 3, b"s" * 16, root_of(shares)]
+    others: list[Any] = [b"D" * 32, PEERS[0], 4, b"t" * 16, root_of(shares[:-1])]
+    headers = {mask_header(*usual)}
+    for place, other in enumerate(others):
+        headers.add(mask_header(*usual[:place], other, *usual[place + 1 :]))
+    assert len(headers) == 1 + len(others)
+    first, *rest = shares
+    swapped = [replace(first, sealed=rest[0].sealed), replace(rest[0], sealed=first.sealed)]
+    roots = {root_of(shares), root_of([*swapped, *rest[1:]]), root_of(rest)}
+    roots |= {root_of([replace(first, **change), *rest]) for change in CHANGES}
+    assert len(roots) == 3 + len(CHANGES)
+    assert root_of(reversed(shares)) == root_of(shares)
 
 
 def test_S46_control_a_share_of_another_header_of_the_same_mask_is_not_taken() -> None:

@@ -10,7 +10,7 @@ from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.messages import MaskedUpload, Opening
 from lightsecagg.protocol.round_client import RoundClient, Sharing
-from lightsecagg.protocol.settings import hash_model
+from lightsecagg.protocol.settings import hash_model, version_hash
 
 MODEL, OTHER = hash_model(b"the model"), hash_model(b"another")
 
@@ -41,6 +41,15 @@ def test_a_round_in_which_clients_learn_their_model_after_the_opening_is_exact(
         network.send(client, outputs)
     network.run()
     network.assert_exact(federation.ids)
+
+
+def test_S08_no_model_is_none_of_the_models_that_a_server_can_send() -> None:
+    """Else it could give one client a model, and its peers none, under one hash in C0."""
+    for number in (0, 1, 2**40):
+        for length in (1, 4, 8, 32):
+            model = (number % 256**length).to_bytes(length, "big")
+            assert version_hash(model, number) == hash_model(model) != version_hash(b"", number)
+    assert version_hash(b"", 1) != version_hash(b"", 2)
 
 
 def test_S08_an_update_of_another_model_than_the_round_names_is_not_masked() -> None:

@@ -27,9 +27,19 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.epoch_client import EpochClient
 from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import SERVER, BufferAggregate, Update
+from lightsecagg.protocol.interface import (
+    SERVER,
+    Aggregate,
+    BufferAggregate,
+    NeedInput,
+    Phase,
+    Update,
+)
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AggregatedShare, Consent, Opening, SumRequest
+from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
 from lightsecagg.protocol.wire import Codec
@@ -584,6 +594,69 @@ def test_S42_attack_two_epochs_whose_signers_have_never_met() -> None:
             continue
         difference = first - attack() + vectors[colluder]
         assert np.abs(difference - vectors[victim]).max() <= len(crowd)
+
+
+class SyncRound(Wire):
+    """A round of clients that go on with the ledgers of an epoch; `updates` names who trains."""
+
+    server: RoundServer
+    clients: dict[int, RoundClient]
+
+    def __init__(self, fed: AsyncFederation, updates: dict[int, Any], model: bytes) -> None:
+        quantizer = make_quantizer(fed.parameters, fed.settings.dimension, bound=1000.0, scale=1.0)
+        settings = replace(fed.settings, round=2, quantizer=quantizer, model=model, buffering=None)
+        policy = replace(fed.policy, model=model, buffering=None, max_attempts=2)
+        super().__init__(
+            RoundServer(settings, fed.allow_list),
+            {c: RoundClient(c, fed.keys[c], policy, fed.clients[c].ledger) for c in fed.keys},
+            Codec(settings.field),
+        )
+        self._updates, self._model, self.quantizer = updates, model, quantizer
+        self.result = np.empty(0)
+
+    def output(self, party: int, output: object) -> None:
+        match output:
+            case NeedInput() if party in self._updates:
+                update = Update(self._updates[party])
+                self.call(party, partial(self.clients[party].set_input, update, self._model))
+            case Aggregate():
+                self.result = self.quantizer.dequantise(output.total, 1)
+
+    def run(self) -> Any:
+        self.call(SERVER, self.server.start)
+        self.settle()
+        while self.server.phase is not Phase.DONE:
+            self.call(SERVER, self.server.proceed)
+            self.settle()
+        return self.result
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_S42_attack_a_round_from_a_model_of_an_epoch(
+    naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All six are summed in an epoch; then their operators take rounds, with the same ledgers.
+
+    Training does not repeat itself bit by bit, so the updates of the others are not known as spent.
+    """
+    if naive:
+        monkeypatch.setattr(Ledger, "check_update", lambda ledger, _, known, __: None)
+    fed = AsyncFederation(threat_model=MALICIOUS, buffer_size=6).open()
+    vectors = {client: fed.unique_vector() for client in fed.clients}
+    fed.unique_vector = iter(vectors.values()).__next__  # type: ignore[method-assign]
+    for client in fed.clients:
+        fed.upload(client)
+    fed.settle()
+    weight, q = fed.results[0].weights[0], fed.field.modulus
+    total = [int(entry) * pow(weight, -1, q) % q for entry in fed.results[0].total]
+    first = np.array([entry - q if entry > q // 2 else entry for entry in total])
+    victim, again = 0, {c: np.clip(vectors[c] + 1, -1000, 1000) for c in fed.clients if c}
+    attack = SyncRound(fed, again, model_of(0)).run
+    if not naive:
+        with pytest.raises(MaskAlreadyUsed, match="another update, or by other instructions"):
+            attack()
+        return
+    assert np.abs(first - attack() - vectors[victim]).max() <= len(again)
 
 
 # -- models that are renewed after a round without a set -------------------------------------------

@@ -631,6 +631,35 @@ def test_S19_a_share_that_opens_but_is_malformed_is_not_held(
     assert (reason or "") in client.refused_shares.get(owner, "")
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["in one bundle", "later"])
+def test_S46_of_an_owner_one_header_counts_though_it_has_shared_two_masks(together: bool) -> None:
+    """The first one that came: beside a share that is new, too, a second one changes nothing."""
+    federation = Federation(5, 1, 1)
+    network = federation.network()
+    network.train_at_once = False
+    me, owner, other, *_ = federation.ids
+    network.tamper = lambda sender, _recipient, message: (
+        [] if sender == SERVER and isinstance(message, SealedShare | SharesClosed) else [message]
+    )
+    network.start().run()
+    client, peers = network.clients[me], {c: network.clients[c] for c in (owner, other)}
+    assert isinstance(client.state, Sharing)
+    round_ = fix_round(federation.settings(), federation.allow_list, client.state.roster)
+
+    def sealed(of: int, byte: int) -> SealedShare:
+        share = OutgoingShare(me, ShareKind.SEED, bytes([byte]) * 32)
+        key = AgreementKey(peers[of].state.sealing_key)  # type: ignore[union-attr]
+        return sealed_alone(round_, key, of, share)
+
+    first, second, news = sealed(owner, 1), sealed(owner, 2), sealed(other, 3)
+    bundles = [(first, second, news)] if together else [(first,), (second, news)]
+    for bundle in bundles:
+        client.receive(SERVER, ShareBundle(bundle))
+    assert client.state.held[owner][1] == bytes([1]) * 32
+    assert client.state.held[other][1] == bytes([3]) * 32
+    assert len({*client.state.reports}) == 3
+
+
 def test_S19_a_client_restored_twice_from_one_snapshot_never_seals_under_one_key_again() -> None:
     """Both copies are of the newest generation, so nothing stops them from sharing their masks."""
     scene = film()

@@ -23,7 +23,9 @@ from lightsecagg.protocol.interface import (
     UploadTaken,
 )
 from lightsecagg.protocol.jobs import SumUploads
+from lightsecagg.session import server
 from lightsecagg.session.envelope import (
+    MAX_SEEN,
     VERSION,
     Goodbye,
     Hello,
@@ -631,6 +633,26 @@ def test_R31_a_server_with_an_older_journal_goes_on_behind_the_rounds_of_its_cli
     assert lab.server._round is not None
     assert lab.server._round.number == number
     assert any("this journal is older" in line for line in lab.log)
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_S41_liars_cannot_use_up_the_numbers_of_rounds(
+    naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than D claim to have seen all rounds, and leave: the honest have rounds."""
+    if naive:
+        monkeypatch.setattr(server, "FARTHEST_LEAP", MAX_SEEN)
+    lab = Laboratory()
+    for client in EVERYBODY:
+        lab.tell(Connected(client))
+        lab.tell(Received(client, pack_control(Hello(VERSION, -1, seen=MAX_SEEN))))
+    lab.wait(2)
+    lab.crash()
+    lab.clients.clear()
+    lab.start()
+    lab.connect()
+    lab.wait(30)
+    assert (lab.records[-1].aborted is None) is not naive
 
 
 def test_R31_rounds_go_on_after_a_journal_is_restored_from_a_backup() -> None:

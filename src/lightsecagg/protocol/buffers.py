@@ -24,7 +24,7 @@ from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.group import Elements, Group
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.messages import SumRequest, Tag
+from lightsecagg.protocol.messages import MAX_SERIAL, SumRequest, Tag
 from lightsecagg.protocol.roles.agreement import Statement
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
@@ -79,8 +79,10 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
     header = HASH_LENGTH if round_.settings.traits.checked else 0
     if (len(tag.model), len(tag.digest), len(tag.header)) != (HASH_LENGTH, HASH_LENGTH, header):
         raise RemoteProtocolError(f"the tag of client {tag.owner} holds malformed hashes")
-    if min(tag.serial, tag.version) < 0:
-        raise RemoteProtocolError(f"the tag of client {tag.owner} holds a negative number")
+    if min(tag.serial, tag.version) < 0 or tag.serial > MAX_SERIAL:
+        raise RemoteProtocolError(
+            f"the tag of client {tag.owner} holds a negative number, or one beyond {MAX_SERIAL}"
+        )
     try:
         identity.verify(
             f"client {tag.owner}",

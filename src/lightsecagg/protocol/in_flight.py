@@ -75,15 +75,22 @@ class InFlight:
         self._intake.queue.take(buffer.tags)
         held = (stock.holders(waiting.mask) for waiting in chosen)
         holders = frozenset(members).intersection(*held)
-        flight = self._take_off(buffer, [waiting.upload for waiting in chosen], holders)
-        self._promises.facts.append(SumAnnounced(buffer, tuple(sorted(holders))))
+        trusted = stock.part([waiting.mask for waiting in chosen])[0]
+        uploads = [waiting.upload for waiting in chosen]
+        flight = self._take_off(buffer, uploads, holders, trusted)
+        good, at_peace = (tuple(sorted(clients)) for clients in (flight.holders, flight.trusted))
+        self._promises.facts.append(SumAnnounced(buffer, good, at_peace))
         if not self._is_protected:
             return [*flight.jobs, *flight.collect()]
         online = self._away.online(members)
         return [*(Send(client, buffer) for client in online), *flight.jobs]
 
     def _take_off(
-        self, buffer: SumRequest, uploads: list[Upload], holders: Iterable[int]
+        self,
+        buffer: SumRequest,
+        uploads: list[Upload],
+        holders: Iterable[int],
+        trusted: Iterable[int],
     ) -> Recovery:
         scheme = self._registration.scheme
         round_, buffering = scheme.round, self._intake.queue.buffering
@@ -96,7 +103,7 @@ class InFlight:
             MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
             clients=round_.members,
             holders=holders,
-            trusted=self._intake.stock.part([term.ref for term in terms])[0],
+            trusted=trusted,
             uploads=uploads,
         )
         self.phase = flight.first_phase
@@ -210,7 +217,8 @@ class InFlight:
         if announced is None:
             return
         fact = announced.fact
-        flight = self._take_off(fact.request, list(map(recall, fact.request.tags)), fact.holders)
+        uploads = [recall(tag) for tag in fact.request.tags]
+        flight = self._take_off(fact.request, uploads, fact.holders, fact.trusted)
         flight.agreement.signatures.update(announced.signatures)
         if announced.signatures:
             self.phase = Phase.RECOVER

@@ -16,7 +16,7 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.messages import Roster, SealedShare, SumRequest, Tag
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of these facts; there is no reading of others."""
 
 Recall = Callable[[Tag], Upload]
@@ -70,6 +70,8 @@ class SumAnnounced(Fact, frozen=True):
     request: SumRequest
     holders: tuple[int, ...]
     """Who holds good shares of all its masks."""
+    trusted: tuple[int, ...]
+    """Those of them who are in no quarrel (R59): reports are no facts, quarrels are lost."""
 
 
 class SumAgreed(Fact, frozen=True):

@@ -225,7 +225,8 @@ class Ledger:
         entry = self._model(model)
         if entry.spent != fingerprint:  # else it was this model that it was spent for
             self.check_unspent(fingerprint)
-        if entry.commitment and entry.commitment != commitment:
+        # An epoch keeps no commitment: after an upload there, any update is another one.
+        if model != NO_MODEL and entry.uploads and entry.commitment != commitment:
             raise MaskAlreadyUsed(
                 f"this client has uploaded another update, or by other instructions or in another "
                 f"reading (c_l, bound, s_max, layout), for global model {model.hex()[:16]}...: two "

@@ -32,13 +32,16 @@ Control messages are encoded by msgspec, vector messages by a fixed header and r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.field.prime import Elements
+
+MAX_SERIAL: Final = 2**62
+"""Of a mask: larger ones travel, and fit no column of a database (S41)."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

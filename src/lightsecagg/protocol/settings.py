@@ -384,4 +384,4 @@ def hash_model(model: bytes | memoryview) -> bytes:
 
 def version_hash(model: bytes, number: int) -> bytes:
     """That of a round's or a version's model; where there is none every number is its own."""
-    return hash_model(model or number.to_bytes(8, "big"))
+    return hash_model(model) if model else context_hash("no global model", uint(number))

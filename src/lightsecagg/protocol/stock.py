@@ -142,9 +142,6 @@ class MaskStock:
         """
         if not self._checked:
             return frozenset(self._members), frozenset()
-        if not all(mask in self.reports for mask in masks):
-            # A sum of before a crash: who holds good shares is kept.
-            return frozenset(), frozenset()
         heard = frozenset(self._members).intersection(*(self.reports[m] for m in masks))
         doubts = {(m.owner, holder) for m in masks for holder in heard - self.holders(m)}
         left, doubted = part_quarrels(heard, doubts)

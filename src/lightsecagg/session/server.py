@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from lightsecagg.errors import Aborted, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
@@ -51,6 +51,10 @@ class State(StrEnum):
     LEAVING = "leaving"
     ENDED = "ended"
 
+
+FARTHEST_LEAP: Final = 2**24
+"""The most rounds of which an older journal may know nothing: clients refuse a number that is too
+far from their last one (`FARTHEST_ROUND`), and liars could bring a federation there, for ever."""
 
 Choose = Callable[[list[int], int, list[int]], list[int]]
 """Whom to invite of those who are ready, for round number so-and-so; the last ones first."""
@@ -416,11 +420,12 @@ class ServerSession(ABC, Generic[AnyProgress]):
     def _first_unseen(self, invited: list[int]) -> int:
         """The next number; a later one, if this server's journal is older than its clients.
 
-        Clients refuse a round that they have seen. What any D of them claim moves nothing.
+        Clients refuse a round that they have seen. What any D of them claim moves nothing; and more
+        liars than that may not use up the numbers that the others will take.
         """
         claims = sorted(self._peers.seen(client) for client in invited)
         believed = claims[: max(1, len(claims) - self._settings.parameters.dropouts)]
-        number = max(self._next_round, believed[-1] + 1)
+        number = min(max(self._next_round, believed[-1] + 1), self._next_round + FARTHEST_LEAP)
         if number > self._next_round:
             text = f"clients have seen {self.mode} %d; this journal is older: going on with %d"
             self._log(logging.WARNING, text, number - 1, number)

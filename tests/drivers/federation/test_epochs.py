@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from network_federation import Contribution, NetworkFederation, contribution
@@ -19,7 +21,7 @@ from lightsecagg.drivers.federation import epoch_journal
 from lightsecagg.drivers.federation.client import FederationClient, _is_brief
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.tables import BufferingTable
-from lightsecagg.errors import ConfigurationError, RemoteProtocolError
+from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.staleness import Staleness
 from lightsecagg.params import Parameters, ThreatModel
@@ -28,6 +30,7 @@ from lightsecagg.protocol.interface import SERVER, Update
 from lightsecagg.protocol.messages import ReportsWanted
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.roles import relay
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import name_of, pack_protocol
@@ -317,3 +320,47 @@ def test_S43_a_fine_scale_is_demanded_where_an_update_may_have_a_weight_of_its_o
         else:
             with pytest.raises(RemoteProtocolError, match="scale c_l"):
                 policy.check(settings)
+
+
+class FarSession(EpochClientSession):
+    """Numbers its masks from 2^63 on."""
+
+    def _go_on(self) -> None:
+        party: Any = None if self._round is None else self._round.party
+        if party is not None and party.is_registered and party.state.next_serial < 2**63:
+            party.state = msgspec.structs.replace(party.state, next_serial=2**63)
+        super()._go_on()
+
+
+class Far(FederationClient):
+    """The client of such a session."""
+
+    epoch_session_type = FarSession
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_S41_a_mask_whose_number_fits_no_journal_costs_its_owner_alone(
+    naive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: shares of such a mask could not be stored, nor could its end with what came next.
+
+    The server ended, and would have ended after every restart.
+    """
+    if naive:
+        monkeypatch.setattr(relay, "MAX_SERIAL", 2**64)
+    federation = NetworkFederation(tmp_path, clients=6, buffer=3)
+
+    async def scenario() -> list[RoundRecord]:
+        server = federation.server(number=2, settings=SETTINGS, sums=tmp_path)
+        clients = [federation.client(client) for client in range(5)]
+        return await served(server, [*clients, federation.client(5, Far)])
+
+    run = partial(asyncio.run, asyncio.wait_for(scenario(), 60))
+    if naive:
+        with pytest.raises(JournalError, match="too large to convert to SQLite INTEGER"):
+            run()
+        return
+    records = run()
+    assert not any(record.aborted for record in records)
+    assert not any(5 in record.included for record in records)
+    check_every_mean(tmp_path, records)

@@ -22,7 +22,7 @@ from lightsecagg.errors import Aborted, PeerGone, TransportError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.protocol.messages import AbortRound, Opening
 from lightsecagg.protocol.round_server import RoundServer
-from lightsecagg.protocol.settings import Settings, hash_model
+from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import client as client_module
 from lightsecagg.session import envelope
@@ -324,9 +324,7 @@ def test_S48_a_servers_words_are_shown_harmless(
 ) -> None:
     """Its abort, its goodbye, and the reason for which it cuts a stream."""
     federation = network(tmp_path)
-    settings = replace(
-        federation.server()._settings, round=1, model=hash_model((1).to_bytes(8, "big"))
-    )
+    settings = replace(federation.server()._settings, round=1, model=version_hash(b"", 1))
 
     async def scenario() -> str:
         async with lying_server(federation) as (task, events):

@@ -60,6 +60,8 @@ class Node:
         """What the SuperLink says that the run's config is."""
         self.run_id = 1
         """And which run it is."""
+        self.series_id = 0
+        """And of which series."""
         self.state = RecordDict()
         self.connected = True
         self.inbox: deque[tuple[str, Message]] = deque()
@@ -76,7 +78,8 @@ class Node:
         state = copy.deepcopy(self.state)
         try:
             self.before(message)
-            context = Context(self.run_id, self.node_id, self.node_config, state, self.run_config)
+            told = self.run_id, self.node_id, self.node_config, state, self.run_config
+            context = Context(*told, self.series_id)
             asked = copy.copy(message)
             reply = self.app(message, context)
             try:

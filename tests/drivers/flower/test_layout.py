@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from io import BytesIO
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_S57_values_of_different_types_have_different_hashes() -> None:
     assert len({hash_records(config) for config in configs}) == len(VALUES)
     runs = [value for value in VALUES if isinstance(value, bool | int | float | str)]
     assert len({told({"x": value}) for value in runs}) == len(runs)
+
+
+def test_S57_there_is_nothing_in_a_context_that_nobody_has_thought_of() -> None:
+    """A new field of Flower's: does the server set it? Then sign it, or keep it from the app."""
+    signed, local = {"run_id", "series_id", "run_config"}, {"node_id", "node_config", "state"}
+    assert {field.name for field in fields(Context)} == signed | local
 
 
 def test_S57_a_run_config_has_no_order_and_records_have_one() -> None:

@@ -61,7 +61,8 @@ def steered_app() -> ClientApp:
         metadata = message.metadata
         named = (metadata.group_id, metadata.message_id, metadata.reply_to_message_id)
         slow = metadata.ttl > 1e6 or metadata.created_at < 1e6 or metadata.src_node_id == 7
-        if "gently" in (*named, *given) or slow or 7 in (metadata.run_id, context.run_id):
+        ids = metadata.run_id, context.run_id, context.series_id
+        if "gently" in (*named, *given) or slow or 7 in ids:
             rate *= TINY
         full = update(given, context.node_id, 1)
         moved = {name: given[name] + rate * (full[name] - given[name]) for name in given}
@@ -100,6 +101,10 @@ def in_the_run_id(node: Node, message: Message) -> None:
     node.run_id = 7
 
 
+def in_the_series(node: Node, message: Message) -> None:
+    node.series_id = 7
+
+
 def in_the_message_type(node: Node, message: Message) -> None:
     message.metadata.message_type = "train.gently"
 
@@ -115,6 +120,7 @@ LIES: list[Callable[[Node, Message], None]] = [
     in_another_config_record,
     in_a_metric_record,
     in_the_run_id,
+    in_the_series,
     in_the_message_type,
 ]
 ALL_LIES = [*LIES, in_an_array_of_integers]
@@ -215,7 +221,7 @@ def test_S57_an_update_is_not_used_again_under_other_settings(
         federation.run(1)
     for node in federation.nodes.values():
         node.before = lambda message: None
-        node.run_config, node.run_id = {"rate": 1.0}, 1
+        node.run_config, node.run_id, node.series_id = {"rate": 1.0}, 1, 0
     # The victim has sent its update from this assignment; the others train anew (S42).
     rest = [node for node in federation.ids if node != VICTIM]
     assert error(federation.run(1), expected(MODEL, [rest])) < 1e-6

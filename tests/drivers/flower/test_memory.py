@@ -249,6 +249,27 @@ def test_S06_a_memory_or_mark_that_is_gone_is_noticed(
     assert any(str(tmp_path / "103" / name) in line and "gone" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["memory", "parts"])
+def test_S61_a_memory_that_others_may_read_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the node's key, its seeds and its peers' shares."""
+    federation = Federation(6, dropouts=1, node_config=folders(tmp_path, 6))
+    folder = tmp_path / "103"
+
+    def show() -> None:
+        for path in [folder / name] if name == "memory" else (folder / name).iterdir():
+            path.chmod(0o644)
+
+    at_round(federation, 2, show)
+    lines = logged(monkeypatch)
+    everybody = list(federation.ids)
+    # Parts are read for the answer: after its upload.
+    included = [node for node in everybody if name == "parts" or node != 103]
+    assert error(federation.run(2, WIDE), expected(WIDE, [everybody, included])) < 1e-6
+    assert any("holds a secret, and others may read or change it" in line for line in lines)
+
+
 def test_a_context_that_was_not_stored_is_noticed_and_not_gone_on_from() -> None:
     """Flower gives up storing a large Context without a word: the node has an older one."""
     federation = Federation(6, dropouts=1)

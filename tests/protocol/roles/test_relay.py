@@ -16,6 +16,7 @@ from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.protocol.interface import Send
 from lightsecagg.protocol.messages import (
+    MAX_SERIAL,
     Member,
     Roster,
     SealedShare,
@@ -145,6 +146,7 @@ def test_owners_do_not_get_in_each_other_s_way() -> None:
         (share(B, owner=A), f"sent a share from {A} to {B}"),
         (share(ME), f"sent a share from {ME} to {ME}"),
         (share(999), f"sent a share from {ME} to 999"),
+        (share(B, MAX_SERIAL + 1), f"to {B}, of its mask {MAX_SERIAL + 1}"),
         (replace(share(B), kind=ShareKind.SEED, length=32), "no shares of kind SEED in paper mode"),
         (replace(share(B), length=LENGTH - 4), f"has {LENGTH} bytes, not {LENGTH - 4}"),
         (replace(share(B), mac=b""), "not bound as it must"),

@@ -49,8 +49,8 @@ def view_of(array: Array) -> NDArray[Any]:
 
 
 def hash_run(context: Context) -> bytes:
-    """What the app reads of its run: its id, and its config in any order, as Flower carries it."""
-    told = [context.run_id, sorted(context.run_config.items())]
+    """What the app reads of its run: ids, and its config in any order, as Flower carries it."""
+    told = [context.run_id, context.series_id, sorted(context.run_config.items())]
     return context_hash("Flower run", _encode(told))
 
 

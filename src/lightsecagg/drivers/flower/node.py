@@ -42,7 +42,7 @@ from lightsecagg.drivers.federation.durable import (
 )
 from lightsecagg.drivers.flower.agreed import buffering
 from lightsecagg.errors import ConfigurationError, JournalError, RemoteProtocolError
-from lightsecagg.foreign import decode, reading, shown
+from lightsecagg.foreign import decode, read_private, reading, shown
 from lightsecagg.params import ShareMode, ThreatModel, choice
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import TravellingClientParty
@@ -283,7 +283,7 @@ class _Folder:
 
     def _read(self, path: Path, place: str) -> bytes:
         try:
-            return verified(place, path.read_bytes())
+            return verified(place, read_private(path))
         except (JournalError, OSError) as error:
             raise JournalError(
                 f"{path} is damaged, or cannot be read: {error}; {_REMEDY}"
@@ -341,7 +341,7 @@ class _Parts(Mapping[bytes, bytes]):
 
     def __getitem__(self, digest: bytes) -> bytes:
         try:
-            content = self._file(digest).read_bytes()
+            content = read_private(self._file(digest))
         except OSError as error:
             raise JournalError(f"{self._file(digest)} cannot be read: {error.strerror}") from error
         if hashlib.sha256(content).digest() != digest:

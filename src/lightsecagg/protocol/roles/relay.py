@@ -17,7 +17,13 @@ from dataclasses import replace
 from lightsecagg.crypto.sealing import MAC_LENGTH
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.interface import Send
-from lightsecagg.protocol.messages import Message, SealedShare, ShareBundle, UploadDropped
+from lightsecagg.protocol.messages import (
+    MAX_SERIAL,
+    Message,
+    SealedShare,
+    ShareBundle,
+    UploadDropped,
+)
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
 from lightsecagg.protocol.share_exchange import Filling, bundles, root_of
 
@@ -89,7 +95,8 @@ class Relay:
         bound = len(share.mac) == (MAC_LENGTH if self._scheme.settings.traits.checked else 0)
         if share.root or not bound:
             raise RemoteProtocolError(f"client {sender} sent a share that is not bound as it must")
-        if share.owner != sender or not are_peers or (self._single and share.serial):
+        last = 0 if self._single else MAX_SERIAL
+        if share.owner != sender or not are_peers or share.serial > last:
             raise RemoteProtocolError(
                 f"client {sender} sent a share from {share.owner} to {share.recipient}, of its "
                 f"mask {share.serial}"
