@@ -9,8 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # What there is, rounded up; modules still move. The goal is 31,500 and 15,500. The last rises:
 # what an operator sees (gauges, absent members, names, `status`), checks in the Flower plug-in;
-# packing, ranges, rotation and their loops (900); all of a party in its interface (100).
-LINES = {"src/lightsecagg": 37_850, "lab/src/lightsecagg_lab": 16_950}
+# packing, ranges, rotation and their loops (900); all of a party in its interface (100);
+# contributor, holder and the parts of the server as machines of their own (400, until rounds run
+# on them too).
+LINES = {"src/lightsecagg": 38_350, "lab/src/lightsecagg_lab": 16_950}
 
 
 @pytest.mark.parametrize("package", LINES)
