@@ -56,7 +56,7 @@ class DemoResult:
     """What clients did, in the order of time."""
     killed: list[dict[str, Any]]
     complaints: list[str]
-    """What clients have logged as errors."""
+    """What clients have logged as errors; if it hangs, how the logs end, too."""
     audit: Audit
     """What became of every update; rounds have few of them (see `demo_audit`)."""
     model: NDArray[np.float32] | None = field(repr=False)
@@ -169,7 +169,7 @@ def run_demo(config: DemoConfig, folder: Path, watch: Watch, ask: Ask = lambda: 
         aborted=[record for record in history if record["aborted"] is not None],
         notes=notes,
         killed=processes.killed,
-        complaints=processes.complaints(),
+        complaints=processes.complaints() + (processes.last_words() if hung else []),
         audit=audit(records, compared, notes, least=config.privacy + 2, drops=drops),
         model=read_model(state)[1] if config.vectors is None and records else None,
         state=state,

@@ -59,6 +59,10 @@ Ask = Callable[[], None]
 """Called wherever a demonstration may stop; what it raises ends it, and its processes."""
 
 
+_WORDS = 12
+"""Lines of the server's log that are shown when nothing goes on."""
+
+
 class Processes:
     """The server and the clients of a demonstration, each a process; who is killed comes back."""
 
@@ -149,11 +153,16 @@ class Processes:
 
     def complaints(self) -> list[str]:
         """What clients have logged as errors."""
+        logs = sorted(self._folder.glob("client-*.log"))
+        return [line["message"] for log in logs for line in _lines(log) if line["level"] == "error"]
+
+    def last_words(self) -> list[str]:
+        """How every log ends, that of the server first: for a federation that hangs."""
+        logs = [self._folder / "server.log", *sorted(self._folder.glob("client-*.log"))]
         return [
-            str(json.loads(line)["message"])
-            for path in sorted(self._folder.glob("client-*.log"))
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.startswith("{") and '"level": "error"' in line
+            f"{log.stem}: {line['message']}"
+            for log in logs
+            for line in _lines(log)[-_WORDS if log.stem == "server" else -3 :]
         ]
 
     # -- kills -------------------------------------------------------------------------------
@@ -298,6 +307,14 @@ class Processes:
             *_toml("training.task", asdict(config.own_task)),
             *_toml("training.local", asdict(config.local)),
         ]
+
+
+def _lines(log: Path) -> list[dict[str, str]]:
+    """The lines of a program's log; none of one that has not begun."""
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def _toml(table: str, values: Mapping[str, Any]) -> list[str]:
