@@ -24,6 +24,8 @@ Table = Mapping[str, Any] | str | os.PathLike[str]
 MISSING: Final = -1
 OUTSIDE: Final = -2
 """In place of a category's position: none given, or none that is listed."""
+_NARROWEST: Final = 2.0**-29
+"""Of a range, relative to its ends: float64 has 2^23 numbers in it then."""
 
 
 class Columns:
@@ -172,6 +174,11 @@ def as_range(name: str, given: Any) -> tuple[float, float]:
     if not (low < high and 1e-100 <= high - low <= 1e100):  # NaN and infinities too
         raise ParameterError(
             f"the range of {name!r} is {low:g} to {high:g}; the first must be less than the second"
+        )
+    if high - low < _NARROWEST * max(abs(low), abs(high)):
+        raise ParameterError(
+            f"the range of {name!r}, {low!r} to {high!r}, is too narrow for numbers as large; "
+            "subtract a constant from the column"
         )
     return low, high
 
