@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightsecagg
+import lightsecagg.statistics as module
 from laboratory import baseline
 from lightsecagg import StatisticsPlan, summarise
 from lightsecagg.errors import Aborted, InputRefused, ParameterError, RecoveryError
@@ -186,6 +187,31 @@ def test_variance_is_stable_where_textbook_formulas_are_not() -> None:
     assert found.variance.error < 1e-5
 
 
+def test_the_stated_error_is_nearly_reached_by_the_worst_values() -> None:
+    plan = StatisticsPlan({"x": (0, 1)}, minimum_cell=0)
+    step = 2.0**-23
+    for rows in ([0.501 * step, 9.499 * step], [0.499 * step, 9.501 * step]):
+        found = plan.decode(plan.encode({"x": rows})).numbers["x"]
+        exact = [Fraction(value) for value in rows]
+        for figure, true in (
+            (found.variance, float(statistics.variance(exact))),
+            (found.std, math.sqrt(statistics.variance(exact))),
+        ):
+            assert figure is not None
+            assert 0.9 * figure.error < abs(figure.value - true) <= figure.error
+    found = plan.decode(plan.encode({"x": [0.499 * step] * 7})).numbers["x"]
+    for figure, true in ((found.mean, 0.499 * step), (found.sum, 7 * 0.499 * step)):
+        assert figure is not None
+        assert 0.99 * figure.error < abs(figure.value - true) <= figure.error
+
+
+def test_every_sum_fits_in_its_bytes() -> None:
+    steps, rows = 2**module._STEP_BITS, module._MAX_ROWS
+    assert rows < 256**module._COUNT
+    assert steps * rows < 256**module._SUM
+    assert 256 ** (module._SQUARES - 1) < steps**2 * rows < 256**module._SQUARES
+
+
 def test_sums_of_squares_beyond_64_bits_are_exact() -> None:
     rows = 70_000  # squares of up to 2^48
     plan = StatisticsPlan({"x": (0, 2**24 - 1)})
@@ -218,6 +244,12 @@ def test_figures_of_few_values_are_hidden() -> None:
     assert y.mean is not None
     assert y.mean.value == pytest.approx(17 / 6)
     assert set(y.quantiles.values()) == {None}, "fewer than six lie on one side of each"
+    ends = StatisticsPlan({"x": (0, 10)}, quantiles=(0.3, 0.7, 0.95), minimum_cell=6)
+    tenths = ends.decode(ends.encode({"x": range(20)})).numbers["x"].quantiles
+    assert [figure is None for figure in tenths.values()] == [False, False, True]
+    ends = StatisticsPlan({"x": (0, 10)}, quantiles=(0.05, 0.25, 0.75, 0.8), minimum_cell=6)
+    tenths = ends.decode(ends.encode({"x": range(20)})).numbers["x"].quantiles
+    assert [figure is None for figure in tenths.values()] == [True, True, False, True]
 
 
 def test_small_cells_and_what_would_give_them_away_are_hidden() -> None:
@@ -340,6 +372,8 @@ def test_S47_a_sum_that_no_tables_add_up_to_is_refused() -> None:
         plan.decode(plan.encode(table) + other.encode(table))
     with pytest.raises(RecoveryError, match="or the bound is not 255"):
         plan.decode(np.minimum(plan.encode(table), 5) + plan.encode(table).clip(0, 5))
+    with pytest.raises(RecoveryError, match="or the bound is not 255"):
+        plan.decode(np.minimum(plan.encode(table), 254))
     contradictions = 0
     for entry in range(6, whole.size):  # one client that lies about one number
         for change in (1.0, -1.0, 600.0):
