@@ -138,20 +138,16 @@ def _guess(
 
 
 def _print(found: Statistics) -> None:
-    rows = [
-        (
-            *_present(name, column),
-            *(_HIDDEN if f is None else f"{f.value:.5g}" for f in (column.mean, column.std)),
-            *(
-                _HIDDEN if f is None else f"{f.value:.4g}\u00b1{f.error:.2g}"
-                for f in column.quantiles.values()
-            ),
-        )
-        for name, column in found.numbers.items()
-    ]
+    rows, quantiles = [], [""]
+    for name, column in found.numbers.items():
+        quantiles = [f"{q:g}" for q in column.quantiles]
+        figures = [column.mean, column.std, *column.quantiles.values()]
+        shown_ones = [_HIDDEN if each is None else f"{each.value:.4g}" for each in figures]
+        errors = [f"{each.error:.1g}" for each in column.quantiles.values() if each is not None]
+        rows.append((*_present(name, column), *shown_ones, *errors[:1]))
     rows += [_present(name, column) for name, column in found.categories.items()]
-    quantiles = [f"{q:g}" for column in [*found.numbers.values()][:1] for q in column.quantiles]
-    _table(("column", "values", "missing", "outside", "mean", "std", *quantiles), rows)
+    head = ("column", "values", "missing", "outside", "mean", "std", *quantiles, "\u00b1")
+    _table(head if found.numbers else head[:4], rows)
     for name, column in found.numbers.items():
         edges = [f"{edge:.4g}" for edge in column.edges]
         bins = [f"{low} to {high}" for low, high in pairwise(edges)]
@@ -175,11 +171,12 @@ def _count(count: int | None) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, name in enumerate(header):
         table.add_column(Text(shown(name)), justify="right" if index else "left")
     for row in rows:
