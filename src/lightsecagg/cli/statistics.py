@@ -159,6 +159,8 @@ def _print(found: Statistics) -> None:
         body = zip(table.labels[0], counts, strict=True)
         _table((" by ".join(table.columns), *others), [(n, *map(_count, row)) for n, row in body])
     least = found.minimum_cell
+    if found.numbers:
+        typer.echo("\u00b1: the error of the quantiles")
     typer.echo(f"{_HIDDEN}: hidden; fewer than {least} rows, or what would give such a count away")
 
 
