@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 # What there is, rounded up; modules still move. The goal is 31,500 and 15,500. The last rises:
 # what an operator sees (gauges, absent members, names, `status`), checks in the Flower plug-in;
 # packing, ranges, rotation and their loops (900); all of a party in its interface (100); statistics
-# of tables: plan, columns, what to hide (700), and their demonstration (270).
-LINES = {"src/lightsecagg": 38_820, "lab/src/lightsecagg_lab": 16_950}
+# of tables: plan, columns, what to hide (700), and their demonstration (290).
+LINES = {"src/lightsecagg": 38_840, "lab/src/lightsecagg_lab": 16_950}
 
 
 @pytest.mark.parametrize("package", LINES)

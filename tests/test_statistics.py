@@ -365,6 +365,9 @@ def test_S47_a_sum_that_no_tables_add_up_to_is_refused() -> None:
         plan.decode(whole[1:])
     with pytest.raises(RecoveryError, match="not of whole numbers: aggregate with the bound 255"):
         plan.decode(whole / 3)
+    for broken in (np.nan, np.inf):
+        with pytest.raises(RecoveryError, match="not of whole numbers"):
+            plan.decode(np.where(whole == 0, broken, whole))
     with pytest.raises(RecoveryError, match="not of vectors of this plan alone"):
         plan.decode(0 * whole)
     other = StatisticsPlan({"x": (0, 11)}, {"s": SEXES})

@@ -111,7 +111,7 @@ class CrossTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Statistics:
-    """What the tables of the included clients say together."""
+    """The joint statistics of the included clients' tables."""
 
     clients: int
     """Included."""
@@ -262,7 +262,7 @@ class StatisticsPlan:
                 f"the sum has shape {entries.shape}; by this plan it has {self.dimension} entries"
             )
         whole = np.rint(entries)
-        if not np.all(np.abs(entries - whole) < 0.25):
+        if not (np.isfinite(entries).all() and np.all(np.abs(entries - whole) < 0.25)):
             raise RecoveryError(
                 f"the sum is not of whole numbers: aggregate with the bound {BOUND}, without "
                 f"weights, and with {MAX_CLIENTS} clients at most"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightsecagg.drivers.columns import MISSING, OUTSIDE, Columns
 from lightsecagg.errors import ConfigurationError, InputRefused, LightSecAggError
@@ -71,7 +75,7 @@ def test_categories_are_compared_as_text(values: Any, found: list[int]) -> None:
 
 
 class Frame:
-    """What a DataFrame has, without pandas: columns by name, which know their own kinds."""
+    """What a DataFrame has, without pandas: columns by name, each of its own type."""
 
     class Series:
         def __init__(self, values: list[Any]) -> None:
@@ -132,6 +136,17 @@ def test_a_cell_is_never_quoted(csv: Any) -> None:
         with pytest.raises(LightSecAggError) as refusal:
             Columns(csv(text), ["age"]).numbers("age")
         assert "Jane" not in str(refusal.value)
+
+
+@given(st.one_of(st.binary(max_size=60), st.text('age,",;\r\n 01.nae_-', max_size=60)))
+def test_whatever_a_file_holds_it_is_read_or_refused(text: bytes | str) -> None:
+    content = text if isinstance(text, bytes) else text.encode()
+    with tempfile.TemporaryDirectory() as folder, suppress(LightSecAggError):
+        path = Path(folder) / "table.csv"
+        path.write_bytes(content)
+        columns = Columns(path, ["age"])
+        assert columns.categories("age", ["0", "1"]).shape == (columns.rows,)
+        assert columns.numbers("age").shape == (columns.rows,)
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe\x00", 'age\n"1\n', 'age\n"1"2\n'])

@@ -144,7 +144,7 @@ def _as_array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN in any form, or a cell that is empty or says NaN."""
+    """None, NaN in any form, or a cell that is empty or reads NaN."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas has its own
         return True
     if isinstance(value, str):
