@@ -312,6 +312,10 @@ def messages_page() -> str:
 # -- Python ----------------------------------------------------------------------------------------
 
 MORE_MODULES = {
+    "lightsecagg.statistics.Numbers": "Numbers: a column in `Statistics`",
+    "lightsecagg.statistics.CrossTable": "CrossTable: a table in `Statistics`",
+    "lightsecagg.statistics.Present": "Present: how many rows have a value",
+    "lightsecagg.statistics.Figure": "Figure: a value and its error",
     "lightsecagg.drivers.local": "A whole round on one page",
     "lightsecagg.training": "Training (extra: torch)",
     "lightsecagg.training.task": "Your own task",

@@ -1,6 +1,7 @@
 """LightSecAgg: secure aggregation for federated learning.
 
     aggregate             sum numpy arrays through a protocol, in this process
+    summarise             statistics of tables, likewise, by a StatisticsPlan
     Parameters            N, T, D, U, the field and the threat model
 
 and, to run the protocols over your own transport (docs/own-transport.md):
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     )
     from lightsecagg.protocol.settings import NO_MODEL, Settings, hash_model
     from lightsecagg.protocol.wire import Codec
+    from lightsecagg.statistics import Statistics, StatisticsPlan, summarise
 
 __version__ = "0.1.0.dev0"
 
@@ -140,6 +142,8 @@ __all__ = [
     "Settings",
     "ShareMode",
     "StalenessTable",
+    "Statistics",
+    "StatisticsPlan",
     "ThreatModel",
     "TransportError",
     "Update",
@@ -153,6 +157,7 @@ __all__ = [
     "hash_model",
     "restore_party",
     "server_party",
+    "summarise",
 ]
 
 _HOMES = {
@@ -212,6 +217,7 @@ _HOMES = {
     ),
     "lightsecagg.protocol.settings": ("NO_MODEL", "Settings", "hash_model"),
     "lightsecagg.protocol.wire": ("Codec",),
+    "lightsecagg.statistics": ("Statistics", "StatisticsPlan", "summarise"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from lightsecagg.cli import demonstration, options
+from lightsecagg.cli import demonstration, options, statistics
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.options import Mode, refuse_other_mode
 from lightsecagg.cli.output import AsJson
@@ -22,6 +22,7 @@ from lightsecagg.training.config import LocalConfig, Partition, TaskConfig
 app = typer.Typer(add_completion=False)
 _of_rounds = partial(typer.Option, rich_help_panel=options.SYNC_ONLY)
 _of_buffers = partial(typer.Option, rich_help_panel=options.ASYNC_ONLY)
+_of_statistics = partial(typer.Option, rich_help_panel=statistics.OPTIONS)
 _USUAL, _USUAL_PRIVACY = 8, 3
 """Clients of a demonstration in rounds, and the T for as many."""
 _STALE = 3
@@ -127,6 +128,27 @@ def run(
         float,
         _of_buffers(help="eta_g, the server's learning rate."),
     ] = 0.5,
+    table: Annotated[
+        Path | None,
+        _of_statistics(
+            "--statistics",
+            metavar="TABLE.CSV",
+            help="Train nothing: divide the rows among the clients, and compute statistics.",
+        ),
+    ] = None,
+    column_range: Annotated[
+        list[str] | None,
+        _of_statistics("--range", metavar="COLUMN=LOW:HIGH", help="Numbers; repeatable."),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        _of_statistics(metavar="COLUMN=A,B,...", help="Categories of a column; repeatable."),
+    ] = None,
+    cross: Annotated[
+        list[str] | None,
+        _of_statistics(metavar="COLUMN,COLUMN", help="Tabulate two columns; repeatable."),
+    ] = None,
+    minimum_cell: Annotated[int, _of_statistics(help="Hide smaller counts.")] = 10,
 ) -> None:
     """Start a server and N clients as processes over loopback TLS, train, kill some, and report.
 
@@ -136,9 +158,13 @@ def run(
     For the final check the clients of this demonstration ALSO write their plain updates to a
     temporary folder, which no real client does. Ctrl-C ends it; in the asynchronous mode with a
     report of what there is.
+
+    With `--statistics TABLE.CSV` there is no training and no kill, and no client writes its plain
+    vector anywhere but where a real one has it. See docs/statistics.md.
     """
     refuse_other_mode(ctx, mode)
-    require("run", "grpc", "torch")
+    statistics.refuse_others(ctx, wanted=table is not None)
+    require("run", "grpc", *(["torch"] if table is None else []))
     from lightsecagg.drivers.federation.demo import plan_kills
     from lightsecagg.drivers.federation.demo_config import DemoConfig
 
@@ -177,6 +203,10 @@ def run(
         timeout=timeout,
         dashboard_port=demonstration.page_port(dashboard, dashboard_port),
     )
+    if table is not None:
+        declared = column_range or [], category or [], cross or []
+        statistics.run_statistics(config, table, *declared, minimum_cell, as_json=as_json)
+        return
     kills = (0, 0)
     if mode is Mode.ASYNC:
         # A straggler is alone with its version: it counts only where one owner of a model is

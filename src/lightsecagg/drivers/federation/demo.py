@@ -106,6 +106,15 @@ def plan_kills(config: DemoConfig, clients: int, server: int) -> tuple[Kill, ...
 
 def check_demo(config: DemoConfig) -> None:
     """Refuse, in the words of the command line, what would fail in a process later on."""
+    check_sizes(config)
+    plan_deaths(config)
+    check_task(config.own_task, client=0)
+    if config.mode == "async":
+        _check_buffers(config)
+
+
+def check_sizes(config: DemoConfig) -> None:
+    """The part of it that has nothing to do with training."""
     check_integer("--rounds", config.rounds, 1)
     check_integer("--seed", config.seed, 0)
     if not 0 < config.timeout < math.inf:
@@ -124,10 +133,6 @@ def check_demo(config: DemoConfig) -> None:
     any_job = VectorServer(VectorsTable(dimension=1, weighted=True))
     any_list = AllowList({i: IdentityKey.generate().public for i in range(config.clients)})
     make_settings(table, any_job, bytes(32), any_list)
-    plan_deaths(config)
-    check_task(config.own_task, client=0)
-    if config.mode == "async":
-        _check_buffers(config)
 
 
 def _check_buffers(config: DemoConfig) -> None:
