@@ -84,10 +84,13 @@ def test_what_is_said_to_change_nothing_is_there(mutate: ModuleType) -> None:
 
 
 def test_a_check_that_is_gone_is_noticed() -> None:
-    """Both operands of the check to whom a share is addressed."""
+    """Both operands of the condition under which an opening without a model counts."""
     command = [sys.executable, str(SCRIPT), "--all", "--only", "operand removed"]
     done = run(
-        [*command, str(ROOT / FOLDERS[0] / "holder.py")], capture_output=True, text=True, cwd=ROOT
+        [*command, str(ROOT / FOLDERS[0] / "registration.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert "2 tried, 2 noticed, 0 survive" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
