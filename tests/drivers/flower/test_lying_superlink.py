@@ -596,9 +596,11 @@ def replying_app(change: float, loss: float, count: int = 1) -> ClientApp:
     def replied(message: Message, context: Context) -> Message:
         CALLED.append(message.metadata.message_type)
         given = arrays(message.content["arrays"])
+        told = message.content.config_records.get("config", ConfigRecord())
+        change_now = np.nan if told.get("fail") else change
         metrics = MetricRecord({"num-examples": count + len(CALLED), "loss": loss})
         moved = record(
-            {name: array + change * (1 + 1e-3 * len(CALLED)) for name, array in given.items()}
+            {name: array + change_now * (1 + 1e-3 * len(CALLED)) for name, array in given.items()}
         )
         return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
 
@@ -656,3 +658,14 @@ def test_S62_updates_are_no_failures(tmp_path: Path) -> None:
     for _ in range(3):
         assert not asker.fails("train", {}, metrics=[], limits=[])
         asker.enrol()
+
+
+def test_S62_an_update_between_two_failures_does_not_undo_the_first(tmp_path: Path) -> None:
+    """Else a server would ask something harmless in between, and never stop asking."""
+    asker = Asker(tmp_path, replying_app(0.5, 1.0), lightsecagg_max_failures=2)
+    for fail in (True, False, True):
+        assert asker.fails("train", {"fail": fail}, metrics=[], limits=[]) is fail
+        asker.enrol()
+    CALLED.clear()
+    assert asker.fails("train", {"fail": False}, metrics=[], limits=[])
+    assert not CALLED
