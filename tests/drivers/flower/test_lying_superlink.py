@@ -589,7 +589,7 @@ def test_S62_limits_that_no_metric_has_do_not_reach_the_app(limit: float, tmp_pa
     assert not CALLED
 
 
-def replying_app(change: float, loss: float, count: int = 1) -> ClientApp:
+def replying_app(change: Any, loss: float, count: int = 1) -> ClientApp:
     """An app whose training adds about `change` to every entry, never twice the same."""
     app = ClientApp(mods=[lightsecagg_mod])
 
@@ -622,6 +622,14 @@ def test_S62_no_clipping_norm_makes_a_node_refuse(tmp_path: Path) -> None:
     for norm in (1e-12, 0.5, 1.3, 1e12):
         assert not asker.fails("train", {"clipping_norm": norm}, metrics=[], limits=[])
         asker.enrol()
+
+
+@pytest.mark.parametrize("entry", [1.001, -1e6])
+def test_S62_no_bound_makes_a_node_refuse(entry: float, tmp_path: Path) -> None:
+    """The bound of the settings, which is 1 here, is the server's unless the operator sets one."""
+    change = np.array([entry, 0.1, 0.2, 0.3, 0.4, 0.5])
+    asker = Asker(tmp_path, replying_app(change, 1.0))
+    assert not asker.fails("train", {}, metrics=[], limits=[])
 
 
 @pytest.mark.parametrize("count", [90, 100, 101, 10**9])
