@@ -263,6 +263,9 @@ def test_S46_too_many_errors_are_refused_by_the_code(backend: str) -> None:
 def test_R59_who_contradicts_itself_leaves_alone() -> None:
     left, doubted = part_quarrels(range(1, 6), {(3, 3), (3, 4)})
     assert (left, doubted) == ({1, 2, 4, 5}, {3})
+    # Another with as many quarrels does not leave in its company: one of that other pair lied, too.
+    left, doubted = part_quarrels(range(1, 7), {(5, 5), (2, 5), (2, 1), (2, 3)})
+    assert (left, doubted) == ({3, 4, 6}, {2})
 
 
 def test_R59_owners_with_most_quarrels_leave_first() -> None:

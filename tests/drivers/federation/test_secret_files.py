@@ -14,9 +14,10 @@ from lightsecagg.drivers.federation.administration import Administration
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.dashboard.web import read_token
 from lightsecagg.drivers.federation.durable import ProcessLock, write_synced
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.provisioning import load_identity, provision
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.errors import ConfigurationError
+from lightsecagg.errors import ConfigurationError, JournalError
 
 SESSION = bytes(32)
 
@@ -112,6 +113,17 @@ def test_S61_a_lock_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "ledger.lock").symlink_to(tmp_path / "created")
     with pytest.raises(ConfigurationError, match="symbolic links"):
         ClientLedger(tmp_path / "ledger", SESSION, 0)
+
+
+def test_S61_a_journal_follows_no_link(tmp_path: Path) -> None:
+    target, folder = tmp_path / "elsewhere", tmp_path / "state"
+    folder.mkdir()
+    (folder / "journal.sqlite").symlink_to(target)
+    with pytest.raises(JournalError, match="cannot open the journal"):
+        Journal(folder, SESSION.hex())
+    assert not target.exists()
+    (folder / "journal.sqlite").unlink()
+    Journal(folder, SESSION.hex()).close()
 
 
 @pytest.mark.parametrize("run", ["server", "clients"])

@@ -589,16 +589,18 @@ def test_S62_limits_that_no_metric_has_do_not_reach_the_app(limit: float, tmp_pa
     assert not CALLED
 
 
-def replying_app(change: float, loss: float, count: int = 1) -> ClientApp:
+def replying_app(change: Any, loss: float, count: int = 1) -> ClientApp:
     """An app whose training adds about `change` to every entry, never twice the same."""
     app = ClientApp(mods=[lightsecagg_mod])
 
     def replied(message: Message, context: Context) -> Message:
         CALLED.append(message.metadata.message_type)
         given = arrays(message.content["arrays"])
+        told = message.content.config_records.get("config", ConfigRecord())
+        change_now = np.nan if told.get("fail") else change
         metrics = MetricRecord({"num-examples": count + len(CALLED), "loss": loss})
         moved = record(
-            {name: array + change * (1 + 1e-3 * len(CALLED)) for name, array in given.items()}
+            {name: array + change_now * (1 + 1e-3 * len(CALLED)) for name, array in given.items()}
         )
         return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
 
@@ -620,6 +622,14 @@ def test_S62_no_clipping_norm_makes_a_node_refuse(tmp_path: Path) -> None:
     for norm in (1e-12, 0.5, 1.3, 1e12):
         assert not asker.fails("train", {"clipping_norm": norm}, metrics=[], limits=[])
         asker.enrol()
+
+
+@pytest.mark.parametrize("entry", [1.001, -1e6])
+def test_S62_no_bound_makes_a_node_refuse(entry: float, tmp_path: Path) -> None:
+    """The bound of the settings, which is 1 here, is the server's unless the operator sets one."""
+    change = np.array([entry, 0.1, 0.2, 0.3, 0.4, 0.5])
+    asker = Asker(tmp_path, replying_app(change, 1.0))
+    assert not asker.fails("train", {}, metrics=[], limits=[])
 
 
 @pytest.mark.parametrize("count", [90, 100, 101, 10**9])
@@ -656,3 +666,14 @@ def test_S62_updates_are_no_failures(tmp_path: Path) -> None:
     for _ in range(3):
         assert not asker.fails("train", {}, metrics=[], limits=[])
         asker.enrol()
+
+
+def test_S62_an_update_between_two_failures_does_not_undo_the_first(tmp_path: Path) -> None:
+    """Else a server would ask something harmless in between, and never stop asking."""
+    asker = Asker(tmp_path, replying_app(0.5, 1.0), lightsecagg_max_failures=2)
+    for fail in (True, False, True):
+        assert asker.fails("train", {"fail": fail}, metrics=[], limits=[]) is fail
+        asker.enrol()
+    CALLED.clear()
+    assert asker.fails("train", {"fail": False}, metrics=[], limits=[])
+    assert not CALLED

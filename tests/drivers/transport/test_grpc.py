@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import ssl
 import struct
 import subprocess
 import sys
@@ -519,6 +520,42 @@ def test_S27_a_flood_waits_for_the_consumer(run: Run) -> None:
             flooding.cancel()
             assert sent < 1000
             server.disconnect(0, "enough")
+            await client.close()
+
+    run(scenario)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def test_R60_connections_that_open_no_stream_leave_room_for_others(
+    run: Run, save: Save, authority: Authority, server_credentials: Credentials
+) -> None:
+    """Of a peer with a certificate, which may be revoked: its handshake is good."""
+    mine, other = save(authority.issue_client(0)), save(authority.issue_client(1))
+    tls = ssl.create_default_context(cafile=mine.authority_file)
+    tls.load_cert_chain(mine.certificate_file, mine.key_file)
+    tls.set_alpn_protocols(["h2"])
+    few = replace(LIMITS, connections=4, connect_timeout=1)
+
+    async def idle(host: str, port: str) -> Any:
+        """A connection of HTTP/2, which says all that it must, and nothing else."""
+        reader, writer = await asyncio.open_connection(
+            host, int(port), ssl=tls, server_hostname="localhost"
+        )
+        writer.write(PREFACE)
+        await reader.readexactly(9)  # the server's settings: the connection is whole
+        return reader, writer
+
+    async def scenario() -> None:
+        async with serving(server_credentials, few) as (server, events):
+            held = [await idle(*server.address.split(":")) for _ in range(few.connections)]
+            for reader, writer in held:
+                await reader.read()  # until the server ends it
+                writer.transport.abort()
+            client = GrpcClient(server.address, 1, other, limits=few)
+            await client.connect()
+            assert await anext(events) == Connected(1)
             await client.close()
 
     run(scenario)

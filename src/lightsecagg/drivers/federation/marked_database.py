@@ -49,7 +49,7 @@ class MarkedDatabase:
         path = folder / "journal.sqlite"
         with self.reporting("open"):
             # SQLite gives the files beside the database the permissions of the database.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._open(schema)

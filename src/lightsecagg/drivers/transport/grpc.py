@@ -121,6 +121,8 @@ class GrpcServer(StreamServer):
                 ("grpc.so_reuseport", 0),  # a second server on this port is an error, not a rival
                 ("grpc.max_concurrent_streams", 1),
                 ("grpc.server_handshake_timeout_ms", int(1000 * self._limits.connect_timeout)),
+                # Else one certificate, even a revoked one, could hold all connections for ever.
+                ("grpc.max_connection_idle_ms", int(1000 * self._limits.connect_timeout)),
                 ("grpc.http2.min_ping_interval_without_data_ms", int(500 * self._limits.keepalive)),
             ),
             compression=grpc.Compression.NoCompression,
