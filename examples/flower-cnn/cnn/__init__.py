@@ -1,0 +1,1 @@
+"""A convolutional network in Flower, under secure aggregation."""
