@@ -398,14 +398,19 @@ def flower_frames() -> Iterator[bytes]:
         yield b"\x05" + record["frames"].data
 
 
+def write_private(path: Path, data: bytes) -> None:
+    path.touch(0o600)
+    path.write_bytes(data)
+
+
 def read_node_memory(data: bytes) -> None:
     """Flower's own memory of a node, and a file of the same content."""
     context = Context(1, 2, {}, RecordDict({node._RECORD: ConfigRecord({"content": data})}), {})
     memory = node._Volatile(context).load()
     assert memory is not None
     folder = Path(_scratch())
-    (folder / "memory").write_bytes(checksummed(node._PLACE, data))
-    (folder / "mark").write_bytes(checksummed(node._MARK, msgspec.msgpack.encode(0)))
+    write_private(folder / "memory", checksummed(node._PLACE, data))
+    write_private(folder / "mark", checksummed(node._MARK, msgspec.msgpack.encode(0)))
     repr(node._Folder(folder).load())
 
 
@@ -416,7 +421,7 @@ def node_memories() -> Iterator[bytes]:
 def read_node_mark(data: bytes) -> None:
     folder = Path(_scratch()) / "marked"
     folder.mkdir(exist_ok=True)
-    (folder / "mark").write_bytes(checksummed(node._MARK, data))
+    write_private(folder / "mark", checksummed(node._MARK, data))
     node._Folder(folder).load()
 
 

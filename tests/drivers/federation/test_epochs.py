@@ -327,8 +327,13 @@ class FarSession(EpochClientSession):
 
     def _go_on(self) -> None:
         party: Any = None if self._round is None else self._round.party
-        if party is not None and party.is_registered and party.state.next_serial < 2**63:
-            party.state = msgspec.structs.replace(party.state, next_serial=2**63)
+        if (
+            party is not None
+            and party.is_registered
+            and party.state.contributor.next_serial < 2**63
+        ):
+            far = msgspec.structs.replace(party.state.contributor, next_serial=2**63)
+            party.state = msgspec.structs.replace(party.state, contributor=far)
         super()._go_on()
 
 
