@@ -20,6 +20,7 @@ from fuzz_target import Target
 from mortal import Mortal
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
+from lightsecagg.drivers.columns import read_csv
 from lightsecagg.drivers.federation import client_ledger, epoch_journal, journal, marked_database
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
@@ -39,6 +40,7 @@ from lightsecagg.errors import (
     CryptoError,
     DecodeError,
     FieldError,
+    InputRefused,
     JournalError,
     MaskAlreadyUsed,
     ParameterError,
@@ -429,6 +431,13 @@ def node_marks() -> Iterator[bytes]:
     yield from (msgspec.msgpack.encode(mark) for mark in (0, -1, 70_000))
 
 
+def read_columns(data: bytes) -> None:
+    table = Path(_scratch()) / "table.csv"
+    table.write_bytes(data)
+    columns, lines = read_csv(table)
+    assert all(len(column) == len(lines) for column in columns.values())
+
+
 def read_node_config(data: bytes) -> None:
     """Keys and values as `--node-config` may hold them."""
     given: dict[str, Any] = {}
@@ -607,6 +616,13 @@ DECODERS = [
     ),
     Target(
         "flower-mark", read_node_mark, node_marks, STORED, ("drivers/flower/node.py:_Folder.load",)
+    ),
+    Target(
+        "columns",
+        read_columns,
+        lambda: [b"age,ward\n31,east\n,west\n", b'a,"b ""c"""\n1,2\n'],
+        (ConfigurationError, InputRefused),
+        ("drivers/columns.py:read_csv",),
     ),
     Target(
         "flower-config",
