@@ -384,7 +384,7 @@ def examples() -> list[m.Message]:
         m.AggregatedShare(vector_),
         m.UnmaskingShares(fixed("seeds", 64), fixed("keys", 64)),
         m.AbortRound("only 3 clients advertised their keys, at least 4 are needed"),
-        m.BufferedUpload(tag, vector_),
+        m.MaskedUpload(tag, vector_),
         m.SumRequest(9, (tag,)),
         m.Consent(9, fixed("signature", 64)),
         m.Certificate(9, ((7, fixed("signature", 64)),)),

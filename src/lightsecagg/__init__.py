@@ -6,8 +6,7 @@
 
 and, to run the protocols over your own transport (docs/own-transport.md):
 
-    client_party, server_party        one party in one round: messages in, outputs out
-    epoch_client_party, epoch_server_party       the same for an epoch of the asynchronous mode
+    client_party, server_party        one party in one round or epoch: messages in, outputs out
     restore_party                     a client's party from its snapshot
     Send, NeedInput, Persist, Compute, Aggregate, RoundAborted     what they return
     BufferAggregate, BufferFailed     and what the server of an epoch returns
@@ -84,8 +83,6 @@ if TYPE_CHECKING:
     from lightsecagg.protocol.policy import Policy
     from lightsecagg.protocol.registry import (
         client_party,
-        epoch_client_party,
-        epoch_server_party,
         restore_party,
         server_party,
     )
@@ -152,8 +149,6 @@ __all__ = [
     "at_once",
     "client_party",
     "clip_to_bound",
-    "epoch_client_party",
-    "epoch_server_party",
     "hash_model",
     "restore_party",
     "server_party",
@@ -210,8 +205,6 @@ _HOMES = {
     "lightsecagg.protocol.policy": ("Policy",),
     "lightsecagg.protocol.registry": (
         "client_party",
-        "epoch_client_party",
-        "epoch_server_party",
         "restore_party",
         "server_party",
     ),

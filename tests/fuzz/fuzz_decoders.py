@@ -50,8 +50,8 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
 from lightsecagg.field.words import WORDS
 from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
@@ -234,7 +234,7 @@ def read_round_snapshot(data: bytes) -> None:
 def read_epoch_snapshot(data: bytes) -> None:
     federation = epoch()
     client = min(federation.clients)
-    party = EpochClient.restore(
+    party = Client.restore(
         sealed("epoch snapshot", data), federation.keys[client], federation.policy, 0
     )
     repr(party)
@@ -253,7 +253,7 @@ def read_facts(data: bytes) -> None:
     def recall(tag: Tag) -> UploadInMemory:
         return UploadInMemory(np.zeros(mortal.settings.length, dtype=np.uint32))
 
-    EpochServer.restore([disk.facts[0], data], mortal.allow_list, recall, disk.recall_shares)
+    Server.restore([disk.facts[0], data], mortal.allow_list, recall, disk.recall_shares)
 
 
 @cache

@@ -26,8 +26,8 @@ from lightsecagg.field.staleness import StalenessTable, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, Decoding, Parameters, ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_client import EpochClient, Registered
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client, Registered
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferAggregate,
@@ -38,7 +38,7 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
+    MaskedUpload,
     Message,
     SumRequest,
     Tag,
@@ -57,7 +57,7 @@ def model_of(version: int) -> bytes:
     return hash_model(b"model %d" % version)
 
 
-def change(party: EpochClient, **fields: Any) -> None:
+def change(party: Client, **fields: Any) -> None:
     """Give a contributor another memory than it has."""
     assert isinstance(party.state, Registered)
     assert party.state.contributor is not None
@@ -68,8 +68,8 @@ def change(party: EpochClient, **fields: Any) -> None:
 class AsyncFederation(Links):
     """N clients and their server; nothing moves until the test delivers it."""
 
-    server: EpochServer
-    clients: dict[int, EpochClient]
+    server: Server
+    clients: dict[int, Client]
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class AsyncFederation(Links):
             share_mode=share_mode if share_mode is ShareMode.SHORT_KEY else None,
             **policy,
         )
-        server = EpochServer(
+        server = Server(
             self.settings,
             self.allow_list,
             buffer_size,
@@ -156,7 +156,7 @@ class AsyncFederation(Links):
         self.publishes = publish
         sources = self.sources = {client: entropy(f"client {client}") for client in self.keys}
         clients = {
-            client: EpochClient(
+            client: Client(
                 client, key, self.policy, Ledger.volatile(sources[client]), sources[client]
             )
             for client, key in self.keys.items()
@@ -239,14 +239,14 @@ class AsyncFederation(Links):
     def unique_vector(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         return self._unique.integers(-1000, 1001, self.settings.dimension).astype(np.float64)
 
-    def make_upload(self, client: int, version: int, model: bytes | None = None) -> BufferedUpload:
+    def make_upload(self, client: int, version: int, model: bytes | None = None) -> MaskedUpload:
         """Mask a fresh update; the message is not sent."""
         vector = self.unique_vector()
         outputs = self.clients[client].set_input(
             Update(vector), version, model_of(version) if model is None else model
         )
         message = outputs[-1].message  # type: ignore[union-attr]
-        assert isinstance(message, BufferedUpload)
+        assert isinstance(message, MaskedUpload)
         signed = vector.astype(np.int64) % self.field.modulus
         self.updates[client, message.tag.serial] = signed.astype(np.uint32)
         return message
@@ -262,7 +262,7 @@ class AsyncFederation(Links):
         self.away.add(client)
         for packet in (*self.lose(client, SERVER), *self.lose(SERVER, client)):
             match self.codec.decode(packet.data):
-                case BufferedUpload(tag=tag):
+                case MaskedUpload(tag=tag):
                     self.clients[client].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[client].receive(SERVER, dropped)

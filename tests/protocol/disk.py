@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.journal_facts import encode_fact
 from lightsecagg.protocol.messages import SealedShare, Tag
@@ -24,7 +24,7 @@ class Disk:
         self.written = 0
         """Bytes of facts and rows; the vectors of uploads and sealed shares are not counted."""
 
-    def store(self, record: EpochChanged) -> Upload | None:
+    def store(self, record: Promised) -> Upload | None:
         facts = [encode_fact(fact) for fact in record.facts]
         self.facts += facts
         self.written += sum(map(len, facts))
@@ -48,13 +48,13 @@ class Disk:
     def recall_shares(self, owner: int, serial: int) -> tuple[SealedShare, ...]:
         return self.shares[owner, serial]
 
-    def restored(self, allow_list: AllowList, *entropy: Any) -> EpochServer:
-        return EpochServer.restore(
+    def restored(self, allow_list: AllowList, *entropy: Any) -> Server:
+        return Server.restore(
             self.facts, allow_list, self.recall, self.recall_shares, *entropy
         )
 
 
-def memory_of(server: EpochServer) -> object:
+def memory_of(server: Server) -> object:
     """All that decides what it does next, to be compared."""
     registered = dict(server._registration.advertised)
     if server._registration.roster is None:

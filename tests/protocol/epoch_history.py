@@ -19,8 +19,8 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_client import EpochClient, Registered
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client, Registered
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferAggregate,
@@ -30,7 +30,7 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.kept_shares import Answered, Signed
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
+    MaskedUpload,
     SumRequest,
     Tag,
     UploadDropped,
@@ -43,8 +43,8 @@ class Epochs(History):
 
     SIZE = 4
     """K"""
-    clients: dict[int, EpochClient]
-    server: EpochServer
+    clients: dict[int, Client]
+    server: Server
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self.updates: dict[tuple[int, ...], Update] = {}
@@ -65,7 +65,7 @@ class Epochs(History):
         self.announced, self.summed, self.consented = {}, {}, {}
         self.settings = replace(self.settings, round=self.number)
         self.clients = {c: self.make_client(c) for c in self.ids}
-        self.server = EpochServer(
+        self.server = Server(
             self.settings,
             self.allow_list,
             self.SIZE,
@@ -80,9 +80,9 @@ class Epochs(History):
     def model_of(self, version: int) -> bytes:
         return hash_model(b"epoch %d, version %d" % (self.number, version))
 
-    def make_client(self, client: int) -> EpochClient:
+    def make_client(self, client: int) -> Client:
         source, identity = self.sources[client], self.identities[client]
-        return EpochClient(client, identity, self.policy, self.ledgers[client], source)
+        return Client(client, identity, self.policy, self.ledgers[client], source)
 
     def train(self, client: int, lag: int = -1) -> None:
         party = self.clients[client]
@@ -139,7 +139,7 @@ class Epochs(History):
         lost = super().disconnect(client)
         for packet in lost:
             match self.codec.decode(packet.data):
-                case BufferedUpload(tag=tag):
+                case MaskedUpload(tag=tag):
                     self.clients[client].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[client].receive(SERVER, dropped)

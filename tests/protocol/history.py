@@ -52,7 +52,7 @@ from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    BufferedUpload,
+    MaskedUpload,
     Certificate,
     Consent,
     MaskedUpload,
@@ -256,11 +256,11 @@ class History(Links, ABC):
                 key = (packet.sender, getattr(message, "time", 0))
                 known = self.answers.setdefault(key, packet.data)
                 assert known == packet.data, "two different answers for one sum"
-            case MaskedUpload() | BufferedUpload():
+            case MaskedUpload() | MaskedUpload():
                 self.note_mask(packet.sender, message)
         return (packet,)
 
-    def note_mask(self, client: int, message: MaskedUpload | BufferedUpload) -> None:
+    def note_mask(self, client: int, message: MaskedUpload | MaskedUpload) -> None:
         """What is left of an upload without its update; no two uploads leave the same."""
         if self.settings.traits.protected:
             key = self.mask_of(client, message)
@@ -415,8 +415,8 @@ class History(Links, ABC):
                 changed = Consent(time, self.flipped(signature))
             case Certificate(time, ((client, signature), *rest)):
                 changed = Certificate(time, ((client, self.flipped(signature)), *rest))
-            case BufferedUpload(tag, vector):
-                changed = BufferedUpload(tag, np.roll(vector, 1))
+            case MaskedUpload(tag, vector):
+                changed = MaskedUpload(tag, np.roll(vector, 1))
             case ReportsWanted(masks):
                 changed = ReportsWanted((*masks, (999, 0)))
             case Reports((report, *others)):

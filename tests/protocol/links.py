@@ -9,7 +9,7 @@ from typing import Any
 from disk import Disk
 
 from lightsecagg.drivers.local import Packet, Wire
-from lightsecagg.protocol.interface import SERVER, EpochChanged, Persist, UploadTaken
+from lightsecagg.protocol.interface import SERVER, Promised, Persist, UploadTaken
 from lightsecagg.protocol.jobs import Compute, UploadInMemory
 from lightsecagg.protocol.messages import Message
 
@@ -26,7 +26,7 @@ def stored(server: Any, outputs: Sequence[object], disk: Disk | None = None) -> 
         if isinstance(record, UploadTaken):
             kept = UploadInMemory(record.upload.vector)
             done += stored(server, server.stored(record, kept))
-        elif isinstance(record, EpochChanged) and disk is not None:
+        elif isinstance(record, Promised) and disk is not None:
             upload = disk.store(record)
             if record.upload is not None:
                 after += stored(server, server.stored(record, upload), disk)

@@ -9,7 +9,7 @@ from async_driver import AsyncFederation
 
 from lightsecagg.protocol.interface import SERVER
 from lightsecagg.protocol.journal_facts import decode_facts
-from lightsecagg.protocol.messages import BufferedUpload, UploadDropped
+from lightsecagg.protocol.messages import MaskedUpload, UploadDropped
 
 
 class Mortal(AsyncFederation):
@@ -32,7 +32,7 @@ class Mortal(AsyncFederation):
             self._publish(version)
         for packet in lost:
             match self.codec.decode(packet.data):
-                case BufferedUpload(tag=tag) if not self.server.intake.is_stored(tag):
+                case MaskedUpload(tag=tag) if not self.server.intake.is_stored(tag):
                     self.clients[tag.owner].receive(SERVER, UploadDropped(tag.serial))
                 case UploadDropped() as dropped:
                     self.clients[packet.recipient].receive(SERVER, dropped)

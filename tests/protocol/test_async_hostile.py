@@ -20,7 +20,7 @@ from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import buffer_statement, sign_tag
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import SERVER
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -652,9 +652,9 @@ def test_S47_a_buffer_whose_average_is_beyond_the_bound_is_refused(lie: int) -> 
 def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
-        EpochClient(0, fed.keys[1], fed.policy, Ledger.volatile())
+        Client(0, fed.keys[1], fed.policy, Ledger.volatile())
     with pytest.raises(ParameterError, match="needs a policy with buffering"):
-        EpochClient(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger.volatile())
+        Client(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger.volatile())
 
 
 # -- what integer weights leak -----------------------------------------------------------------

@@ -17,15 +17,15 @@ from lightsecagg.protocol import holder
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
 from lightsecagg.protocol.client_machine import Advertised
-from lightsecagg.protocol.epoch_client import TRANSITIONS, Registered
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import TRANSITIONS, Registered
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.kept_shares import AnyHolding
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    BufferedUpload,
+    MaskedUpload,
     Certificate,
     Consent,
     MaskedUpload,
@@ -275,13 +275,13 @@ def test_a_server_is_made_for_its_allow_list_protocol_and_guests() -> None:
     fed = AsyncFederation()
     keys = {client: IdentityKey.generate().public for client in range(6)}
     with pytest.raises(ParameterError, match="another allow-list"):
-        EpochServer(fed.settings, AllowList(keys), 4)
+        Server(fed.settings, AllowList(keys), 4)
     quantizer = replace(fed.settings.quantizer, summands=6)
     rounds = replace(fed.settings, buffering=None, quantizer=quantizer)
     with pytest.raises(ParameterError, match="needs settings with buffering"):
-        EpochServer(rounds, fed.allow_list, 4)
+        Server(rounds, fed.allow_list, 4)
     with pytest.raises(ParameterError, match="4 clients are invited; these parameters take 5"):
-        EpochServer(fed.settings, fed.allow_list, 4, invited=range(4))
+        Server(fed.settings, fed.allow_list, 4, invited=range(4))
     fed.server.start()
     with pytest.raises(LocalProtocolError, match="started already"):
         fed.server.start()
@@ -594,7 +594,7 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
             fed.step_up(client)
     assert fed.server.phase is Phase(phase)
     vector = np.zeros(fed.settings.share_length, dtype=np.uint32)
-    upload = BufferedUpload(late_tag(), vector)
+    upload = MaskedUpload(late_tag(), vector)
     for message in (
         Opening(b""),
         Roster(()),

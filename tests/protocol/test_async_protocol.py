@@ -22,8 +22,8 @@ from lightsecagg.errors import (
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.client_machine import Closed
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -391,12 +391,12 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         party.set_input(update, 0, model_of(0))
     assert party.stock == 1
-    next_epoch = EpochClient(0, fed.keys[0], fed.policy, party.ledger)
+    next_epoch = Client(0, fed.keys[0], fed.policy, party.ledger)
     fed.clients[0] = next_epoch
     fed.settings = replace(fed.settings, round=2)
-    fed.server = EpochServer(fed.settings, fed.allow_list, 4)
+    fed.server = Server(fed.settings, fed.allow_list, 4)
     for client in range(1, 6):
-        fed.clients[client] = EpochClient(client, fed.keys[client], fed.policy, Ledger.volatile())
+        fed.clients[client] = Client(client, fed.keys[client], fed.policy, Ledger.volatile())
     fed.open()
     with pytest.raises(MaskAlreadyUsed, match="spent"):
         next_epoch.set_input(update, 0, model_of(0))
@@ -404,9 +404,9 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
 
 def test_S06_an_epoch_is_opened_once() -> None:
     fed = AsyncFederation().open()
-    again = EpochClient(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
+    again = Client(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
     fed.clients[0] = again
-    opening = EpochServer(fed.settings, fed.allow_list, 4).start()[0]
+    opening = Server(fed.settings, fed.allow_list, 4).start()[0]
     with pytest.raises(RemoteProtocolError, match="already seen round 1"):
         again.receive(SERVER, opening.message)  # type: ignore[union-attr]
 
@@ -432,7 +432,7 @@ def test_S06_a_forked_party_does_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
     fed = AsyncFederation().open()
     party = fed.clients[0]
-    newer = EpochClient(0, fed.keys[0], fed.policy, party.ledger)
+    newer = Client(0, fed.keys[0], fed.policy, party.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
     with pytest.raises(RemoteProtocolError, match="epoch 1 is over"):
         fed.tell(0, UploadDropped(0))
@@ -441,7 +441,7 @@ def test_S07_an_epoch_is_over_when_a_newer_one_is_opened() -> None:
     assert party.state == Closed("this client has opened epoch 2")
     assert not party._contributor.masks.nbytes
     another = fed.clients[1]  # which notices when it is asked for something, not when told
-    newer = EpochClient(1, fed.keys[1], fed.policy, another.ledger)
+    newer = Client(1, fed.keys[1], fed.policy, another.ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
     with pytest.raises(RemoteProtocolError, match="has opened epoch 2"):
         another.restock()
@@ -534,7 +534,7 @@ def test_S22_nothing_secret_is_printed() -> None:
     fill(fed, (0, 1, 2, 3))
     fed.settle()
     party = fed.clients[0]
-    assert repr(party) == "EpochClient(client=0, state=Answered)"
+    assert repr(party) == "Client(client=0, state=Answered)"
     assert repr(party.state) == "Answered"
     assert "share" not in repr(party.state.holder.kept[4]).replace("KeptShare", "")
 
@@ -563,7 +563,7 @@ def test_S29_the_server_refuses_bad_uploads_and_goes_on() -> None:
     fed.server.receive(0, good)
     assert fed.server.intake.waiting == 1
     assert fed.server.receive(0, good) == []  # a duplicate
-    assert fed.server.late_messages == {"BufferedUpload": 1}
+    assert fed.server.late_messages == {"MaskedUpload": 1}
     assert fed.server.intake.waiting == 1
     with pytest.raises(RemoteProtocolError, match="0 was used already"):
         fed.server.receive(0, replace(good, tag=_changed(good.tag, digest=bytes(32))))
@@ -627,7 +627,7 @@ def test_too_few_registrations_abort_the_epoch() -> None:
 def test_a_buffer_size_that_clients_would_refuse_is_refused(size: int, reason: str) -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match=reason):
-        EpochServer(fed.settings, fed.allow_list, size)
+        Server(fed.settings, fed.allow_list, size)
 
 
 def test_equal_weights_are_reduced_to_one() -> None:

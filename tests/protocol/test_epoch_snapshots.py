@@ -28,7 +28,7 @@ from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol import kept_shares
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
-from lightsecagg.protocol.epoch_client import EpochClient, Registered
+from lightsecagg.protocol.client import Client, Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Update
 from lightsecagg.protocol.kept_shares import Signed
 from lightsecagg.protocol.messages import Message, Report, Reports, ReportsWanted, SumRequest
@@ -82,13 +82,13 @@ class Travellers(AsyncFederation):
 
 def restore(
     fed: AsyncFederation, client: int, snapshot: bytes, generation: int = 0, **changes: Any
-) -> EpochClient:
+) -> Client:
     arguments = {
         "identity": fed.keys[client],
         "policy": fed.policy,
         "entropy": fed.sources[client],
     } | changes
-    return EpochClient.restore(snapshot, generation=generation, **arguments)
+    return Client.restore(snapshot, generation=generation, **arguments)
 
 
 def history(fed: Travellers, seed: int) -> None:
@@ -388,7 +388,7 @@ def test_S22_a_restored_party_prints_nothing_secret() -> None:
     fed, snapshots, _ = scene()
     for state in STATES:
         party = restore(fed, 0, snapshots[state])
-        assert repr(party) == f"EpochClient(client=0, state={state})"
+        assert repr(party) == f"Client(client=0, state={state})"
         if isinstance(party.state, Registered):
             assert {repr(k) for of in party.state.holder.kept.values() for k in of.values()} <= {
                 f"KeptShare(since={since})" for since in (None, 0)

@@ -17,12 +17,12 @@ from mortal import Mortal
 from lightsecagg.errors import DecodeError, LocalProtocolError, ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import SERVER, EpochChanged, Persist, Phase
+from lightsecagg.protocol.interface import SERVER, Promised, Persist, Phase
 from lightsecagg.protocol.jobs import Compute, complete
 from lightsecagg.protocol.journal_facts import (
     VERSION,
     RosterFixed,
-    UploadBuffered,
+    UploadWaits,
     decode_facts,
     encode_fact,
 )
@@ -255,7 +255,7 @@ def test_a_record_that_cannot_be_stored_costs_its_sender_and_nothing_else() -> N
     lost = fed.make_upload(3, 0)
     outputs = server.receive(3, lost)
     (record,) = [o.record for o in outputs if isinstance(o, Persist)]
-    assert isinstance(record, EpochChanged)
+    assert isinstance(record, Promised)
     assert record.can_fail
     after = server.unstored(record)
     assert any(getattr(o, "message", None) == UploadDropped(lost.tag.serial) for o in after)
@@ -271,7 +271,7 @@ def fail(fed: Mortal, client: int, message: Any, *, committed: bool = False) -> 
     `committed`: it is on the disk for all that, as after a full disk that took the rows alone.
     """
     (record,) = [o.record for o in fed.server.receive(client, message) if isinstance(o, Persist)]
-    assert isinstance(record, EpochChanged)
+    assert isinstance(record, Promised)
     assert record.can_fail
     if committed:
         assert fed.disk is not None
@@ -330,8 +330,8 @@ def test_R31_what_may_fail_to_be_stored_promises_nothing_else() -> None:
     )
     outputs = fed.server.receive(2, fed.make_upload(2, 1))
     (record,) = [output.record for output in outputs if isinstance(output, Persist)]
-    assert isinstance(record, EpochChanged)
-    assert [type(fact) for fact in record.facts] == [UploadBuffered]
+    assert isinstance(record, Promised)
+    assert [type(fact) for fact in record.facts] == [UploadWaits]
     fed.call(SERVER, partial(fed.server.unstored, record))
     fed.upload(3, 1)
     fed.settle()

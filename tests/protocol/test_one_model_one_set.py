@@ -25,8 +25,8 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import Parameters, ThreatModel
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -524,7 +524,7 @@ def test_S42_a_signer_remembers_in_the_next_epoch_and_when_a_model_has_grown_old
     fed.send(5, fed.clients[5].receive(SERVER, SumRequest(9, later)))
     with pytest.raises(RemoteProtocolError, match="too old"):
         fed.clients[5].ledger.check_buffer([(4, model_of(0))])
-    newer = EpochClient(5, fed.keys[5], fed.policy, fed.clients[5].ledger)
+    newer = Client(5, fed.keys[5], fed.policy, fed.clients[5].ledger)
     newer.receive(SERVER, Opening(replace(fed.settings, round=2).to_bytes()))
     assert newer.ledger is fed.clients[5].ledger
     with pytest.raises(LightSecAggError, match="client 0's update"):
@@ -541,15 +541,15 @@ class Forgetful(Ledger):
 class Epoch(Wire):
     """Six of ten clients, and a server that can do without the signatures of two."""
 
-    server: EpochServer
-    clients: dict[int, EpochClient]
+    server: Server
+    clients: dict[int, Client]
 
     def __init__(self, number: int, ten: AsyncFederation, members: Iterable[int]) -> None:
         six = AsyncFederation(6, dropouts=2, buffer_size=3, threat_model=MALICIOUS)
         settings = replace(six.settings, round=number, allow_list=ten.allow_list.digest)
-        server = EpochServer(settings, ten.allow_list, 3, members)
+        server = Server(settings, ten.allow_list, 3, members)
         clients = {
-            i: EpochClient(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members
+            i: Client(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members
         }
         super().__init__(server, clients, Codec(settings.field))
         self.quantizer, self.result = settings.quantizer, np.empty(0)

@@ -15,7 +15,7 @@ from driver import HONEST, MALICIOUS, Federation, Network
 from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import (
     SERVER,
     LedgerChanged,
@@ -33,7 +33,7 @@ from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
-    BufferedUpload,
+    MaskedUpload,
     Consent,
     MaskedUpload,
     Message,
@@ -100,7 +100,7 @@ def test_S06_what_a_client_must_remember_is_stored_before_anything_leaves(
 @BOTH
 def test_S06_an_asynchronous_client_stores_before_it_speaks(threat_model: ThreatModel) -> None:
     fed = AsyncFederation(threat_model=threat_model)
-    party = EpochClient(0, fed.keys[0], fed.policy, Ledger())
+    party = Client(0, fed.keys[0], fed.policy, Ledger())
     fed.clients[0] = party
     disk, send = Disk(), fed.send
 
@@ -114,7 +114,7 @@ def test_S06_an_asynchronous_client_stores_before_it_speaks(threat_model: Threat
     update = Update(fed.unique_vector())
     fed.call(0, lambda: party.set_input(update, 0, model_of(0)))
     assert disk.left[Advertise].last_round == 1
-    uploaded = disk.left[BufferedUpload]
+    uploaded = disk.left[MaskedUpload]
     assert uploaded.uploads()[model_of(0).hex()] == 1
     with pytest.raises(Exception, match="spent"):
         uploaded.check_unspent(uploaded.fingerprint(update))

@@ -41,11 +41,11 @@ from lightsecagg.masks.short_keys import (
     public_matrix,
 )
 from lightsecagg.params import PAPER_MODULUS, Decoding, Parameters, ShareMode
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send, Update
 from lightsecagg.protocol.messages import (
     AggregatedShare,
-    BufferedUpload,
+    MaskedUpload,
     MaskedUpload,
     Member,
     Opening,
@@ -430,14 +430,14 @@ def test_S06_S49_a_mask_of_an_epoch_too_has_one_upload() -> None:
     before = client.snapshot()
     first = federation.make_upload(0, 0)
 
-    def comes_back() -> EpochClient:
-        return EpochClient.restore(before, federation.keys[0], federation.policy, 0)
+    def comes_back() -> Client:
+        return Client.restore(before, federation.keys[0], federation.policy, 0)
 
     other = Update(federation.unique_vector())
     naive = comes_back()  # with the ledger of before
     *_, output = naive.set_input(other, 0, model_of(0))
     assert isinstance(output, Send)
-    assert isinstance(output.message, BufferedUpload)
+    assert isinstance(output.message, MaskedUpload)
     leaked = signed(DEFAULT_FIELD, DEFAULT_FIELD.subtract(output.message.vector, first.vector))
     mine = signed(DEFAULT_FIELD, federation.updates[0, first.tag.serial])
     assert np.array_equal(leaked, other.vector.astype(np.int64) - mine)

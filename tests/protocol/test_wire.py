@@ -73,7 +73,7 @@ def strategies(field: PrimeField) -> dict[type, st.SearchStrategy[Any]]:
         m.MaskedUpload: st.builds(m.MaskedUpload, short, vectors(field), vectors(field)),
         m.UnmaskingShares: st.builds(m.UnmaskingShares, short, short),
         m.AbortRound: st.builds(m.AbortRound, st.text(max_size=20)),
-        m.BufferedUpload: st.builds(m.BufferedUpload, tags, vectors(field)),
+        m.MaskedUpload: st.builds(m.MaskedUpload, tags, vectors(field)),
         m.SumRequest: st.builds(m.SumRequest, whole, st.lists(tags | whole, max_size=3).map(tuple)),
         m.Consent: st.builds(m.Consent, whole, short),
         m.Certificate: st.builds(m.Certificate, whole, pairs),
@@ -107,7 +107,7 @@ EXAMPLES: dict[type, Message] = {
     m.Certificate: m.Certificate(0, ((1, b"s" * 64), (2, b"t" * 64))),
     m.UnmaskingShares: m.UnmaskingShares(b"of seeds", b"of keys"),
     m.AbortRound: m.AbortRound("zu spät"),
-    m.BufferedUpload: m.BufferedUpload(
+    m.MaskedUpload: m.MaskedUpload(
         m.Tag(1, 2, b"h" * 32, 3, b"m" * 32, b"d" * 32, b"s" * 64), np.arange(3, dtype=np.uint32)
     ),
     m.SumRequest: m.SumRequest(5, (m.Tag(1, 2, b"h", 3, b"m", b"d", b"s"), 70000)),
@@ -334,7 +334,7 @@ def test_shares_of_a_bundle_are_used_where_they_lie() -> None:
         prefixed(m.AbortRound, b"\x91\xdb\xff\xff\xff\xff"),
         prefixed(m.AggregatedShare, struct.pack("<HI", 0, 2**32 - 1)),
         prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
-        prefixed(m.BufferedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
+        prefixed(m.MaskedUpload, struct.pack("<HI", 2**16 - 1, 2**32 - 1)),
         prefixed(m.ShareBundle, struct.pack("<QQQBBI", 1, 2, 0, 2, 0, 2**32 - 1)),
     ],
 )

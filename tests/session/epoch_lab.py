@@ -18,8 +18,8 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.interface import EpochChanged, LedgerChanged
+from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.interface import Promised, LedgerChanged
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.journal_facts import (
     SumAnnounced,
@@ -91,13 +91,13 @@ class EpochDisk:
                 self.left |= dict.fromkeys(self.uploads, reason)
                 self.over[number], self.facts, self.uploads = reason, [], {}
                 self.shares = {}
-            case EpochChanged():
+            case Promised():
                 return self.change(number, record)
             case _:
                 raise AssertionError(record)
         return None
 
-    def change(self, number: int, record: EpochChanged) -> Upload | None:
+    def change(self, number: int, record: Promised) -> Upload | None:
         self.facts += [encode_fact(fact) for fact in record.facts]
         stored = None
         if record.upload is not None:
@@ -298,7 +298,7 @@ class EpochLaboratory(Laboratory):
         return self.server._round
 
     @property
-    def party(self) -> EpochServer:
+    def party(self) -> Server:
         return self.epoch._party
 
     @property

@@ -55,7 +55,7 @@ def send(lab: EpochLaboratory, client: int) -> None:
     lab.trainings.remove((client, train))
     event = Trained(train.round, lab.update(client, train.round))
     lab.do(client, lab.clients[client].handle(event, lab.now))
-    assert "BufferedUpload" in [name_of(data) for owner, data in lab.up if owner == client]
+    assert "MaskedUpload" in [name_of(data) for owner, data in lab.up if owner == client]
 
 
 def nobody_else_has_an_update(lab: EpochLaboratory) -> None:

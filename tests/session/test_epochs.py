@@ -12,7 +12,7 @@ from epoch_lab import BUFFERING, EpochDisk, EpochLaboratory, finish_training, op
 from laboratory import needs_laboratory
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.interface import SERVER, EpochChanged, Phase
+from lightsecagg.protocol.interface import SERVER, Promised, Phase
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Opening, SumRequest
 from lightsecagg.protocol.policy import Policy
@@ -258,7 +258,7 @@ def test_what_is_lost_with_a_connection_is_sent_again_or_forgotten() -> None:
     event = Trained(train.round, lab.update(0, train.round))
     lab.do(0, lab.clients[0].handle(event, lab.now))
     assert [name_of(data) for _, data in lab.up] == [
-        "BufferedUpload",
+        "MaskedUpload",
         "ShareBundle",
         "Reports",
         "Fetch",
@@ -420,7 +420,7 @@ def test_fedbuff_runs_without_protection_over_the_same_sessions(crash: bool) -> 
     lab.wait(2)
     assert lab.party._flight is not None
     kinds = {kind for _, kind in lab.seen}
-    assert kinds == {"Hello", "Advertise", "Fetch", "BufferedUpload"}, "nobody is asked for shares"
+    assert kinds == {"Hello", "Advertise", "Fetch", "MaskedUpload"}, "nobody is asked for shares"
     if crash:
         announced = lab.promised
         lab.crash()
@@ -510,7 +510,7 @@ def test_R31_an_upload_whose_mask_was_lost_with_the_server_is_not_acknowledged()
     assert [name_of(data) for _, data in lab.up] == [
         "ShareBundle",
         "Reports",
-        "BufferedUpload",
+        "MaskedUpload",
         "Fetch",
     ]
     lab.crash()
@@ -553,12 +553,12 @@ def signatures(lab: EpochLaboratory) -> dict[int, bytes]:
 
 def upload_of(owner: int) -> Any:
     """Whether a record brings an upload of this client's."""
-    return lambda r: isinstance(r, EpochChanged) and r.upload and r.upload.tag.owner == owner
+    return lambda r: isinstance(r, Promised) and r.upload and r.upload.tag.owner == owner
 
 
 def shares_of(owner: int) -> Any:
     """Whether a record brings a mask of this client's."""
-    return lambda r: isinstance(r, EpochChanged) and r.shares and r.shares[0].owner == owner
+    return lambda r: isinstance(r, Promised) and r.shares and r.shares[0].owner == owner
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -710,7 +710,7 @@ def test_S44_a_server_that_gives_one_model_again_and_again_gets_few_answers(naiv
             model = Version(version, b"another model")
             lab.do(0, victim.handle(Received(SERVER, pack_control(model)), lab.now))
             event = Trained(version, lab.update(0, version))
-            assert "BufferedUpload" in posted(victim.handle(event, lab.now))
+            assert "MaskedUpload" in posted(victim.handle(event, lab.now))
             assert victim._ledger._entries.unconfirmed == 0
             continue
         offer = pack_control(Version(version, b"the same model"))
@@ -848,5 +848,5 @@ def test_S55_an_update_is_not_uploaded_in_an_epoch_with_other_instructions(naive
         epoch.announcement = Announcement(b"", Instructions({"epochs": 9}))
     event = Trained(train.round, lab.update(0, train.round))
     sent = posted(lab.clients[0].handle(event, lab.now))
-    assert ("BufferedUpload" in sent) == naive
+    assert ("MaskedUpload" in sent) == naive
     assert any(isinstance(each, Fetch) for each in sent), "it goes on with another model"

@@ -25,7 +25,7 @@ from lightsecagg.field.group import Elements, Group
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.messages import MAX_SERIAL, SumRequest, Tag
-from lightsecagg.protocol.roles.agreement import Statement
+from lightsecagg.protocol.roles.agreement import ROUND, Statement
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef, Term
 
@@ -62,9 +62,15 @@ def hash_upload(group: Group, vector: Elements) -> bytes:
     return context_hash("masked upload", group.to_buffer(vector))
 
 
-def sign_tag(key: IdentityKey, context: bytes, tag: Tag) -> Tag:
-    """An owner's statement about its upload: the tag, signed."""
-    return replace(tag, signature=key.sign(_TAG, context, *_said(tag)))
+def make_tag(round_: Round, key: IdentityKey, tag: Tag) -> Tag:
+    """An owner's statement about its upload: the tag, signed where a server could misplace it.
+
+    In a round everything that a sum could be steered by follows from C1: the model, and the one
+    mask of each owner.
+    """
+    if round_.settings.one_sum:
+        return tag
+    return replace(tag, signature=key.sign(_TAG, round_.context, *_said(tag)))
 
 
 def _said(tag: Tag) -> tuple[bytes, ...]:
@@ -73,8 +79,8 @@ def _said(tag: Tag) -> tuple[bytes, ...]:
 
 
 def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
-    """Raise `RemoteProtocolError` unless the tag is its owner's own, for this epoch."""
-    if tag.owner not in round_.positions:
+    """Raise `RemoteProtocolError` unless the tag is its owner's own, for this round or epoch."""
+    if round_.members and tag.owner not in round_.positions:
         raise RemoteProtocolError(f"the tag's owner, client {tag.owner}, is not on the roster")
     header = HASH_LENGTH if round_.settings.traits.checked else 0
     if (len(tag.model), len(tag.digest), len(tag.header)) != (HASH_LENGTH, HASH_LENGTH, header):
@@ -83,6 +89,12 @@ def check_tag(round_: Round, allow_list: AllowList, tag: Tag) -> None:
         raise RemoteProtocolError(
             f"the tag of client {tag.owner} holds a negative number, or one beyond {MAX_SERIAL}"
         )
+    if round_.settings.one_sum:
+        if (tag.serial, tag.version, tag.model) != (0, 0, round_.settings.model) or tag.signature:
+            raise RemoteProtocolError(
+                f"the tag of client {tag.owner} is not of a round's one mask and one model"
+            )
+        return
     try:
         identity.verify(
             f"client {tag.owner}",
@@ -119,9 +131,9 @@ def check_models(buffer: SumRequest, models: Mapping[int, bytes], crowd: int) ->
         )
 
 
-def buffer_statement(context: bytes, buffer: SumRequest) -> Statement:
-    """Consent to a buffer of the epoch C1 (agree step)."""
-    return Statement("buffer", (context, uint(buffer.time), hash_tags(buffer.tags)))
+def sum_statement(context: bytes, request: SumRequest) -> Statement:
+    """Consent to a sum of the round or epoch C1 (agree step)."""
+    return Statement("sum", (context, uint(request.time), hash_tags(request.tags)))
 
 
 def hash_tags(tags: tuple[Tag, ...]) -> bytes:
@@ -132,10 +144,44 @@ def hash_tags(tags: tuple[Tag, ...]) -> bytes:
     return context_hash("tags", *parts)
 
 
-def buffer_weights(
-    round_: Round, buffering: Buffering, buffer: SumRequest, minimum: int = 0
+def sum_weights(round_: Round, request: SumRequest, minimum: int = 0) -> tuple[int, ...]:
+    """The weights of a sum in the order of its tags, if it is acceptable at all (S03, S09)."""
+    buffering = round_.settings.buffering
+    if buffering is None:
+        _check_survivors(round_, request)
+        return (1,) * len(request.tags)
+    return _buffer_weights(round_, buffering, request, minimum)
+
+
+def _check_survivors(round_: Round, request: SumRequest) -> None:
+    if request.time != ROUND:
+        raise RemoteProtocolError(
+            f"a sum of time {request.time} is asked for, but this is a synchronous round, whose "
+            "one sum has time 0"
+        )
+    owners = [tag.owner for tag in request.tags]
+    if any(tag != Tag(tag.owner) for tag in request.tags):
+        raise RemoteProtocolError("a round's request names owners alone: the rest is in C1")
+    strangers = [client for client in owners if client not in round_.positions]
+    if strangers and round_.members:
+        raise RemoteProtocolError(f"the survivor set names {strangers}, who are not on the roster")
+    if any(second <= first for first, second in pairwise(owners)):
+        raise RemoteProtocolError(
+            "a survivor set lists its owners once each, in increasing order: it names a client "
+            "twice, or is out of order"
+        )
+    least = round_.settings.minimum
+    if len(owners) < least:
+        raise RemoteProtocolError(
+            f"a survivor set of {len(owners)} is refused: a sum over fewer than "
+            f"{least} clients does not hide its members"
+        )
+
+
+def _buffer_weights(
+    round_: Round, buffering: Buffering, buffer: SumRequest, minimum: int
 ) -> tuple[int, ...]:
-    """The weights of a buffer in the order of its tags, if it is acceptable at all (S09).
+    """Those of a buffer.
 
     Signatures and shares are checked elsewhere.
 
@@ -181,7 +227,7 @@ def buffer_weights(
     return weights
 
 
-def buffer_terms(buffer: SumRequest, weights: Iterable[int]) -> tuple[Term, ...]:
+def sum_terms(buffer: SumRequest, weights: Iterable[int]) -> tuple[Term, ...]:
     """The masks of a buffer's uploads, and how often each counts."""
     return tuple(
         Term(MaskRef(tag.owner, tag.serial), weight)

@@ -3,7 +3,7 @@
 Theory of operation. A client is always in one state, a frozen value that holds only what later
 steps still need, so secrets leave with the transition that used them. A table names, for each state
 and message, the handler; every other message is refused and changes nothing. `RoundClient` is the
-machine of a synchronous round, `EpochClient` that of an epoch of the asynchronous mode. Both begin
+machine of a synchronous round, `Client` that of an epoch of the asynchronous mode. Both begin
 alike, by registration, and end alike:
 
     Waiting      knows its identity, its policy and its ledger
@@ -60,7 +60,7 @@ from lightsecagg.protocol.schemes.interface import ClientScheme
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.settings import Settings
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 """Of the states' layout; there is no reading of another one."""
 
 
@@ -158,6 +158,10 @@ class Seat(NamedTuple):
     """It seals the shares that leave, and opens those that come; None where nothing is shared."""
     private_keys: tuple[bytes, ...]
     """Of the advertised pairs; the first one is that key."""
+    owners: tuple[int, ...] | None = None
+    """Of a round: whose shares are complete, once sharing is closed."""
+    update: bytes = b""
+    """Of a round: the fingerprint of the update that this client has uploaded; empty before."""
 
     def __repr__(self) -> str:
         return f"Seat(client={self.scheme.client})"
@@ -166,8 +170,6 @@ class Seat(NamedTuple):
 class ClientMachine(Generic[AnyState]):
     """A client with a state and a table; see the module and `interface`."""
 
-    mode: ClassVar[str]
-    """What it calls the time between opening and end: round or epoch."""
     decoder: ClassVar[msgspec.msgpack.Decoder[Any]]
     """Of its snapshots, with its states."""
     transitions: ClassVar[Table]
@@ -183,6 +185,8 @@ class ClientMachine(Generic[AnyState]):
         """`ledger` is this client's memory of the session, the same one in every round (S06)."""
         if client not in policy.allow_list or policy.allow_list[client] != identity.public:
             raise ParameterError(f"client {client} is not on the allow-list with this identity")
+        self.mode = "round" if policy.buffering is None else "epoch"
+        """What it calls the time between opening and end."""
         self._scheme_class = scheme_of(*policy.protocols, share_mode=policy.share_mode).client
         self.client = client
         self.state: AnyState = _any(Waiting())
@@ -241,7 +245,7 @@ class ClientMachine(Generic[AnyState]):
         payload = msgspec.msgpack.encode(
             Stored(SNAPSHOT_VERSION, protocol, self.client, self.ledger.to_bytes(), state)
         )
-        return context_hash(f"{self.mode} snapshot", payload) + payload
+        return context_hash("client snapshot", payload) + payload
 
     @classmethod
     def restore(
@@ -258,16 +262,16 @@ class ClientMachine(Generic[AnyState]):
         an older copy. The policy may have changed since, but must still admit the settings.
         """
         payload = snapshot[HASH_LENGTH:]
-        if snapshot[:HASH_LENGTH] != context_hash(f"{cls.mode} snapshot", payload):
+        if snapshot[:HASH_LENGTH] != context_hash("client snapshot", payload):
             raise DecodeError(
-                f"malformed {cls.mode} snapshot: its checksum is wrong; it was cut or altered, or "
-                "is of another mode or release"
+                "malformed snapshot: its checksum is wrong; it was cut or altered, or is of "
+                "another release"
             )
         stored: Stored = decode(cls.decoder.decode, payload, "snapshot")
         if stored.version != SNAPSHOT_VERSION:
             raise DecodeError(
                 f"a snapshot of version {stored.version} is not read by this release, which has "
-                f"{SNAPSHOT_VERSION}; join the next {cls.mode}"
+                f"{SNAPSHOT_VERSION}; join the next round or epoch"
             )
         if stored.protocol not in policy.protocols:
             raise DecodeError(f"this is a snapshot of {shown(stored.protocol)}")

@@ -9,6 +9,11 @@ update is spent when it is uploaded, because it may be summed without its owner.
 kept by holders (`holder`); a contributor that is a holder too keeps its own share like any other,
 and a mask is worth nothing once that is gone. Whoever holds both machines says so (`keep_only`).
 
+Where a roster serves one sum there is one mask, drawn with the roster. The update waits (`pending`)
+until sharing is closed: a scheme's masks may depend on whose shares are complete. Its rule for the
+ledger is that of a repeat: the same update again, at most twice, and spent when it is consented to
+(`Ledger`).
+
 Nothing here decides what is answered for, and no share of another client is ever seen.
 """
 
@@ -18,18 +23,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from lightsecagg.crypto.entropy import Entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import InputRefused, LocalProtocolError, MaskAlreadyUsed
 from lightsecagg.field.prime import Elements
-from lightsecagg.protocol.buffers import hash_upload, sign_tag
+from lightsecagg.protocol.buffers import hash_upload, make_tag
 from lightsecagg.protocol.client_machine import Seat, State
 from lightsecagg.protocol.interface import SERVER, Output, Send, Update
 from lightsecagg.protocol.kept_shares import KeptShare
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import BufferedUpload, SealedShare, Tag
+from lightsecagg.protocol.messages import MaskedUpload, SealedShare, Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.schemes.interface import ClientScheme, PreparedMask
@@ -128,11 +134,20 @@ class Ready(State, frozen=True):
     """By serial."""
     outstanding: tuple[int, ...] = ()
     """Serials of the uploads that wait for their sum, ascending."""
+    pending: tuple[str, bytes, int] | None = None
+    """Of a round: the update, until sharing is closed: dtype, bytes, samples."""
+    update: bytes = b""
+    """Of a round: the fingerprint of the update that was uploaded."""
 
     @property
     def stored(self) -> int:
         """Bytes of its secrets."""
         return sum(len(mask.secret) for mask in self.stock.values())
+
+    @property
+    def is_asked(self) -> bool:
+        """Of a round: whether it has a mask, and no update yet."""
+        return bool(self.stock) and self.pending is None
 
     def keep_only(self, serials: Collection[int]) -> Ready:
         """Without the masks that are not among these."""
@@ -150,6 +165,13 @@ class Restocked(NamedTuple):
     own: dict[int, KeptShare]
     """Its own shares of them, for the holder that it may be."""
     outputs: list[Send]
+
+
+class _Hidden(NamedTuple):
+    """What becomes of a contributor that has hidden an update."""
+
+    state: Ready
+    upload: MaskedUpload
 
 
 class Contributor:
@@ -171,6 +193,9 @@ class Contributor:
         them; for a driver to deny that ends this process before the upload."""
         self._identity, self._policy, self._entropy = identity, policy, entropy
         self._give_up = give_up
+        self._fingerprint = b""
+        """Of the pending update, unless it came with a snapshot: hashing takes as long as masking.
+        """
 
     def room(self, state: Ready, most: int) -> int:
         """How many more masks may be shared before one that is needed is too old.
@@ -210,11 +235,42 @@ class Contributor:
         ledger.count_opening(model, self._policy.max_openings)
         return [*ledger.persisted()]
 
+    def put_off(self, seat: Seat, state: Ready, update: Update) -> Ready:
+        """Of a round: check the update, and keep it until sharing is closed."""
+        settings, ledger = seat.scheme.settings, seat.ledger
+        if state.pending is not None or state.update:
+            raise MaskAlreadyUsed(
+                "the input is already set: masking a second one with the same mask would reveal "
+                "their difference"
+            )
+        check_input(settings, update)  # now: a failure at upload time would be the server's
+        self._fingerprint = fingerprint = ledger.fingerprint(update)
+        commitment = ledger.commitment(fingerprint, update.samples, settings.reading)
+        ledger.check_update(settings.model, fingerprint, commitment)
+        vector = np.ascontiguousarray(update.vector)
+        return replace(state, pending=(vector.dtype.str, vector.tobytes(), update.samples))
+
+    def upload_pending(self, seat: Seat, state: Ready) -> tuple[Ready, list[Output]]:
+        """Of a round: sharing is closed, so the update leaves."""
+        if state.pending is None:
+            raise AssertionError("there is no update to upload")
+        settings, ledger = seat.scheme.settings, seat.ledger
+        dtype, data, samples = state.pending
+        update = Update(np.frombuffer(data, dtype=dtype), samples)
+        fingerprint = self._fingerprint or ledger.fingerprint(update)
+        commitment = ledger.commitment(fingerprint, samples, settings.reading)
+        hidden = self._hide(seat, state, update, commitment, 0, settings.model)
+        ledger.count_upload(settings.model, commitment, fingerprint)
+        return replace(hidden.state, pending=None, update=fingerprint), [
+            *ledger.persisted(),
+            Send(SERVER, hidden.upload),
+        ]
+
     def upload(
         self, seat: Seat, state: Ready, update: Update, version: int, model: bytes
     ) -> tuple[Ready, list[Output]]:
         """Hide an update under the oldest mask, and spend it."""
-        scheme, settings, ledger = seat.scheme, seat.scheme.settings, seat.ledger
+        settings, ledger = seat.scheme.settings, seat.ledger
         check_input(settings, update)
         if not state.stock:
             raise LocalProtocolError("no shared mask is ready; call restock first")
@@ -222,24 +278,38 @@ class Contributor:
         ledger.check_unspent(fingerprint)
         ledger.check_attempts(model, self._policy.max_attempts)
         ledger.check_epoch(model)
-        serial = min(state.stock)
-        of = state.stock[serial]
         commitment = ledger.commitment(fingerprint, update.samples, settings.reading)
-        mask = self.masks.take(scheme, serial, of.secret, scheme.round.members)
-        masked = hide(settings, update, ledger.rounding_seed(model, commitment), mask)
-        context, digest = scheme.round.context, hash_upload(settings.group, masked)
-        if seat.key is not None:
-            bind_upload(ledger, context, serial, digest, self._give_up)
+        hidden = self._hide(seat, state, update, commitment, version, model)
         ledger.count_upload(model)
         ledger.spend(fingerprint)
+        return hidden.state, [*ledger.persisted(), Send(SERVER, hidden.upload)]
+
+    def _hide(
+        self,
+        seat: Seat,
+        state: Ready,
+        update: Update,
+        commitment: bytes,
+        version: int,
+        model: bytes,
+    ) -> _Hidden:
+        scheme, settings = seat.scheme, seat.scheme.settings
+        owners = scheme.round.members if seat.owners is None else seat.owners
+        serial = min(state.stock)
+        of = state.stock[serial]
+        mask = self.masks.take(scheme, serial, of.secret, owners)
+        masked = hide(settings, update, seat.ledger.rounding_seed(model, commitment), mask)
+        digest = hash_upload(settings.group, masked)
+        if seat.key is not None:
+            bind_upload(seat.ledger, scheme.round.context, serial, digest, self._give_up)
         changed = replace(
             state,
             stock={s: mask for s, mask in state.stock.items() if s != serial},
             outstanding=(*state.outstanding, serial),
         )
         tag = Tag(self.client, serial, of.header, version, model, digest, b"")
-        upload = BufferedUpload(sign_tag(self._identity, context, tag), masked)
-        return changed, [*ledger.persisted(), Send(SERVER, upload)]
+        signed = make_tag(scheme.round, self._identity, tag)
+        return _Hidden(changed, MaskedUpload(signed, masked))
 
     def drop(self, state: Ready, serial: int) -> Ready | None:
         """Stop counting an upload; its mask stays used and its update spent. None: it never was."""

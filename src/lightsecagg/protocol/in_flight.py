@@ -1,54 +1,63 @@
-"""The buffer in flight at the server of an epoch, from its announcement to its end.
+"""The sum in flight at the server, from its announcement to its end.
 
     agree       malicious-server mode: m signatures on (C1, t, tags)
-    recover     U answers decode the weighted sum of the masks in one shot
-    landed      `BufferAggregate`, or `BufferFailed`: its masks are burnt, so it never flies again
+    recover     the answers decode the weighted sum of the masks in one shot
+    landed      it is known, or lost: its masks are burnt, so it never flies again
 
-There is one at a time; the time goes up when it lands. An announced buffer never changes: who is
-asked again is asked for the same tags, after a crash too.
+There is one at a time. A sum that is announced never changes: who is asked again is asked for the
+same tags, after a crash too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from lightsecagg.errors import RemoteProtocolError
-from lightsecagg.field.prime import Elements
-from lightsecagg.protocol.buffers import buffer_statement, buffer_terms, buffer_weights
-from lightsecagg.protocol.intake import Intake, Promises
-from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Output, Phase, Send
+from lightsecagg.protocol.buffers import sum_statement, sum_terms, sum_weights
+from lightsecagg.protocol.interface import Output, Phase, Send
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.journal_facts import Recall, SumAgreed, SumAnnounced, SumEnded
-from lightsecagg.protocol.messages import AggregatedShare, Consent, SumRequest
+from lightsecagg.protocol.journal_facts import SumAgreed, SumAnnounced
+from lightsecagg.protocol.messages import AggregatedShare, Consent, SumRequest, UnmaskingShares
+from lightsecagg.protocol.promises import Promises
 from lightsecagg.protocol.roles.recovery import Recovery
-from lightsecagg.protocol.roles.registration import Away, Registration
 from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum
-from lightsecagg.protocol.waiting import WaitingUpload
+from lightsecagg.protocol.server_machine import Course
+
+Answer = AggregatedShare | UnmaskingShares
 
 
-class _Announced(NamedTuple):
-    """A buffer that was in flight when the server ended."""
+class Chosen(NamedTuple):
+    """A sum that can be asked for."""
 
-    fact: SumAnnounced
-    signatures: tuple[tuple[int, bytes], ...] = ()
+    request: SumRequest
+    uploads: list[Upload]
+    """In the order of the tags."""
+    clients: Collection[int]
+    """Who is asked."""
+    holders: Collection[int]
+    """Who holds good shares of all its masks."""
+    trusted: Collection[int]
+    """Those of them who are in no quarrel (R59)."""
+    owners: frozenset[int]
+    """Whose shares are complete, in the sum or not."""
+    held: Mapping[int, frozenset[int]] = {}
+    """Of a round: uploader -> owners whose shares have reached it."""
 
 
 class InFlight:
-    """The buffer that is asked for, if there is one; see the module."""
+    """The sum that is asked for, if there is one; see the module."""
 
-    def __init__(
-        self, registration: Registration, intake: Intake, away: Away, promises: Promises
-    ) -> None:
+    def __init__(self, course: Course, promises: Promises) -> None:
         self.spare_answers = 2
         """Answers that are awaited beyond U while anybody may still give one; two locate a liar."""
         self.recovery: Recovery | None = None
         self.phase = Phase.UPLOAD
-        """AGREE or RECOVER while a buffer is in flight."""
-        self._registration, self._intake = registration, intake
-        self._away, self._promises = away, promises
-        self._announced: _Announced | None = None
-        """While facts are replayed."""
+        """AGREE or RECOVER while a sum is in flight."""
+        self._course, self._promises = course, promises
+        self._announced: SumAnnounced | None = None
+        self._signatures: tuple[tuple[int, bytes], ...] = ()
+        """While facts are replayed: what was in flight when the server ended."""
 
     @property
     def masks(self) -> list[MaskRef]:
@@ -56,55 +65,47 @@ class InFlight:
         return [] if self.recovery is None else [term.ref for term in self.recovery.asked.terms]
 
     @property
-    def _flight(self) -> Recovery:
+    def flight(self) -> Recovery:
+        """The sum in flight, where there is one for certain."""
         if self.recovery is None:
-            raise AssertionError("no buffer is in flight")
+            raise AssertionError("no sum is in flight")
         return self.recovery
 
     @property
-    def _is_protected(self) -> bool:
+    def refusals(self) -> Mapping[int, tuple[int, ...]]:
+        """Clients that refused the sum in flight, and whose shares they lack."""
+        return {} if self.recovery is None else self.recovery.agreement.refusals
+
+    @property
+    def is_protected(self) -> bool:
         """Whether anybody is asked."""
-        return self._registration.scheme.settings.traits.protected
+        return self._course.settings.traits.protected
 
     # -- taking off --------------------------------------------------------------------------
 
-    def announce(self, chosen: Sequence[WaitingUpload]) -> list[Output]:
-        """Ask everybody for the sum of these uploads."""
-        members, stock = self._registration.members, self._intake.stock
-        buffer = SumRequest(self._intake.time, tuple(waiting.tag for waiting in chosen))
-        self._intake.queue.take(buffer.tags)
-        held = (stock.holders(waiting.mask) for waiting in chosen)
-        holders = frozenset(members).intersection(*held)
-        trusted = stock.part([waiting.mask for waiting in chosen])[0]
-        uploads = [waiting.upload for waiting in chosen]
-        flight = self._take_off(buffer, uploads, holders, trusted)
+    def announce(self, chosen: Chosen) -> list[Output]:
+        """Ask for the sum of these uploads."""
+        flight = self._take_off(chosen)
         good, at_peace = (tuple(sorted(clients)) for clients in (flight.holders, flight.trusted))
-        self._promises.facts.append(SumAnnounced(buffer, good, at_peace))
-        if not self._is_protected:
+        self._promises.facts.append(SumAnnounced(chosen.request, good, at_peace))
+        if not self.is_protected:
             return [*flight.jobs, *flight.collect()]
-        online = self._away.online(members)
-        return [*(Send(client, buffer) for client in online), *flight.jobs]
+        asked = self._course.away.online(chosen.clients)
+        return [*(Send(client, chosen.request) for client in asked), *flight.jobs]
 
-    def _take_off(
-        self,
-        buffer: SumRequest,
-        uploads: list[Upload],
-        holders: Iterable[int],
-        trusted: Iterable[int],
-    ) -> Recovery:
-        scheme = self._registration.scheme
-        round_, buffering = scheme.round, self._intake.queue.buffering
-        terms = buffer_terms(buffer, buffer_weights(round_, buffering, buffer))
+    def _take_off(self, chosen: Chosen) -> Recovery:
+        scheme, registration = self._course.registration.scheme, self._course.registration
+        weights = sum_weights(scheme.round, chosen.request)
         self.recovery = flight = Recovery(
             scheme,
-            self._registration.allow_list,
-            buffer_statement(round_.context, buffer),
-            buffer,
-            MaskSum(terms, frozenset(tag.owner for tag in buffer.tags)),
-            clients=round_.members,
-            holders=holders,
-            trusted=trusted,
-            uploads=uploads,
+            registration.allow_list,
+            sum_statement(scheme.round.context, chosen.request),
+            chosen.request,
+            MaskSum(sum_terms(chosen.request, weights), chosen.owners, chosen.held),
+            clients=chosen.clients,
+            holders=chosen.holders,
+            trusted=chosen.trusted,
+            uploads=chosen.uploads,
         )
         self.phase = flight.first_phase
         return flight
@@ -113,24 +114,22 @@ class InFlight:
 
     def on_consent(self, sender: int, message: Consent) -> list[Output]:
         """A signature; who comes with one after the agreement gets the certificate."""
-        flight = self._flight
+        flight = self.flight
         flight.agreement.on_signature(sender, message.signature)
         awaited = not flight.collected and sender not in flight.answers
         if self.phase is Phase.RECOVER and awaited:
             return [Send(sender, flight.certificate)]
         return []
 
-    def on_answer(self, sender: int, message: AggregatedShare) -> bool:
+    def on_answer(self, sender: int, message: Answer) -> bool:
         """Take an answer; False if it comes again or too late."""
         if self.phase is not Phase.RECOVER:
             raise RemoteProtocolError(f"client {sender} answered before the agreement")
-        return self._flight.on_answer(sender, message)
+        return self.flight.on_answer(sender, message)
 
-    def close_agree(self) -> list[Output]:
-        """No more signatures are awaited."""
-        flight = self._flight
-        if not flight.agreement.reached:
-            return self.fail(flight.agreement.shortfall)
+    def agree(self) -> list[Output]:
+        """Signatures are here: from now on they are answered for."""
+        flight = self.flight
         self.phase = Phase.RECOVER
         certificate = flight.certificate
         self._promises.facts.append(SumAgreed(certificate.signatures))
@@ -139,88 +138,52 @@ class InFlight:
     @property
     def has_answers(self) -> bool:
         """Whether the answers suffice that are here, without those of who is away."""
-        parameters, flight = self._registration.scheme.settings.parameters, self._flight
+        parameters, flight = self._course.settings.parameters, self.flight
         wanted = parameters.survivors + self.spare_answers
         used = flight.trusted if len(flight.trusted) >= wanted else flight.holders
         return len(flight.answers.keys() & used) >= wanted
 
-    # -- landing -----------------------------------------------------------------------------
+    @property
+    def can_proceed(self) -> bool:
+        """Whether the phase has messages enough."""
+        flight = self.flight
+        if self.phase is Phase.AGREE:
+            return flight.agreement.reached
+        scheme = self._course.registration.scheme
+        return flight.collected or scheme.suffice(flight.asked, flight.good_answers.keys())
 
-    def land(self, total: Elements) -> list[Output]:
-        """Its sum is known."""
-        flight, stock = self._flight, self._intake.stock
-        aggregate = BufferAggregate(
-            time=flight.time,
-            total=total,
-            owners=flight.asked.in_sum,
-            weights=flight.weights,
-            responders=tuple(sorted(flight.good_answers)),
-            suspects=tuple(sorted({*flight.suspects, *stock.suspects})),
-            accused=tuple(sorted(stock.accused)),
-            staleness=tuple(flight.time - tag.version for tag in flight.request.tags),
-        )
-        return [aggregate, *self._end()]
-
-    def fail(self, reason: str) -> list[Output]:
-        """Its sum cannot be known."""
-        flight, stock = self._flight, self._intake.stock
-        refusals = flight.agreement.refusals
-        failed = BufferFailed(
-            time=flight.time,
-            owners=flight.asked.in_sum,
-            reason=reason,
-            missing=tuple(sorted({o for lacks in refusals.values() for o in lacks})),
-            suspects=stock.suspects,
-            accused=tuple(sorted(stock.accused)),
-        )
-        return [failed, *self._end()]
-
-    def _end(self) -> list[Output]:
-        flight = self._flight
-        self._intake.forget(self.masks)
-        # An owner that saw no buffer would for ever count its upload as waiting.
-        unaware = {*self._away.offline, *flight.agreement.refusals}
-        if not self._is_protected:
-            unaware.update(self._registration.members)  # nobody saw it
-        outputs = [
-            output
-            for tag in flight.request.tags
-            if tag.owner in unaware
-            for output in self._intake.report_dropped(tag)
-        ]
+    def end(self) -> Recovery:
+        """It is known, or lost."""
+        flight = self.flight
+        flight.end()
         self.recovery, self.phase = None, Phase.UPLOAD
-        self._intake.time += 1
-        self._promises.facts.append(SumEnded(self._intake.time))
-        return outputs
+        return flight
 
     # -- surviving a crash -------------------------------------------------------------------
 
-    def replay(self, fact: SumAnnounced | SumAgreed | SumEnded) -> bool:
-        """What has happened before a crash happens again, in memory; False out of order."""
+    @property
+    def announced(self) -> SumAnnounced | None:
+        """While facts are replayed: what was in flight when the server ended."""
+        return self._announced
+
+    def replay(self, fact: SumAnnounced | SumAgreed | None) -> bool:
+        """It was announced, or agreed on, or (None) it had ended; False out of order."""
         match fact:
-            case SumAnnounced(request):
-                self._announced = _Announced(fact)
-                self._intake.queue.take(request.tags)
-            case SumAgreed(signatures) if self._announced is not None:
-                self._announced = _Announced(self._announced.fact, signatures)
-            case SumEnded(time) if self._announced is not None:
-                tags = self._announced.fact.request.tags
-                self._intake.forget(MaskRef(tag.owner, tag.serial) for tag in tags)
-                self._announced, self._intake.time = None, time
-            case _:
+            case SumAnnounced():
+                self._announced = fact
+            case _ if self._announced is None:
                 return False
+            case SumAgreed(signatures):
+                self._signatures = signatures
+            case _:
+                self._announced, self._signatures = None, ()
         return True
 
-    def fly_again(self, recall: Recall) -> None:
-        """After all facts: the buffer that was in flight is asked for again."""
-        announced, self._announced = self._announced, None
-        if announced is None:
-            return
-        fact = announced.fact
-        uploads = [recall(tag) for tag in fact.request.tags]
-        flight = self._take_off(fact.request, uploads, fact.holders, fact.trusted)
-        flight.agreement.signatures.update(announced.signatures)
-        if announced.signatures:
+    def fly_again(self, chosen: Chosen) -> None:
+        """After all facts: the sum that was in flight is asked for again."""
+        flight, self._announced = self._take_off(chosen), None
+        flight.agreement.signatures.update(self._signatures)
+        if self._signatures:
             self.phase = Phase.RECOVER
-        if not self._is_protected:
+        if not self.is_protected:
             flight.collected = True

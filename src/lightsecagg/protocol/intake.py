@@ -12,22 +12,21 @@ when the server is killed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import EpochChanged, Output, Persist, Send
+from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.interface import Output, Promised, Send
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.journal_facts import (
-    AnyFact,
     RecallShares,
     SharesTaken,
-    UploadBuffered,
     UploadsDropped,
+    UploadWaits,
 )
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
+    MaskedUpload,
     Message,
     Reports,
     ReportsWanted,
@@ -36,52 +35,29 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
+from lightsecagg.protocol.promises import Promises
 from lightsecagg.protocol.roles.registration import Away
 from lightsecagg.protocol.roles.relay import Mailbox, Outbox
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.share_exchange import bundles
 from lightsecagg.protocol.stock import MaskStock, Shared
-from lightsecagg.protocol.waiting import UploadQueue
+from lightsecagg.protocol.waiting import BufferQueue
 
 _ELSEWHERE = UploadInMemory(np.empty(0, dtype=np.uint32))
-
-
-@dataclass(slots=True)
-class Promises:
-    """What the call under way promises; it is stored before any output of the call leaves."""
-
-    facts: list[AnyFact] = field(default_factory=list)
-    upload: BufferedUpload | None = None
-    shares: list[SealedShare] = field(default_factory=list)
-    past: list[MaskRef] = field(default_factory=list)
-    """Masks whose upload and shares nobody needs any more; they wait for the next facts."""
-
-    def forget(self) -> None:
-        """There is no disk."""
-        self.facts, self.upload, self.shares, self.past = [], None, [], []
-
-    def hand_out(self) -> list[Persist]:
-        """The record to be stored, if anything is promised."""
-        if not self.facts:
-            return []
-        past = tuple((mask.owner, mask.serial) for mask in self.past)
-        record = EpochChanged(tuple(self.facts), self.upload, tuple(self.shares), past)
-        self.forget()
-        return [Persist(record)]
-
-    def take_back(self, record: EpochChanged) -> None:
-        """A record could not be stored: all but what had just come is promised again."""
-        news = SharesTaken | UploadBuffered | UploadsDropped
-        self.facts += [fact for fact in record.facts if not isinstance(fact, news)]
-        self.past += [MaskRef(*mask) for mask in record.past]
 
 
 class Intake:
     """Takes masks, reports and uploads; see the module."""
 
     def __init__(
-        self, settings: Settings, allow_list: AllowList, away: Away, promises: Promises, time: int
+        self,
+        settings: Settings,
+        buffering: Buffering,
+        allow_list: AllowList,
+        away: Away,
+        promises: Promises,
+        time: int,
     ) -> None:
         self.time = time
         """t: the version of the current model, and the time of the next buffer."""
@@ -92,7 +68,7 @@ class Intake:
         """Whether the epoch is to end: an older model's updates that are too few are dropped."""
         self.recall_shares: RecallShares = lambda owner, serial: ()
         self.mailbox, self.outbox = Mailbox(), Outbox()
-        self.queue = UploadQueue(settings, allow_list)
+        self.queue = BufferQueue(settings, allow_list, buffering)
         self.stock: MaskStock
         """From the roster on."""
         self._settings, self._away, self._promises = settings, away, promises
@@ -102,7 +78,8 @@ class Intake:
         """The roster is fixed."""
         self._members = scheme.round.members
         self.stock = MaskStock(scheme)
-        self.queue.begin(scheme.round, self.stock)
+        self.queue.begin(scheme.round)
+        self.queue.use(self.stock)
 
     # -- what is here ------------------------------------------------------------------------
 
@@ -110,11 +87,6 @@ class Intake:
     def waiting(self) -> int:
         """How many distinct owners have an upload waiting."""
         return self.queue.owners
-
-    @property
-    def uploaders(self) -> frozenset[int]:
-        """Whose uploads it has taken in this epoch."""
-        return frozenset(self.queue.last_tag)
 
     def has_waiting(self, client: int) -> bool:
         """Whether an upload of this client waits for a buffer; one in flight does not."""
@@ -228,7 +200,7 @@ class Intake:
     # -- uploads -----------------------------------------------------------------------------
 
     def on_upload(
-        self, sender: int, message: BufferedUpload, *, durable: bool
+        self, sender: int, message: MaskedUpload, *, durable: bool
     ) -> list[Output] | None:
         """Let an upload wait; None if it came before. A `durable` server's counts when stored."""
         tag = message.tag
@@ -245,7 +217,7 @@ class Intake:
         if hidden:
             shared, passed_over = self.stock.use(tag)
         self.forget(passed_over)
-        self._promises.facts.append(UploadBuffered(tag, shared))
+        self._promises.facts.append(UploadWaits(tag, shared))
         # Before it is summed all holders have to report on its mask.
         outputs: list[Output] = self.relay() if sender in self.outbox.owners else []
         if self.queue.put(tag, UploadInMemory(message.vector), shared, stored=not durable):
@@ -297,7 +269,7 @@ class Intake:
 
     # -- surviving a crash -------------------------------------------------------------------
 
-    def undo(self, record: EpochChanged) -> list[Output]:
+    def undo(self, record: Promised) -> list[Output]:
         """A record that `can_fail` has: the masks or the upload in it are given up.
 
         Masks are gone as if their shares had never come; an upload's owner hears of it, and its
@@ -325,14 +297,14 @@ class Intake:
                     outputs += self.outbox.put(message)
         return outputs
 
-    def replay(self, fact: SharesTaken | UploadBuffered | UploadsDropped) -> None:
+    def replay(self, fact: SharesTaken | UploadWaits | UploadsDropped) -> None:
         """What was taken in before a crash is taken in again, without the uploads themselves."""
         match fact:
             case SharesTaken(owner, serial, time, header):
                 self.stock.relay.restore(owner, serial)
                 self.stock.add(owner, serial, Shared(time, header))
                 self.forget(self.stock.pushed_out(owner, self._oldest(owner)))
-            case UploadBuffered(tag, shared):
+            case UploadWaits(tag, shared):
                 if self._settings.traits.protected:
                     self.forget(self.stock.use(tag)[1])
                 if not self.queue.put(tag, _ELSEWHERE, shared, stored=True):

@@ -8,9 +8,9 @@ federation, Flower, your own sockets) does, and owes a party this:
 * Send every returned `Send`, in order.
 * On `Persist`, store the record durably, and release what follows it in the list only then. If
   that fails nothing that follows may leave, ever: `abort` the client, give the server's round up.
-  A server's upload is answered with `stored`, whether it could be stored or not; messages may be
-  delivered meanwhile. Parties whose memory nobody keeps (`Ledger.volatile`, a server that is not
-  `durable`) ask for nothing to be stored.
+  A server's record is answered with `stored`, or with `unstored` where it `can_fail` and has; in a
+  round messages may be delivered meanwhile. Parties whose memory nobody keeps (`Ledger.volatile`, a
+  server that is not `durable`) ask for nothing to be stored.
 * On `Compute`, run the job, in a thread or elsewhere, and call `computed` with its result; messages
   may be delivered meanwhile. Or run it on the spot (`jobs.at_once`).
 * On `NeedInput`, call `set_input` once, whenever training is done; messages may be delivered
@@ -22,9 +22,8 @@ federation, Flower, your own sockets) does, and owes a party this:
   business.
 
 A client driver that must survive a process boundary stores `snapshot()`, which includes the ledger,
-durably *before* it releases the outputs of the same call; see `RoundClient.restore`. A server
-driver that must survive a crash stores what `Persist` names; see `RoundServer.resume` and
-`EpochServer.restore`.
+durably *before* it releases the outputs of the same call; see `Client.restore`. A server driver
+that must survive a crash stores what `Persist` names; see `Server.restore`.
 """
 
 from __future__ import annotations
@@ -42,12 +41,9 @@ from lightsecagg.field.prime import Elements
 from lightsecagg.protocol.jobs import Compute, Computing, Job, Result, Upload
 from lightsecagg.protocol.journal_facts import AnyFact
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
     MaskedUpload,
     Message,
-    Roster,
     SealedShare,
-    SharesClosed,
 )
 
 if TYPE_CHECKING:
@@ -104,40 +100,16 @@ class LedgerChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SharingClosed:
-    """At the server: sharing is closed, as everybody is about to hear."""
-
-    roster: Roster
-    closed: SharesClosed
-    """Whose shares are complete, and the secret of the check, which nobody knew before."""
-
-
-@dataclass(frozen=True, slots=True)
-class UploadTaken:
-    """At the server: a masked update, which counts once it is stored."""
-
-    client: int
-    upload: MaskedUpload = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SurvivorsChosen:
-    """At the server: U1, which is about to be announced and never changes."""
-
-    survivors: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EpochChanged:
-    """At the server of an epoch: what it has promised, to be appended to what it had.
+class Promised:
+    """At the server: what it has promised, to be appended to what it had.
 
     Right behind a `BufferAggregate` or `BufferFailed` it belongs to the model that comes of it:
     both are stored, or neither.
     """
 
     facts: tuple[AnyFact, ...] = field(default=(), repr=False)
-    """In their order, to be stored by `encode_fact`; `EpochServer.restore` replays all of them."""
-    upload: BufferedUpload | None = field(default=None, repr=False)
+    """In their order, to be stored by `encode_fact`; `Server.restore` replays all of them."""
+    upload: MaskedUpload | None = field(default=None, repr=False)
     """One that has just come, to be stored with them."""
     shares: tuple[SealedShare, ...] = field(default=(), repr=False)
     """Those of masks that have just come, to be stored with them."""
@@ -145,14 +117,21 @@ class EpochChanged:
     """Owner and serial of masks whose upload and shares nobody needs any more."""
     is_over: bool = False
     """Whether the epoch is: nothing of it is needed."""
+    one_sum: bool = False
+    """Whether it is of a round, which alone is lost if this cannot be stored."""
 
     @property
     def can_fail(self) -> bool:
-        """Whether the epoch goes on if this cannot be stored: see `EpochServer.unstored`."""
+        """Whether only its sender loses something if this is not stored: see `Server.unstored`."""
         return self.upload is not None or bool(self.shares)
 
+    @property
+    def sender(self) -> int:
+        """Of what has just come with it."""
+        return self.shares[0].owner if self.upload is None else self.upload.tag.owner
 
-Record = LedgerChanged | SharingClosed | UploadTaken | SurvivorsChosen | EpochChanged
+
+Record = LedgerChanged | Promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +219,7 @@ class Server(Party, Computing, Protocol):
     """The server's end of a wire."""
 
 
-class AnyClientParty(Party, Protocol):
+class ClientParty(Party, Protocol):
     """One client, in a round or in an epoch."""
 
     def receive(self, sender: int, message: Message) -> list[Output]:
@@ -256,24 +235,10 @@ class AnyClientParty(Party, Protocol):
     def stored(self) -> int:
         """Bytes of the secrets and shares that it keeps for later phases."""
 
-
-class ClientParty(AnyClientParty, Protocol):
-    """One client in one round."""
-
-    def set_input(self, update: Update, model: bytes | None = None) -> list[Output]:
-        """Hand over the update that `NeedInput` asked for; the party masks it and forgets it.
-
-        * `model`: the hash of the model that was really trained from (`hash_model`), computed
-          here. It may be left out where the policy holds it.
-        """
-
     @property
     def upload_is_due(self) -> bool:
-        """Whether the upload would leave now if the input were set; who has none withdraws here."""
-
-
-class BufferedClientParty(AnyClientParty, Protocol):
-    """One client in one epoch of the asynchronous mode."""
+        """Of a round: whether the upload would leave now if the input were set; who has none
+        withdraws here."""
 
     @property
     def stock(self) -> int:
@@ -292,10 +257,10 @@ class BufferedClientParty(AnyClientParty, Protocol):
 
     @property
     def serials(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of its masks, those that are ready, and those whose uploads wait for their buffer."""
+        """Of its masks, those that are ready, and those whose uploads wait for their sum."""
 
     def restock(self, count: int = 1) -> list[Output]:
-        """Draw and share `count` more masks, ahead of time."""
+        """Draw and share `count` more masks, ahead of time; a round has one, drawn by itself."""
 
     def discard(self, serials: Iterable[int]) -> None:
         """The shares of these masks were lost on their way: no upload is to be wasted on them."""
@@ -303,12 +268,19 @@ class BufferedClientParty(AnyClientParty, Protocol):
     def take_model(self, model: bytes) -> list[Output]:
         """Training from this model (`hash_model`) begins; refuse it once too often (S44)."""
 
-    def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
-        """Mask an update that was trained from this version of the model, and upload it."""
+    def set_input(
+        self, update: Update, version: int = 0, model: bytes | None = None
+    ) -> list[Output]:
+        """Hand over the update; the party masks it, uploads it as soon as it may, and forgets it.
+
+        * `version`: of the model that it was trained from; 0 in a round.
+        * `model`: the hash of the model that was really trained from (`hash_model`), computed
+          here. In a round it may be left out where the policy holds it.
+        """
 
 
-class TravellingClientParty(BufferedClientParty, Protocol):
-    """One client in one epoch, whose large parts a driver keeps apart from its snapshot."""
+class TravellingClientParty(ClientParty, Protocol):
+    """One client, whose large parts a driver keeps apart from its snapshot."""
 
     ledger: Ledger
     parts: Mapping[bytes, bytes]
@@ -322,9 +294,10 @@ class TravellingClientParty(BufferedClientParty, Protocol):
         """`snapshot` in kilobytes, with the peers' explicit shares and the answer beside it."""
 
 
-class AnyServerParty(Server, Protocol):
+class ServerParty(Server, Protocol):
     """The server, in a round or in an epoch."""
 
+    settings: Settings
     late_messages: Counter[str]
     """Messages that came again or too late and were ignored, by type."""
 
@@ -336,6 +309,18 @@ class AnyServerParty(Server, Protocol):
     def pending(self) -> frozenset[int]:
         """Clients whose messages the current phase still waits for."""
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whoever is on the roster, in its order; nobody before there is one."""
+
+    @property
+    def uploaders(self) -> frozenset[int]:
+        """Whose uploads it has taken."""
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Whose updates are in the sum in flight; nobody's if there is none."""
+
     def start(self) -> list[Output]:
         """Open the round or epoch; call once."""
 
@@ -344,6 +329,9 @@ class AnyServerParty(Server, Protocol):
 
     def drop(self, client: int) -> list[Output]:
         """The client is gone; what it has delivered stays, and phases may end without it."""
+
+    def rejoin(self, client: int) -> list[Output]:
+        """The client is back, with its memory: it gets what it missed, and is asked again."""
 
     @property
     def can_proceed(self) -> bool:
@@ -362,36 +350,31 @@ class AnyServerParty(Server, Protocol):
     def computed(self, job: Job, result: Result) -> list[Output]:
         """Take the result of a job; one that nobody waits for any more changes nothing."""
 
+    def resume(self) -> list[Output]:
+        """After a crash: what was being computed, to be computed again."""
 
-class ServerParty(AnyServerParty, Protocol):
-    """The server in one round."""
+    def stored(self, record: Promised, upload: Upload | None) -> list[Output]:
+        """This record is durable; its upload, if it has one, counts and is read there."""
 
-    def stored(self, record: UploadTaken, upload: Upload | None) -> list[Output]:
-        """This upload is durable, to be read there; None: it cannot be stored, the client is gone.
-
-        Once per `Persist` of an upload; until then its phase does not end.
-        """
-
-    def request_for(self, client: int) -> list[Output]:
-        """What the current phase asks of this client, again: for one that has reconnected."""
+    def unstored(self, record: Promised) -> list[Output]:
+        """This record `can_fail`, and has: what has just come with it is given up."""
 
 
-class BufferedServerParty(AnyServerParty, Protocol):
+class BufferedServerParty(ServerParty, Protocol):
     """The server in one epoch of the asynchronous mode."""
 
-    settings: Settings
-    intake: Intake
-    """What it takes in, and what waits; see there."""
-    buffer_size: int
-    """K"""
+    @property
+    def intake(self) -> Intake:
+        """What it takes in, and what waits; see there."""
+
+    @property
+    def buffer_size(self) -> int:
+        """K"""
+
     paused: bool
     """Whether no more buffers are formed, because the server is to stop."""
     in_flight: InFlight
     """The buffer that is asked for, if there is one."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Whoever is on the roster, in its order; nobody before there is one."""
 
     @property
     def unsummed(self) -> int:
@@ -418,9 +401,6 @@ class BufferedServerParty(AnyServerParty, Protocol):
     def lose(self, client: int) -> list[Output]:
         """The client has no memory of this epoch any more: nothing is kept for it."""
 
-    def rejoin(self, client: int) -> list[Output]:
-        """The client is back, with its memory: it gets what it missed."""
-
     def flush(self) -> list[Output]:
         """Form a buffer now, with as many updates as wait."""
 
@@ -429,12 +409,3 @@ class BufferedServerParty(AnyServerParty, Protocol):
 
     def skip(self) -> list[Output]:
         """No buffer of this time will be formed: the next model is of the time after it."""
-
-    def resume(self) -> list[Output]:
-        """After a crash: what was being computed, to be computed again."""
-
-    def stored(self, record: EpochChanged, upload: Upload | None) -> list[Output]:
-        """This record is durable; its upload, if it has one, counts and is read there."""
-
-    def unstored(self, record: EpochChanged) -> list[Output]:
-        """This record `can_fail`, and has: what has just come with it is given up."""

@@ -1,7 +1,8 @@
-"""What the server of an epoch has promised, as facts: appended in order, replayed after a crash.
+"""What a server has promised, as facts: appended in order, replayed after a crash.
 
 A fact is as long as what has happened, however much waits. What clients repeat when they are back
-is no fact: reports, consents, refusals and answers, and the shares of a mask under way.
+is no fact: consents, refusals and answers, and the shares of a mask under way. Reports are none in
+an epoch; in a round they come once, with the upload, and are stored with it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import msgspec
 from lightsecagg.errors import DecodeError
 from lightsecagg.foreign import decode
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import Roster, SealedShare, SumRequest, Tag
+from lightsecagg.protocol.messages import Report, Roster, SealedShare, SumRequest, Tag
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Of these facts; there is no reading of others."""
 
 Recall = Callable[[Tag], Upload]
@@ -31,13 +32,29 @@ class Fact(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknow
 
 
 class RosterFixed(Fact, frozen=True):
-    """The epoch has begun; the first fact."""
+    """The round or epoch has begun; the first fact."""
 
     version: int
     settings: bytes
+    invited: tuple[int, ...]
     buffer_size: int
+    """K; 0 in a round."""
     time: int
     roster: Roster
+
+
+class SharingClosed(Fact, frozen=True):
+    """Of a round: whose shares are complete, as everybody is about to hear."""
+
+    masks: tuple[tuple[int, bytes], ...]
+    """Owner and header."""
+
+
+class Reported(Fact, frozen=True):
+    """Of a round: whose shares this uploader holds, and what it says of them."""
+
+    client: int
+    reports: tuple[Report, ...]
 
 
 class SharesTaken(Fact, frozen=True):
@@ -49,7 +66,7 @@ class SharesTaken(Fact, frozen=True):
     header: bytes
 
 
-class UploadBuffered(Fact, frozen=True):
+class UploadWaits(Fact, frozen=True):
     """An upload waits; it is stored beside the fact, unless its owner had one of its model."""
 
     tag: Tag
@@ -95,12 +112,14 @@ class TimeSkipped(Fact, frozen=True):
 AnyFact = (
     RosterFixed
     | SharesTaken
-    | UploadBuffered
+    | UploadWaits
     | UploadsDropped
     | SumAnnounced
     | SumAgreed
     | SumEnded
     | TimeSkipped
+    | SharingClosed
+    | Reported
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
 
@@ -111,15 +130,15 @@ def encode_fact(fact: AnyFact) -> bytes:
 
 
 def decode_facts(stored: Iterable[bytes]) -> tuple[RosterFixed, list[AnyFact]]:
-    """The beginning of an epoch, and what followed; `DecodeError` for anything else."""
-    first, *others = [decode(_decoder.decode, data, "fact of an epoch") for data in stored] or [
+    """The beginning of a round or epoch, and what followed; `DecodeError` for anything else."""
+    first, *others = [decode(_decoder.decode, data, "fact of a server") for data in stored] or [
         None
     ]
     if not isinstance(first, RosterFixed) or any(isinstance(f, RosterFixed) for f in others):
-        raise DecodeError("malformed facts of an epoch: they begin with its roster, and only once")
+        raise DecodeError("malformed facts of a server: they begin with a roster, and only once")
     if first.version != VERSION:
         raise DecodeError(
-            f"an epoch of version {first.version} is not read by this release, which has "
-            f"{VERSION}; open a new epoch"
+            f"a round or epoch of version {first.version} is not read by this release, which has "
+            f"{VERSION}; open a new one"
         )
     return first, others

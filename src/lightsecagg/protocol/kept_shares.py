@@ -92,7 +92,7 @@ class Signed(Holding, frozen=True, kw_only=True):
 
     buffer: SumRequest
     answer: Data
-    """The sum of the shares, which are burnt."""
+    """The encoded answer, from shares that are burnt."""
     signature: bytes
 
 

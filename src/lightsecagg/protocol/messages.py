@@ -7,8 +7,9 @@ Who sends what (C = client, S = server), in the order of a synchronous round:
     Roster           S -> C   everybody's keys; fixes C1
     ShareBundle      C -> S -> C   sealed shares, each for one peer, which the server cannot read
     SharesClosed     S -> C   whose shares are complete
-    MaskedUpload     C -> S   the masked update, which shares are held here, and reports on them
-    SumRequest       S -> C   U1: whose updates are summed
+    Reports          C -> S   which shares are held here, and elements on them
+    MaskedUpload     C -> S   the masked update, with its owner's tag
+    SumRequest       S -> C   the tags of the updates that are summed: U1
     Consent          C -> S   malicious-server mode: a signature on (C1, U1)
     Certificate      S -> C   malicious-server mode: m signatures
     Refusal          C -> S   shares of these members of U1 are missing here
@@ -18,11 +19,10 @@ Who sends what (C = client, S = server), in the order of a synchronous round:
 
 The asynchronous mode registers clients with the same messages, shares stock with ShareBundle (a
 serial counts an owner's masks), and asks for sums with the same SumRequest, Consent, Certificate,
-Refusal and AggregatedShare, which name the time t of a buffer. It adds
+Refusal and AggregatedShare, which name the time t of a buffer. Holders report on each mask as it is
+delivered. It adds
 
-    Reports          C -> S   elements on shares that are held here, of each mask that was delivered
     ReportsWanted    S -> C   report on these masks again
-    BufferedUpload   C -> S   a masked update with its owner's signed tag
     UploadDropped    S -> C   the upload waits no longer, for a buffer that its owner would see
 
 Control messages are encoded by msgspec, vector messages by a fixed header and raw bytes; see
@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.field.prime import Elements
@@ -106,10 +105,6 @@ class UnmaskingShares(Control, frozen=True):
         return f"UnmaskingShares({len(self.of_seeds)} and {len(self.of_keys)} bytes)"
 
 
-def _no_elements() -> Elements:
-    return np.empty(0, dtype=np.uint32)
-
-
 @dataclass(frozen=True, slots=True)
 class SealedShare:
     """One sealed share on its way from `owner` through the server to `recipient`."""
@@ -140,24 +135,6 @@ class ShareBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedUpload:
-    """A masked update."""
-
-    held: bytes
-    """Bitmap over roster positions: whose shares are held here (little-endian bits)."""
-    vector: Elements = field(repr=False)
-    reports: Elements = field(default_factory=_no_elements, repr=False)
-    """LightSecAgg: `BLINDS` elements on every share that is held, in roster order (S46)."""
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, MaskedUpload)
-            and _same(self, other)
-            and np.array_equal(self.reports, other.reports)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class AggregatedShare:
     """LightSecAgg's answer: the weighted sum of the shares that were asked for."""
 
@@ -170,20 +147,24 @@ class AggregatedShare:
 
 
 class Tag(Control, frozen=True):
-    """What an owner says of its upload, signed; a buffer is a list of tags."""
+    """What an owner says of its upload; in an epoch signed. A sum is a list of tags.
+
+    A round has one model and one mask of each owner, which follow from C1: in its request a tag is
+    the owner alone.
+    """
 
     owner: int
-    serial: int
+    serial: int = 0
     """Which of the owner's masks hides the upload."""
-    header: bytes
+    header: bytes = b""
     """Of that mask: under which header its shares count; empty without checks."""
-    version: int
+    version: int = 0
     """t_i: the buffer time at which the owner downloaded the model."""
-    model: bytes
+    model: bytes = b""
     """Hash of that model."""
-    digest: bytes
+    digest: bytes = b""
     """Hash of the masked upload."""
-    signature: bytes
+    signature: bytes = b""
     """Ed25519 over (C1, owner, serial, header, version, model, digest)."""
 
 
@@ -192,8 +173,11 @@ class Report(Control, frozen=True):
 
     owner: int
     serial: int
-    values: tuple[int, ...]
-    """`BLINDS` field elements; nothing if no share of that mask is held here."""
+    values: bytes
+    """`BLINDS` field elements; in an epoch nothing if no share of that mask is held here."""
+
+    def __repr__(self) -> str:
+        return f"Report(owner={self.owner}, serial={self.serial})"
 
 
 class Reports(Control, frozen=True):
@@ -227,20 +211,13 @@ class SumRequest(Control, frozen=True):
 
     time: int
     """t: larger than that of every buffer before; 0 in a round."""
-    terms: tuple[int | Tag, ...]
-    """In a round U1, by id; in an epoch the tags of a buffer, in increasing order of owners."""
+    tags: tuple[Tag, ...]
+    """In increasing order of owners."""
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """U1; empty unless this is a round's request."""
-        ids = tuple(term for term in self.terms if isinstance(term, int))
-        return ids if len(ids) == len(self.terms) and self.time == 0 else ()
-
-    @property
-    def tags(self) -> tuple[Tag, ...]:
-        """The buffer's tags; empty unless this is an epoch's request."""
-        tags = tuple(term for term in self.terms if isinstance(term, Tag))
-        return tags if len(tags) == len(self.terms) else ()
+        """The owners of the updates; in a round U1."""
+        return tuple(tag.owner for tag in self.tags)
 
 
 class Consent(Control, frozen=True):
@@ -265,20 +242,18 @@ class Refusal(Control, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class BufferedUpload:
-    """A masked update on its way into the buffer."""
+class MaskedUpload:
+    """A masked update, and what its owner says of it."""
 
     tag: Tag
     vector: Elements = field(repr=False)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BufferedUpload) and self.tag == other.tag and _same(self, other)
+        return isinstance(other, MaskedUpload) and self.tag == other.tag and _same(self, other)
 
 
 def _same(one: Any, other: Any) -> bool:
     """Equality for messages that carry arrays."""
-    if getattr(one, "held", b"") != getattr(other, "held", b""):
-        return False
     return bool(one.vector.shape == other.vector.shape and (one.vector == other.vector).all())
 
 
@@ -288,7 +263,6 @@ Message = (
     | Roster
     | ShareBundle
     | SharesClosed
-    | MaskedUpload
     | SumRequest
     | Consent
     | Certificate
@@ -298,6 +272,6 @@ Message = (
     | AbortRound
     | Reports
     | ReportsWanted
-    | BufferedUpload
+    | MaskedUpload
     | UploadDropped
 )

@@ -1,8 +1,7 @@
-"""The parties of both modes, of whatever protocol the policy or the settings name.
+"""The parties of rounds and epochs, of whatever protocol the policy or the settings name.
 
-a synchronous round              client_party, server_party
-an epoch, asynchronous           epoch_client_party, epoch_server_party
-either, from a snapshot          restore_party
+a client                         client_party, from a snapshot restore_party
+a server                         server_party, after a crash restored_server_party
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from collections.abc import Iterable
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.journal_facts import Recall, RecallShares
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import Roster, SharesClosed
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 
 
@@ -29,13 +25,13 @@ def client_party(
     policy: Policy,
     ledger: Ledger,
     entropy: Entropy = system_entropy,
-) -> RoundClient:
-    """A client's party for one round of the protocol that its policy names.
+) -> Client:
+    """A client's party for one round, or one epoch if the policy says how to buffer.
 
     Pass the same `ledger` in every round of a session: it keeps an update from being summed twice.
     There is no default, because a fresh one would have forgotten all that was spent; see `Ledger`.
     """
-    return RoundClient(client, identity, policy, ledger, entropy)
+    return Client(client, identity, policy, ledger, entropy)
 
 
 def server_party(
@@ -44,52 +40,16 @@ def server_party(
     invited: Iterable[int] | None = None,
     entropy: Entropy = system_entropy,
     *,
-    durable: bool = False,
-) -> RoundServer:
-    """The server's party for one round; it invites everybody on the allow-list, or `invited`.
-
-    A `durable` one asks for what it promises to be stored (`Persist`), and can be resumed.
-    """
-    return RoundServer(settings, allow_list, invited, entropy, durable=durable)
-
-
-def epoch_client_party(
-    client: int,
-    identity: IdentityKey,
-    policy: Policy,
-    ledger: Ledger,
-    entropy: Entropy = system_entropy,
-) -> EpochClient:
-    """A client's party for one epoch of the asynchronous mode; the policy says how to buffer.
-
-    Of `ledger` the same is true as for `client_party`.
-    """
-    return EpochClient(client, identity, policy, ledger, entropy)
-
-
-def epoch_server_party(
-    settings: Settings,
-    allow_list: AllowList,
-    buffer_size: int,
-    invited: Iterable[int] | None = None,
-    entropy: Entropy = system_entropy,
-    *,
+    buffer_size: int = 0,
     time: int = 0,
     durable: bool = False,
-) -> EpochServer:
-    """The server's party for one epoch, with buffers of `buffer_size` updates; see `EpochServer`.
+) -> Server:
+    """The server's party for one round, or one epoch with buffers of `buffer_size` updates.
 
-    A `durable` one asks for what it promises to be stored. After a crash: `EpochServer.restore`.
+    It invites everybody on the allow-list, or `invited`. A `durable` one asks for what it promises
+    to be stored (`Persist`); after a crash: `restored_server_party`.
     """
-    return EpochServer(
-        settings,
-        allow_list,
-        buffer_size,
-        invited,
-        entropy,
-        time,
-        durable=durable,
-    )
+    return Server(settings, allow_list, buffer_size, invited, entropy, time, durable=durable)
 
 
 def restore_party(
@@ -98,28 +58,16 @@ def restore_party(
     policy: Policy,
     generation: int,
     entropy: Entropy = system_entropy,
-) -> RoundClient | EpochClient:
-    """A client's party from its `snapshot()`, in the mode that the policy names.
+) -> Client:
+    """A client's party from its `snapshot()`.
 
     Refused if it is older than `generation`; see `client_machine` for what a driver owes.
     """
-    kind = RoundClient if policy.buffering is None else EpochClient
-    return kind.restore(snapshot, identity, policy, generation, entropy)
+    return Client.restore(snapshot, identity, policy, generation, entropy)
 
 
-def restored_epoch_server_party(
+def restored_server_party(
     facts: Iterable[bytes], allow_list: AllowList, recall: Recall, recall_shares: RecallShares
-) -> EpochServer:
-    """A durable server's party of an epoch, after a crash; see `EpochServer.restore`."""
-    return EpochServer.restore(facts, allow_list, recall, recall_shares)
-
-
-def resumed_server_party(
-    settings: Settings,
-    allow_list: AllowList,
-    roster: Roster,
-    closed: SharesClosed,
-    entropy: Entropy = system_entropy,
-) -> RoundServer:
-    """A durable server's party, after a crash; see `RoundServer.resume` for what it needs next."""
-    return RoundServer.resume(settings, allow_list, roster, closed, entropy)
+) -> Server:
+    """A durable server's party, after a crash; see `Server.restore`."""
+    return Server.restore(facts, allow_list, recall, recall_shares)

@@ -164,6 +164,11 @@ class Settings:
         return PrimeField(self.parameters.modulus)
 
     @property
+    def one_sum(self) -> bool:
+        """Whether the roster is used for one sum, a round's; else for one buffer after another."""
+        return self.buffering is None
+
+    @property
     def minimum(self) -> int:
         """The fewest clients that a roster or survivor set may hold."""
         return self.traits.minimum(self)

@@ -1,4 +1,4 @@
-"""The masks of an epoch at the server: whose shares are complete, and what is known of them.
+"""The masks at the server: whose shares are complete, and what is known of them.
 
 A mask is ready for an upload when all its shares are here. Every holder reports on the share that
 it gets (S46); a mask counts as good at those whose reports agree. A mask is forgotten when its
@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 from typing import NamedTuple
 
-import numpy as np
-
-from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.errors import FieldError, RemoteProtocolError
+from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import BLINDS, Pair, name_liars, part_quarrels
 from lightsecagg.protocol.messages import Report, SealedShare, ShareBundle, Tag
 from lightsecagg.protocol.roles.relay import Relay
 from lightsecagg.protocol.schemes.interface import MaskRef, ServerScheme
 from lightsecagg.protocol.share_exchange import header_of
-
-Values = tuple[int, ...]
 
 
 class Shared(NamedTuple):
@@ -35,10 +32,10 @@ class MaskStock:
     """Masks that were shared ahead of time, and the reports on their shares."""
 
     def __init__(self, scheme: ServerScheme) -> None:
-        self.relay = Relay(scheme)
+        self.relay = Relay(scheme, single=scheme.settings.one_sum)
         self.shared: dict[int, dict[int, Shared]] = {}
         """Owner -> serial -> of its unused masks whose shares are complete."""
-        self.reports: dict[MaskRef, dict[int, Values]] = {}
+        self.reports: dict[MaskRef, dict[int, Elements]] = {}
         """Mask -> holder -> what it said."""
         self.restored: set[MaskRef] = set()
         """Masks from before a crash, whose shares are stored."""
@@ -101,21 +98,24 @@ class MaskStock:
 
     def on_report(self, sender: int, report: Report) -> bool:
         """Take a report; False if it comes again or too late."""
-        mask, q = MaskRef(report.owner, report.serial), self._scheme.settings.field.modulus
-        sound = all(0 <= value < q for value in report.values)
-        if len(report.values) not in (0, BLINDS) or not sound:
+        mask = MaskRef(report.owner, report.serial)
+        try:
+            values = self._read(report.values)
+        except FieldError as error:
             raise RemoteProtocolError(
-                f"client {sender} reported {len(report.values)} values, or some beyond F_q, "
-                f"instead of {BLINDS} elements"
-            )
+                f"client {sender} reported on a share what is not {BLINDS} elements: {error}"
+            ) from error
         if mask not in self.reports:
             return False
         if (known := self.reports[mask].get(sender)) is not None:
-            if known and report.values and known != report.values:
+            if known.size and values.size and (known != values).any():
                 raise RemoteProtocolError(f"client {sender} reported twice on one share")
             return False  # it may hold the share no more
-        self.reports[mask][sender] = report.values
+        self.reports[mask][sender] = values
         return True
+
+    def _read(self, values: bytes) -> Elements:
+        return self._scheme.settings.field.from_bytes(values, BLINDS if values else 0)
 
     def holders(self, mask: MaskRef) -> frozenset[int]:
         """Who holds a share of a mask that agrees with the others', as far as reports tell."""
@@ -124,9 +124,9 @@ class MaskStock:
         came, known = len(self.reports[mask]), self._judged.get(mask)
         if known is None or known[0] != came:
             said = {
-                client: {mask.owner: np.array(values, dtype=np.uint32)}
+                client: {mask.owner: values}
                 for client, values in self.reports[mask].items()
-                if values
+                if values.size
             }
             accused = self._scheme.examine(said).accused
             spare = len(said) - self._scheme.settings.parameters.survivors

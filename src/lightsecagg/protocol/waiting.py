@@ -1,6 +1,7 @@
-"""The uploads of an epoch that wait for a buffer at the server.
+"""The uploads that wait for a sum at the server.
 
-Only buffers that clients will accept are formed. An upload is usable while it is not too stale, its
+Those of a round wait for each other (`UploadQueue`). Of an epoch, only buffers that clients will
+accept are formed (`BufferQueue`). An upload is usable while it is not too stale, its
 shares have not expired, and enough clients may hold good ones; it waits for the reports on its
 mask. An owner's second update from one model is never summed (S42), so it does not wait at all.
 """
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
-from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
+from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.buffers import Rules, check_tag, choose_updates, hash_upload
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import BufferedUpload, Tag
+from lightsecagg.protocol.messages import MaskedUpload, Tag
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef
 from lightsecagg.protocol.settings import Settings
@@ -24,7 +25,7 @@ from lightsecagg.protocol.stock import MaskStock
 
 @dataclass(frozen=True, slots=True)
 class WaitingUpload:
-    """An upload in front of the buffer."""
+    """An upload in front of its sum."""
 
     tag: Tag
     upload: Upload
@@ -51,10 +52,6 @@ class UploadQueue:
     """Uploads, the oldest first."""
 
     def __init__(self, settings: Settings, allow_list: AllowList) -> None:
-        if settings.buffering is None:
-            raise ParameterError("the asynchronous mode needs settings with buffering")
-        self.buffering: Buffering = settings.buffering
-        self.models = Models(self.buffering)
         self.waiting: list[WaitingUpload] = []
         self.last_tag: dict[int, Tag] = {}
         """Owner -> of its latest upload."""
@@ -64,11 +61,10 @@ class UploadQueue:
         """Those that are being stored, and count when they are -> their owners' tags before."""
         self._settings, self._allow_list = settings, allow_list
         self._round: Round
-        self._stock: MaskStock
 
-    def begin(self, round_: Round, stock: MaskStock) -> None:
+    def begin(self, round_: Round) -> None:
         """The roster is fixed."""
-        self._round, self._stock = round_, stock
+        self._round = round_
 
     @property
     def owners(self) -> int:
@@ -89,7 +85,7 @@ class UploadQueue:
             "used already"
         )
 
-    def check(self, sender: int, message: BufferedUpload, time: int) -> None:
+    def check(self, sender: int, message: MaskedUpload, time: int) -> None:
         """Refuse an upload that clients would refuse to sum (S45)."""
         tag = message.tag
         if message.vector.shape != (self._settings.length,):
@@ -102,7 +98,10 @@ class UploadQueue:
         check_tag(self._round, self._allow_list, tag)
         if hash_upload(self._settings.group, message.vector) != tag.digest:
             raise RemoteProtocolError(f"the upload of client {sender} is not what its tag says")
-        self.models.check(tag, time)
+        self._check_model(tag, time)
+
+    def _check_model(self, tag: Tag, time: int) -> None:
+        """Of which model it may be; a round's is in its settings."""
 
     def put(self, tag: Tag, upload: Upload, shared: int, *, stored: bool) -> bool:
         """Let a checked upload wait; False if its owner has uploaded from this model before.
@@ -144,6 +143,23 @@ class UploadQueue:
         gone = set(masks)
         self.waiting = [waiting for waiting in self.waiting if waiting.mask not in gone]
         return gone
+
+
+class BufferQueue(UploadQueue):
+    """Uploads of which buffers are formed."""
+
+    def __init__(self, settings: Settings, allow_list: AllowList, buffering: Buffering) -> None:
+        super().__init__(settings, allow_list)
+        self.buffering = buffering
+        self.models = Models(buffering)
+        self._stock: MaskStock
+
+    def use(self, stock: MaskStock) -> None:
+        """These are the masks."""
+        self._stock = stock
+
+    def _check_model(self, tag: Tag, time: int) -> None:
+        self.models.check(tag, time)
 
     def useless(
         self, time: int, offline: Container[int], lost: Container[int], *, patient: bool

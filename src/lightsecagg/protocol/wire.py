@@ -10,11 +10,10 @@ Every message starts with two bytes, version and tag. Then:
     all others       trailer length u16, elements u32 | elements | trailer
 
 where a salt and a mac have 16 bytes and a root has 32; binding is 0 where there is neither, 1 with
-a mac, 2 with both. The trailer is MaskedUpload's number of reports as u32 and bitmap,
-BufferedUpload's tag as msgpack, and AggregatedShare's time as u64. The reports are the last of
-MaskedUpload's elements. A bundle of several shares is as many bundles of one share, prefix
-included, one after the other. (With the prefix, elements start at byte 8: they are used where they
-lie, without a copy, and so are sealed shares.)
+a mac, 2 with both. The trailer is MaskedUpload's tag as msgpack, and AggregatedShare's time as u64.
+A bundle of several shares is as many bundles of one share, prefix included, one after the other.
+(With the prefix, elements start at byte 8: they are used where they lie, without a copy, and so are
+sealed shares.)
 
 There is one encoding per message and one message per encoding: decoding refuses unknown versions
 and tags, wrong lengths, bytes left over, msgpack that is not in its shortest form, and elements
@@ -28,7 +27,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from lightsecagg.crypto.sealing import MAC_LENGTH, SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.crypto.transcript import HASH_LENGTH
@@ -38,7 +36,6 @@ from lightsecagg.foreign import decode
 from lightsecagg.protocol import messages
 from lightsecagg.protocol.messages import (
     AggregatedShare,
-    BufferedUpload,
     Control,
     MaskedUpload,
     Message,
@@ -49,16 +46,16 @@ from lightsecagg.protocol.messages import (
 
 VERSION: Final = 4
 """Version 1 sealed shares without a salt; version 2 had clients of 32-bit ids, and messages of its
-own for the sums of the asynchronous mode; in version 3 the server revealed by what to check."""
+own for the sums of the asynchronous mode; in version 3 the server revealed by what to check, and a
+round had an upload of its own."""
 
-# Tags are wire format: never renumber, only append. 15 to 19 were version 2's, 21 and 22 3's.
+# Tags are wire format: never renumber, only append. 15 to 19 were version 2's; 6, 21 and 22 3's.
 TAGS: Final[dict[type, int]] = {
     messages.Opening: 1,
     messages.Advertise: 2,
     messages.Roster: 3,
     messages.ShareBundle: 4,
     messages.SharesClosed: 5,
-    messages.MaskedUpload: 6,
     messages.SumRequest: 7,
     messages.Consent: 8,
     messages.Certificate: 9,
@@ -66,12 +63,12 @@ TAGS: Final[dict[type, int]] = {
     messages.AggregatedShare: 11,
     messages.UnmaskingShares: 12,
     messages.AbortRound: 13,
-    messages.BufferedUpload: 14,
+    messages.MaskedUpload: 14,
     messages.UploadDropped: 20,
     messages.Reports: 23,
     messages.ReportsWanted: 24,
 }
-_VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare, BufferedUpload)
+_VECTOR_MESSAGES: Final = (MaskedUpload, AggregatedShare)
 _TYPES: Final = {tag: kind for kind, tag in TAGS.items()}
 
 # Made at import, as every decoder of this package: msgspec examines a type when it first makes a
@@ -86,8 +83,6 @@ _PREFIX = struct.Struct("<BB")
 _SEALED = struct.Struct(f"<2sQQQBBI{SALT_LENGTH}s")
 _VECTOR = struct.Struct("<HI")
 _TIME = struct.Struct("<Q")
-_COUNT = struct.Struct("<I")
-_NOTHING: Final[Elements] = np.empty(0, dtype=np.uint32)
 
 
 def kind_of(data: bytes | memoryview) -> str:
@@ -109,12 +104,9 @@ class Codec:
         match message:
             case ShareBundle(shares):
                 return b"".join((head, *_encode_shares(prefix, shares)))
-            case MaskedUpload(held, vector, reports):
-                trailer = _COUNT.pack(reports.size) + held
-                return self._encode_vector(head + prefix, vector, trailer, reports)
             case AggregatedShare(vector, time):
                 return self._encode_vector(head + prefix, vector, _TIME.pack(time))
-            case BufferedUpload(tag, vector):
+            case MaskedUpload(tag, vector):
                 return self._encode_vector(head + prefix, vector, self._encoder.encode(tag))
             case _:
                 return head + prefix + self._encoder.encode(message)
@@ -141,12 +133,9 @@ class Codec:
         message: Message = self._decode_control(kind, body)
         return message
 
-    def _encode_vector(
-        self, prefix: bytes, vector: Elements, trailer: bytes, more: Elements = _NOTHING
-    ) -> bytes:
-        header = _VECTOR.pack(len(trailer), vector.size + more.size)
-        elements = (self._group.to_buffer(vector), self._group.to_buffer(more))
-        return b"".join((prefix, header, *elements, trailer))
+    def _encode_vector(self, prefix: bytes, vector: Elements, trailer: bytes) -> bytes:
+        header = _VECTOR.pack(len(trailer), vector.size)
+        return b"".join((prefix, header, self._group.to_buffer(vector), trailer))
 
     def _decode_control(self, kind: type, body: memoryview) -> Any:
         message = decode(_DECODERS[kind].decode, body, kind.__name__)
@@ -165,13 +154,7 @@ class Codec:
         trailer = body[end:]
         vector = self._elements(body[_VECTOR.size : end], elements)
         if kind is MaskedUpload:
-            (reports,) = _unpack(_COUNT, trailer)
-            if reports > elements:
-                raise DecodeError(f"malformed MaskedUpload: {reports} of {elements} are reports")
-            cut = elements - reports
-            return MaskedUpload(bytes(trailer[_COUNT.size :]), vector[:cut], vector[cut:])
-        if kind is BufferedUpload:
-            return BufferedUpload(self._decode_control(Tag, trailer), vector)
+            return MaskedUpload(self._decode_control(Tag, trailer), vector)
         if length != _TIME.size:
             raise DecodeError(f"malformed {kind.__name__}: a trailer of {length} bytes")
         return AggregatedShare(vector, _TIME.unpack(trailer)[0])

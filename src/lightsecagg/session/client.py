@@ -31,7 +31,7 @@ from lightsecagg.field.quantization import clip_to_bound
 from lightsecagg.foreign import explain, shown, where
 from lightsecagg.protocol.interface import (
     SERVER,
-    AnyClientParty,
+    ClientParty,
     NeedInput,
     Output,
     Persist,
@@ -41,7 +41,6 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
     MaskedUpload,
     Message,
     Opening,
@@ -69,7 +68,7 @@ from lightsecagg.session.envelope import (
     unpack,
 )
 
-AnyParty = TypeVar("AnyParty", bound=AnyClientParty)
+AnyParty = TypeVar("AnyParty", bound=ClientParty)
 
 
 @dataclass(slots=True)
@@ -381,7 +380,7 @@ class ClientSession(ABC, Generic[AnyParty]):
         if round_.codec is None:
             raise AssertionError("a party has spoken, and nobody knows its field")
         data = round_.codec.encode(message, protocol_head(round_.number))
-        if isinstance(message, MaskedUpload | BufferedUpload):
+        if isinstance(message, MaskedUpload | MaskedUpload):
             round_.unacknowledged, round_.uploaded = data, True
             self._note_upload(round_, message, len(data))
         self._post(data)

@@ -30,14 +30,14 @@ from lightsecagg.protocol.interface import (
     BufferAggregate,
     BufferedServerParty,
     BufferFailed,
-    EpochChanged,
     Output,
     Persist,
     Phase,
+    Promised,
     RoundAborted,
 )
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import BufferedUpload, Message
+from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import version_budget
@@ -93,11 +93,11 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         """Who can train, and which version it wants a newer model than."""
         self._result: BufferAggregate | BufferFailed | None = None
         """Of the call whose outputs are being released."""
-        self._change: EpochChanged | None = None
+        self._change: Promised | None = None
         self._renewing = False
         """Whether a new model without a buffer is being made."""
         self._record: RoundRecord | None = None
-        self._storing: EpochChanged | None = None
+        self._storing: Promised | None = None
         """What may turn out not to be stored: nothing else is done before that is known."""
         self._ending = Ending(party, plan.upload)
         self._began = now
@@ -118,7 +118,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
     @property
     def stored(self) -> frozenset[int]:
         """Whose uploads are durable."""
-        return self._party.intake.uploaders
+        return self._party.uploaders
 
     @property
     def unsummed(self) -> int:
@@ -156,7 +156,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         else:
             self._guard(lambda: self._on_upload_stored(stored, upload), now)
 
-    def _on_upload_stored(self, record: EpochChanged, upload: Upload | None) -> None:
+    def _on_upload_stored(self, record: Promised, upload: Upload | None) -> None:
         if record.upload is not None:
             self._peers.tell(record.upload.tag.owner, UploadStored(self.number))
         self._release(self._party.stored(record, upload))
@@ -247,7 +247,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             self._serve_model(client)
 
     def _acknowledge(self, client: int, message: Message) -> None:
-        if isinstance(message, BufferedUpload) and self._party.intake.is_stored(message.tag):
+        if isinstance(message, MaskedUpload) and self._party.intake.is_stored(message.tag):
             self._peers.tell(client, UploadStored(self.number))  # it has sent it again
 
     def _drop(self, client: int, why: str, how: session.Leave = session.Leave.DROPPED) -> None:
@@ -318,7 +318,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         if crowded or self.changing or self.buffers >= LONG_EPOCH:
             self._ending.begin(self._now)
 
-    def _renew(self, change: EpochChanged) -> None:
+    def _renew(self, change: Promised) -> None:
         self._renewing = True
         self._emit(session.Renew(self.number, self._party.time, change))
 
@@ -332,7 +332,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
                 self.aborted = reason
 
     def _persist(self, record: object) -> None:
-        if not isinstance(record, EpochChanged):
+        if not isinstance(record, Promised):
             raise AssertionError("the party of an epoch has nothing else to store")
         result, self._result = self._result, None
         if result is None:
@@ -487,7 +487,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
 
     def _skip(self) -> None:
         for output in self._party.skip():
-            if isinstance(output, Persist) and isinstance(output.record, EpochChanged):
+            if isinstance(output, Persist) and isinstance(output.record, Promised):
                 self._renew(output.record)
             else:
                 self._release([output])

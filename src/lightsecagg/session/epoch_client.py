@@ -28,15 +28,15 @@ from lightsecagg.errors import RemoteProtocolError
 from lightsecagg.foreign import shown
 from lightsecagg.protocol.interface import (
     SERVER,
-    BufferedClientParty,
+    ClientParty,
     NeedInput,
     Output,
     RoundAborted,
     Update,
 )
-from lightsecagg.protocol.messages import BufferedUpload, Message, UploadDropped
+from lightsecagg.protocol.messages import MaskedUpload, Message, UploadDropped
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.registry import epoch_client_party
+from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.session import interface as session
 from lightsecagg.session.client import ClientSession, Round
@@ -65,7 +65,7 @@ class _Trained:
     update: Update | None = field(default=None, repr=False)
 
 
-class EpochClientSession(ClientSession[BufferedClientParty]):
+class EpochClientSession(ClientSession[ClientParty]):
     """Takes part in epochs until the server says goodbye; see the theory of operation."""
 
     _work: _Trained | None = None
@@ -133,17 +133,17 @@ class EpochClientSession(ClientSession[BufferedClientParty]):
         self._tell("epoch %d begins", message.round)
         self._enter(message.round, session.Announcement(b"", message.instructions), 0.0)
 
-    def _check_announcement(self, settings: Settings, round_: Round[BufferedClientParty]) -> None:
+    def _check_announcement(self, settings: Settings, round_: Round[ClientParty]) -> None:
         if settings.round != round_.number:
             raise RemoteProtocolError(
                 f"the server announced epoch {round_.number} and opens {settings.round}"
             )
         round_.bound = settings.quantizer.bound
 
-    def _party_of(self, policy: Policy, round_: Round[BufferedClientParty]) -> BufferedClientParty:
-        return epoch_client_party(self.client, self._identity, policy, self._ledger)
+    def _party_of(self, policy: Policy, round_: Round[ClientParty]) -> ClientParty:
+        return client_party(self.client, self._identity, policy, self._ledger)
 
-    def _release(self, round_: Round[BufferedClientParty], outputs: list[Output]) -> None:
+    def _release(self, round_: Round[ClientParty], outputs: list[Output]) -> None:
         super()._release(round_, outputs)
         for output in outputs:
             match output:
@@ -152,19 +152,19 @@ class EpochClientSession(ClientSession[BufferedClientParty]):
                 case RoundAborted(reason) if self._round is round_:
                     self._abandon(reason)
 
-    def _note_upload(self, round_: Round[BufferedClientParty], message: Message, size: int) -> None:
-        if not isinstance(message, BufferedUpload):
+    def _note_upload(self, round_: Round[ClientParty], message: Message, size: int) -> None:
+        if not isinstance(message, MaskedUpload):
             raise AssertionError("the party of an epoch uploads under tags")
         self._unacknowledged = message.tag.serial
         version = message.tag.version
         self._tell("uploads its masked update of version %d, %d bytes", version, size)
 
-    def _acknowledged(self, epoch: Round[BufferedClientParty]) -> None:
+    def _acknowledged(self, epoch: Round[ClientParty]) -> None:
         if epoch.unacknowledged is not None:
             self.rounds += 1
         epoch.unacknowledged, self._unacknowledged = None, -1
 
-    def _compare_masks(self, epoch: Round[BufferedClientParty], known: MasksKnown) -> None:
+    def _compare_masks(self, epoch: Round[ClientParty], known: MasksKnown) -> None:
         """After a reconnection: masks and uploads may have been lost on their way."""
         party = epoch.party
         if party is None or not party.is_registered:
@@ -183,7 +183,7 @@ class EpochClientSession(ClientSession[BufferedClientParty]):
         self._clear = True
         self._go_on()
 
-    def _end(self, round_: Round[BufferedClientParty], aborted: str | None) -> None:
+    def _end(self, round_: Round[ClientParty], aborted: str | None) -> None:
         number, party = round_.number, round_.party
         self._tell("epoch %d has ended%s", number, f": {shown(aborted)}" if aborted else "")
         if party is not None and (left := len(party.serials[1])):
@@ -193,7 +193,7 @@ class EpochClientSession(ClientSession[BufferedClientParty]):
 
     # -- what goes on within it ----------------------------------------------------------------
 
-    def _follow(self, round_: Round[BufferedClientParty]) -> None:
+    def _follow(self, round_: Round[ClientParty]) -> None:
         self._go_on()
 
     def _go_on(self) -> None:
@@ -220,7 +220,7 @@ class EpochClientSession(ClientSession[BufferedClientParty]):
             self._fetching = True
             self._post(pack_control(Fetch(self._newest)))
 
-    def _upload_next(self, epoch: Round[BufferedClientParty], party: BufferedClientParty) -> None:
+    def _upload_next(self, epoch: Round[ClientParty], party: ClientParty) -> None:
         """Mask and upload what is trained, if a mask is ready and nothing is unacknowledged."""
         work = self._work
         if work is None or work.update is None or epoch.unacknowledged is not None:

@@ -13,41 +13,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import BufferedServerParty, EpochChanged
-from lightsecagg.protocol.journal_facts import Recall, RecallShares
-from lightsecagg.protocol.registry import epoch_server_party, restored_epoch_server_party
+from lightsecagg.protocol.interface import BufferedServerParty, Promised
+from lightsecagg.protocol.registry import server_party
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
 from lightsecagg.session.envelope import EpochBegins, RoundOver
 from lightsecagg.session.epoch import EpochInProgress
-from lightsecagg.session.past import Past
+from lightsecagg.session.past import Past, Unfinished, bring_back
 from lightsecagg.session.plan import Flushing, Plan
 from lightsecagg.session.server import Choose, Opened, ServerSession, State
 
 _FAREWELL = 5.0
 """Seconds in which clients hear the goodbye, and leave."""
-_OVER = EpochChanged(is_over=True)
+_OVER = Promised(is_over=True)
 """What is left of an epoch that is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedEpoch:
-    """An epoch that a crash cut short, or that a server left when it was told to stop."""
-
-    settings: Settings
-    facts: Sequence[bytes] = field(repr=False)
-    """What it has promised, in order; empty if nothing."""
-    recall: Recall
-    """Where its uploads are stored."""
-    recall_shares: RecallShares
-    """Where the shares of its masks are."""
-    allow_list: AllowList | None
-    """The one that it began with; None if that is lost, and the epoch with it."""
 
 
 class EpochServerSession(ServerSession[EpochInProgress]):
@@ -68,7 +51,7 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         flushing: Flushing | None = None,
         version: int = 0,
         models: Mapping[int, bytes] | None = None,
-        unfinished: UnfinishedEpoch | None = None,
+        unfinished: Unfinished | None = None,
     ) -> None:
         """`settings` but for the number of an epoch; `plan.number` counts buffers.
 
@@ -165,16 +148,9 @@ class EpochServerSession(ServerSession[EpochInProgress]):
         self.state = State.APPLYING
         self._emit(session.Renew(number, self._version + 1, _OVER))
 
-    def _resume_epoch(self, left: UnfinishedEpoch, allow_list: AllowList, now: float) -> None:
+    def _resume_epoch(self, left: Unfinished, allow_list: AllowList, now: float) -> None:
         number = left.settings.round
-        try:
-            party = restored_epoch_server_party(
-                left.facts, allow_list, left.recall, left.recall_shares
-            )
-        except JournalError:
-            raise
-        except LightSecAggError as error:
-            raise JournalError(f"epoch {number} of the journal is damaged: {error}") from error
+        party = bring_back(left, allow_list)
         if party.time != self._version:
             raise JournalError(
                 f"epoch {number} is at version {party.time}, the stored model at {self._version}: "
@@ -203,11 +179,11 @@ class EpochServerSession(ServerSession[EpochInProgress]):
     def _make_round(
         self, settings: Settings, invited: list[int], now: float
     ) -> Opened[EpochInProgress]:
-        party = epoch_server_party(
+        party = server_party(
             settings,
             self._allow_list,
-            self._buffer_size,
             invited,
+            buffer_size=self._buffer_size,
             time=self._version,
             durable=True,
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, TypeVar
 
 from lightsecagg.foreign import explain, shown
-from lightsecagg.protocol.interface import AnyServerParty, Output, Persist, Phase, Send
+from lightsecagg.protocol.interface import Output, Persist, Phase, Send, ServerParty
 from lightsecagg.protocol.jobs import Compute, Job
 from lightsecagg.protocol.messages import Message
 from lightsecagg.protocol.settings import Settings
@@ -35,7 +35,7 @@ GOES_ON = "the {mode} goes on without this client"
 IS_OVER = "that {mode} is over"
 """What a client is told that was away when it ended."""
 
-AnyParty = TypeVar("AnyParty", bound=AnyServerParty)
+AnyParty = TypeVar("AnyParty", bound=ServerParty)
 Happening = (
     Greeted | Spoke | Misbehaved | session.Disconnected | session.Computed | session.ComputeFailed
 )

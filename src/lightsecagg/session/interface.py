@@ -12,8 +12,8 @@ and owes it this:
   before the rest.
 * On `Store`, make the record durable and hand in `Stored`, and go on with the list only then. If it
   cannot be stored, hand in `StoreFailed`, and nothing that follows in the list may leave, ever.
-  Of an upload (`UploadTaken`) either may be handed in later, and the list, and other events, go on
-  meanwhile; but every other record is made durable after the uploads before it.
+  Of a round's upload (`Promised.upload`) either may be handed in later, and the list, and other
+  events, go on meanwhile; but every other record is made durable after the uploads before it.
 * On `Compute`, `Train` and `Apply`, do the work where it holds up nobody and hand in `Computed`,
   `Trained` or `TrainingFailed`, `Applied` or `Spoilt`; other events may come first. `ApplyBuffer`
   and `Renew` are answered before the rest of the list is carried out, as `Store` is.
@@ -32,7 +32,7 @@ from typing import Protocol
 
 from lightsecagg.errors import LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import Aggregate, BufferAggregate, EpochChanged, Record, Update
+from lightsecagg.protocol.interface import Aggregate, BufferAggregate, Promised, Record, Update
 from lightsecagg.protocol.jobs import Compute, Job, Result, Upload
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.instructions import Instructions
@@ -94,7 +94,7 @@ class Stored:
 
     record: AnyRecord
     upload: Upload | None = field(default=None, repr=False)
-    """Of `UploadTaken`: where it is read from, from now on."""
+    """Of an upload: where it is read from, from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +214,7 @@ class RoundAbandoned:
     """Whether the next one starts from a renewed model (`Renew`), after a restart too."""
 
 
-@dataclass(frozen=True, slots=True)
-class UploadDiscarded:
-    """At the server: a stored upload that the party refused when it was resumed."""
-
-    client: int
-
-
-AnyRecord = Record | RoundOpened | RoundAbandoned | UploadDiscarded
+AnyRecord = Record | RoundOpened | RoundAbandoned
 
 # -- effects -------------------------------------------------------------------------------------
 
@@ -316,7 +309,7 @@ class ApplyBuffer:
     aggregate: BufferAggregate = field(repr=False)
     record: RoundRecord
     """Samples, figures and the like are filled in."""
-    change: EpochChanged
+    change: Promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +324,7 @@ class Renew:
     """Or the round that has failed."""
     version: int
     """That of the new model."""
-    change: EpochChanged | None
+    change: Promised | None
     """With an empty memory, if the epoch is over; None in rounds, where `RoundAbandoned` has it."""
 
 

@@ -1,52 +1,42 @@
-"""What a server's driver has kept of the rounds before, and a round brought back from it (R31).
+"""What a server's driver has kept of the rounds and epochs before, and a party brought back (R31).
 
-U1 is a function of the uploads: whoever hands the stored ones to a new party, in any order, sees
-the same set again, and refuses to go on if it is another than the one that was announced.
+A party is a function of the facts that it has promised: replayed, they make the same one again,
+with the uploads that were acknowledged and the sum that was announced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightsecagg.errors import JournalError
-from lightsecagg.foreign import explain
+from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import (
-    Output,
-    Persist,
-    ServerParty,
-    SurvivorsChosen,
-    UploadTaken,
-)
-from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
-from lightsecagg.protocol.registry import resumed_server_party
+from lightsecagg.protocol.journal_facts import Recall, RecallShares
+from lightsecagg.protocol.registry import restored_server_party
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedRound:
-    """A round that a crash cut short."""
-
-    number: int
-    promised: PromisedRound | None
-    """None: nothing was promised in it, so it may be dropped."""
-    allow_list: AllowList | None = None
-    """The one that it began with; None if that is lost, and the round with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromisedRound:
-    """What is stored of a round in which an upload was acknowledged."""
+class Unfinished:
+    """A round or epoch that a crash cut short, or an epoch that a server left when it stopped."""
 
     settings: Settings
-    roster: Roster
-    closed: SharesClosed
-    uploads: Iterable[tuple[int, MaskedUpload, Upload]] = field(repr=False)
-    """Client, upload, and where it is read from; asked for one after the other, once."""
-    survivors: tuple[int, ...] | None
-    """U1 if it was announced."""
+    facts: Sequence[bytes] = field(repr=False)
+    """What it has promised, in order; empty if nothing."""
+    recall: Recall
+    """Where its uploads are stored."""
+    recall_shares: RecallShares
+    """Where the shares of its masks are."""
+    allow_list: AllowList | None
+    """The one that it began with; None if that is lost, and the round with it."""
+    has_uploads: bool = True
+    """Whether an upload was acknowledged; a round without one may be dropped."""
+
+    @property
+    def number(self) -> int:
+        """Of the round or epoch."""
+        return self.settings.round
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,47 +52,19 @@ class Past:
     """The same, of those whose upload is in that round's sum."""
     announced: tuple[int, ...] | None = None
     """The latest U1, if it was for the current model and its round has failed."""
-    unfinished: Sequence[UnfinishedRound] = ()
+    unfinished: Sequence[Unfinished] = ()
     enough: str | None = None
     """Why no other round is wanted, if so."""
 
 
-@dataclass(slots=True)
-class BroughtBack:
-    """A round that goes on."""
-
-    party: ServerParty
-    stored: list[int] = field(default_factory=list)
-    """Whose uploads count."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Whose do not, and why: the party takes them no more."""
-    outputs: list[Output] = field(default_factory=list)
-    """What the party asks for."""
-
-
-def bring_back(promised: PromisedRound, allow_list: AllowList) -> BroughtBack:
-    """The party of a round that a crash cut short, with its uploads and, if announced, its U1."""
-    party = resumed_server_party(promised.settings, allow_list, promised.roster, promised.closed)
-    back = BroughtBack(party)
-    for client, upload, where in promised.uploads:
-        try:
-            for output in party.receive(client, upload):
-                if isinstance(output, Persist) and isinstance(output.record, UploadTaken):
-                    back.outputs += party.stored(output.record, where)
-            back.stored.append(client)
-        except Exception as error:
-            # What no one foresaw counts as a refusal, or every restart would end here (S41).
-            back.refused[client] = explain(error)
-    if promised.survivors is not None:
-        if not any(_chooses(output) for output in back.outputs):
-            back.outputs += party.proceed()
-        if Persist(SurvivorsChosen(promised.survivors)) not in back.outputs:
-            raise JournalError(
-                f"round {promised.settings.round}: the stored uploads do not give the survivor set "
-                "that was announced; refusing to announce another"
-            )
-    return back
-
-
-def _chooses(output: Output) -> bool:
-    return isinstance(output, Persist) and isinstance(output.record, SurvivorsChosen)
+def bring_back(left: Unfinished, allow_list: AllowList) -> Server:
+    """The party of a round or epoch that a crash cut short."""
+    number, mode = left.number, "round" if left.settings.one_sum else "epoch"
+    try:
+        return restored_server_party(left.facts, allow_list, left.recall, left.recall_shares)
+    except JournalError as error:
+        raise JournalError(
+            f"{error}; restore it, or give the {mode} up with --abandon-round"
+        ) from error
+    except LightSecAggError as error:
+        raise JournalError(f"{mode} {number} of the journal is damaged: {error}") from error

@@ -25,13 +25,12 @@ from lightsecagg.protocol.interface import (
     Aggregate,
     Output,
     Phase,
+    Promised,
     RoundAborted,
     ServerParty,
-    SharingClosed,
-    SurvivorsChosen,
-    UploadTaken,
 )
 from lightsecagg.protocol.jobs import Upload
+from lightsecagg.protocol.journal_facts import SharingClosed, SumAnnounced
 from lightsecagg.protocol.messages import MaskedUpload, Message, Refusal
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session import interface as session
@@ -60,26 +59,24 @@ class RoundInProgress(InProgress[ServerParty]):
         emit: Callable[[session.Effect], None],
         now: float,
         *,
-        stored: Iterable[int] | None = None,
+        resumed: bool = False,
     ) -> None:
-        """`stored` names the uploads that a resumed round has on disk; None for a new round."""
-        resumed = stored is not None
         super().__init__(party, settings, members, plan, peers, emit, now, resumed=resumed)
         self.aggregate: Aggregate | None = None
         self.record = self._new_record(self.number, self.members)
         self.record.phases, self.record.dropped = self._phases, self._dropped
         self.record.withdrawn = self._withdrawn
-        self.stored = set(stored or ())
+        self.stored = set(party.uploaders)
         """Whose uploads are durable."""
-        self.survivors: tuple[int, ...] = ()
+        self.survivors = party.asked
         """U1, once it is announced."""
         self.unanswered = False
         """Whether it was lost for want of signatures: without a certificate nobody answers."""
-        self._able = set(self.members)
+        self._able = set(self.survivors or self.members)
         """Who can still be in the sum."""
         self._promise: session.AnyRecord | None = None
         """What is being stored before it is announced; the phase that it begins waits for it."""
-        self._storing: dict[int, UploadTaken] = {}
+        self._storing: dict[int, Promised] = {}
         self._lost: set[int] = set()
         self._short = False
         """Whether so many are away that the round would fail without them."""
@@ -111,7 +108,7 @@ class RoundInProgress(InProgress[ServerParty]):
 
     def on_stored(self, record: session.AnyRecord, upload: Upload | None, now: float) -> None:
         """A record is durable; an upload counts now, and is acknowledged."""
-        if isinstance(record, UploadTaken):
+        if isinstance(record, Promised) and record.upload is not None:
             if self._ends_storing(record):
                 self._guard(lambda: self._on_upload_stored(record, upload), now)
         elif record is self._promise:
@@ -120,15 +117,15 @@ class RoundInProgress(InProgress[ServerParty]):
 
     def on_store_failed(self, record: session.AnyRecord, reason: str, now: float) -> None:
         """A record is not durable: nothing that depends on it has left."""
-        if isinstance(record, UploadTaken):
+        if isinstance(record, Promised) and record.upload is not None:
             if self._ends_storing(record):
                 self._guard(lambda: self._on_upload_lost(record, reason), now)
         elif record is self._promise:
             self._guard(lambda: self.fail(reason), now)
 
-    def _ends_storing(self, record: UploadTaken) -> bool:
+    def _ends_storing(self, record: Promised) -> bool:
         """Whether it is of this round; what became of one of the round before may come late."""
-        return self._storing.pop(record.client, None) is record
+        return self._storing.pop(record.sender, None) is record
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -151,19 +148,19 @@ class RoundInProgress(InProgress[ServerParty]):
             self.fail(explain(error))
             self._track_phase(now)
 
-    def _on_upload_stored(self, record: UploadTaken, upload: Upload | None) -> None:
+    def _on_upload_stored(self, record: Promised, upload: Upload | None) -> None:
         """Durable before it is counted, and counted before it is acknowledged."""
-        self.stored.add(record.client)
+        self.stored.add(record.sender)
         self._release(self._party.stored(record, upload))
-        self._peers.tell(record.client, UploadStored(self.number))
+        self._peers.tell(record.sender, UploadStored(self.number))
 
-    def _on_upload_lost(self, record: UploadTaken, reason: str) -> None:
-        client = record.client
+    def _on_upload_lost(self, record: Promised, reason: str) -> None:
+        client = record.sender
         self._refusals["JournalError"] += 1
         self._log(logging.ERROR, "the upload of client %d: %s", client, reason)
         self._peers.tell(client, RoundOver(self.number, "the server could not store the upload"))
         self._give_up(client, "its upload could not be stored")
-        self._release(self._party.stored(record, None))
+        self._release(self._party.unstored(record))
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -175,7 +172,7 @@ class RoundInProgress(InProgress[ServerParty]):
 
     def _go_on_with(self, client: int) -> None:
         self._next_look = min(self._next_look, self._now)  # perhaps enough are here again
-        self._release(self._party.request_for(client))
+        self._release(self._party.rejoin(client))
 
     def _acknowledge(self, client: int, message: Message) -> None:
         if isinstance(message, Refusal):
@@ -220,16 +217,19 @@ class RoundInProgress(InProgress[ServerParty]):
     # -- outputs -------------------------------------------------------------------------------
 
     def _persist(self, record: session.AnyRecord) -> None:
-        match record:
-            case SharingClosed(_, closed):
-                self._promise = record
-                self._able = set(closed.owners)
-            case SurvivorsChosen(survivors):
-                self._promise = record
-                self.survivors = survivors
-                self._able = set(survivors)
-            case UploadTaken(client):
-                self._storing[client] = record
+        if not isinstance(record, Promised):
+            raise AssertionError("a server's party stores what it promises")
+        if record.upload is not None:
+            self._storing[record.sender] = record
+        else:
+            self._promise = record
+        for fact in record.facts:
+            match fact:
+                case SharingClosed(masks):
+                    self._able = {owner for owner, _ in masks}
+                case SumAnnounced(request):
+                    self.survivors = request.survivors
+                    self._able = set(self.survivors)
         self._emit(session.Store(self.number, record))
 
     def _note(self, output: Output) -> None:

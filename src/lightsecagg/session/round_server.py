@@ -18,7 +18,7 @@ from lightsecagg.protocol.settings import Settings, hash_model, version_hash
 from lightsecagg.session import interface as session
 from lightsecagg.session.budgets import backlog_limit
 from lightsecagg.session.envelope import RoundModel, RoundOver
-from lightsecagg.session.past import PromisedRound, bring_back
+from lightsecagg.session.past import Unfinished, bring_back
 from lightsecagg.session.record import RoundRecord, listed
 from lightsecagg.session.round import RoundInProgress
 from lightsecagg.session.server import Opened, ServerSession, State
@@ -56,51 +56,39 @@ class RoundServerSession(ServerSession[RoundInProgress]):
     def _resume_next(self, now: float) -> None:
         """The rounds that a crash cut short, then new ones."""
         while self._unfinished:
-            unfinished = self._unfinished.popleft()
-            number, promised = unfinished.number, unfinished.promised
-            if promised is None:
+            left = self._unfinished.popleft()
+            number = left.number
+            if not left.has_uploads:
                 text = "round %d had no acknowledged upload; it is dropped"
                 self._log(logging.INFO, text, number)
                 dropped = session.RoundAbandoned("dropped after a crash")
                 self._emit(session.Store(number, dropped))
-            elif unfinished.allow_list is None:
+            elif left.allow_list is None:
                 text = "round %d began with a lost allow-list; it is dropped"
                 self._log(logging.WARNING, text, number)
                 self._emit(session.Store(number, session.RoundAbandoned("its allow-list is lost")))
             else:
-                self._resume(number, promised, unfinished.allow_list, now)
+                self._resume(left, left.allow_list, now)
                 return
         self._next_attempt(now)
 
-    def _resume(
-        self, number: int, promised: PromisedRound, allow_list: AllowList, now: float
-    ) -> None:
-        self._emit(session.Backlog(backlog_limit(promised.settings, len(self._announcement.model))))
-        back = bring_back(promised, allow_list)
-        for client, reason in back.refused.items():
-            text = "round %d: a stored upload is refused: %s"
-            self._log(logging.WARNING, text, number, reason)
-            self._emit(session.Store(number, session.UploadDiscarded(client)))
+    def _resume(self, left: Unfinished, allow_list: AllowList, now: float) -> None:
+        number, settings = left.number, left.settings
+        self._emit(session.Backlog(backlog_limit(settings, len(self._announcement.model))))
+        party = bring_back(left, allow_list)
         self._log(
             logging.INFO,
             "resuming round %d: %d uploads are stored, U1 %s",
             number,
-            len(back.stored),
-            "is open" if promised.survivors is None else "was announced",
+            len(party.uploaders),
+            "was announced" if party.asked else "is open",
         )
-        members = [member.client for member in promised.roster.members]
+        members = party.members or tuple(sorted(party.uploaders))
         self._round = RoundInProgress(
-            back.party,
-            promised.settings,
-            members,
-            self._plan,
-            self._peers,
-            self._emit,
-            now,
-            stored=back.stored,
+            party, settings, members, self._plan, self._peers, self._emit, now, resumed=True
         )
-        self._emit(session.RoundBegan(number, tuple(members)))
-        self._round.begin(back.outputs, now)
+        self._emit(session.RoundBegan(number, members))
+        self._round.begin(party.resume(), now)
 
     # -- one round -----------------------------------------------------------------------------
 

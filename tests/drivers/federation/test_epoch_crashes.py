@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from network_federation import DIMENSION, NetworkFederation, contribution
 
-from lightsecagg.protocol.epoch_server import EpochServer
-from lightsecagg.protocol.messages import BufferedUpload, Message
+from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.messages import MaskedUpload, Message
 from lightsecagg.session.record import RoundRecord
 
 SERVER = Path(__file__).with_name("crashing_server.py")
@@ -30,8 +30,8 @@ SERVER_DEATHS = [
 ]
 CLIENT_DEATHS = [
     ("ShareBundle", "after"),
-    ("BufferedUpload", "before"),
-    ("BufferedUpload", "after"),
+    ("MaskedUpload", "before"),
+    ("MaskedUpload", "after"),
     ("Consent", "after"),
     ("AggregatedShare", "before"),
 ]
@@ -100,15 +100,15 @@ def test_R32_a_client_killed_in_every_state_uploads_and_answers_nothing_twice(
     """It joins the next epoch each time; its updates of one version are never in two sums."""
     uploads: Counter[tuple[bytes, int]] = Counter()
     versions: Counter[int] = Counter()
-    original = EpochServer.receive
+    original = Server.receive
 
-    def receive(self: EpochServer, sender: int, message: Message) -> Any:
-        if sender == VICTIM and isinstance(message, BufferedUpload):
+    def receive(self: Server, sender: int, message: Message) -> Any:
+        if sender == VICTIM and isinstance(message, MaskedUpload):
             uploads[self.settings.context, message.tag.serial] += 1
             versions[message.tag.version] += 1
         return original(self, sender, message)
 
-    monkeypatch.setattr(EpochServer, "receive", receive)
+    monkeypatch.setattr(Server, "receive", receive)
     federation = NetworkFederation(tmp_path, clients=6, dropouts=1, buffer=3)
     command = [sys.executable, str(CLIENT), str(federation.made.clients[VICTIM]), str(VICTIM)]
     exits: list[int] = []

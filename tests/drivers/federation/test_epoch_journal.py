@@ -13,9 +13,9 @@ from lightsecagg.errors import JournalError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters
-from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.journal_facts import TimeSkipped, encode_fact
-from lightsecagg.protocol.messages import BufferedUpload, SealedShare, Tag
+from lightsecagg.protocol.messages import MaskedUpload, SealedShare, Tag
 from lightsecagg.protocol.settings import Settings
 
 SESSION = "ab" * 32
@@ -30,9 +30,9 @@ SETTINGS = Settings(
 )
 
 
-def upload(owner: int, serial: int) -> BufferedUpload:
+def upload(owner: int, serial: int) -> MaskedUpload:
     vector = np.random.default_rng([owner, serial]).integers(0, 2**31, 7, dtype=np.uint32)
-    return BufferedUpload(Tag(owner, serial, bytes(32), 0, bytes(32), bytes(32), bytes(64)), vector)
+    return MaskedUpload(Tag(owner, serial, bytes(32), 0, bytes(32), bytes(32), bytes(64)), vector)
 
 
 def opened(folder: Path) -> EpochJournal:
@@ -52,8 +52,8 @@ def facts(*times: int) -> list[bytes]:
 
 def with_two_uploads(folder: Path) -> EpochJournal:
     journal = opened(folder)
-    journal.change(1, EpochChanged(skipped(1), upload(2, 0)))
-    journal.change(1, EpochChanged(skipped(2, 3), upload(3, 5)))
+    journal.change(1, Promised(skipped(1), upload(2, 0)))
+    journal.change(1, Promised(skipped(2, 3), upload(3, 5)))
     return journal
 
 
@@ -76,7 +76,7 @@ def test_R31_a_model_is_stored_with_what_is_left_to_do_or_not_at_all(
 ) -> None:
     """Killed between the file of the model and the change, nothing has happened."""
     journal = with_two_uploads(tmp_path)
-    landed = EpochChanged(skipped(4), past=((2, 0),))
+    landed = Promised(skipped(4), past=((2, 0),))
 
     class Killed(Exception):  # noqa: N818 - not an error
         pass
@@ -119,7 +119,7 @@ def test_R31_a_file_that_cannot_be_deleted_does_not_undo_what_is_stored(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
-        journal.change(1, EpochChanged(skipped(4), past=((2, 0),)))
+        journal.change(1, Promised(skipped(4), past=((2, 0),)))
     assert journal.facts(1) == facts(1, 2, 3, 4)
     journal.close()
     opened(tmp_path).close()
@@ -139,15 +139,15 @@ def test_R31_the_shares_of_a_mask_outlive_the_process_until_nobody_lacks_one(
     tmp_path: Path,
 ) -> None:
     journal = opened(tmp_path)
-    journal.change(1, EpochChanged(skipped(1), shares=mask(3, 0)))
+    journal.change(1, Promised(skipped(1), shares=mask(3, 0)))
     both = (*mask(3, 1), *mask(3, 2))
-    journal.change(1, EpochChanged(skipped(2), shares=both))
+    journal.change(1, Promised(skipped(2), shares=both))
     journal.close()
     journal = opened(tmp_path)
     recall = journal.recall_shares(1)
     assert [recall(3, serial) for serial in range(3)] == [mask(3, serial) for serial in range(3)]
-    journal.change(1, EpochChanged(skipped(3), past=((3, 0), (9, 9))))
-    journal.advance(1, 1, 1, b"model", EpochChanged(skipped(4), past=((3, 2),)), {})
+    journal.change(1, Promised(skipped(3), past=((3, 0), (9, 9))))
+    journal.advance(1, 1, 1, b"model", Promised(skipped(4), past=((3, 2),)), {})
     assert recall(3, 1) == mask(3, 1)
     for serial in (0, 2):
         with pytest.raises(JournalError, match=f"entry 1/shares/3/{serial} is missing"):
@@ -173,7 +173,7 @@ def test_what_a_change_writes_does_not_grow_with_what_waits(tmp_path: Path) -> N
     sizes = []
     for number in range(40):
         before = journal_bytes(journal)
-        journal.change(1, EpochChanged(skipped(number), upload(number, 0)))
+        journal.change(1, Promised(skipped(number), upload(number, 0)))
         sizes.append(journal_bytes(journal) - before)
     assert max(sizes[5:]) <= min(sizes[5:]) + 8, "a number has another digit"
     journal.close()

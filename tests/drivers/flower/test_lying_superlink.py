@@ -36,7 +36,7 @@ from lightsecagg.drivers.flower.mod import REFUSED, UNMASKED, UNPROTECTED
 from lightsecagg.drivers.flower.parcels import Parcel, attach, detach
 from lightsecagg.errors import ParameterError
 from lightsecagg.flower import lightsecagg_mod
-from lightsecagg.protocol.messages import BufferedUpload
+from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.waiting import Models
 
 VICTIM = 104
@@ -249,7 +249,7 @@ def test_S57_a_node_takes_no_second_assignment_in_one_round(
     assert parcel is not None
     assert parcel.numbers["failed"]
     frames = [CODEC.decode(frame) for frame in parcel.frames]
-    assert not any(isinstance(frame, BufferedUpload) for frame in frames)
+    assert not any(isinstance(frame, MaskedUpload) for frame in frames)
     assert not rest
 
 

@@ -116,7 +116,7 @@ def test_a_node_loads_nothing_of_the_server() -> None:
     assert "lightsecagg.drivers.flower.mod" in loaded
     assert not loaded & {
         "lightsecagg.drivers.flower.strategy",
-        "lightsecagg.protocol.epoch_server",
+        "lightsecagg.protocol.server",
         "lightsecagg.protocol.round_client",
         "lightsecagg.drivers.federation.provisioning",
     }

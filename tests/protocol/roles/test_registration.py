@@ -12,8 +12,8 @@ from driver import Federation
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.protocol.client_machine import Advertised, Closed
-from lightsecagg.protocol.epoch_client import EpochClient
-from lightsecagg.protocol.epoch_server import EpochServer
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
@@ -35,7 +35,7 @@ def test_S44_opening_epoch_after_epoch_comes_to_an_end() -> None:
     ledger = Ledger.volatile()
 
     def take_part(number: int) -> list[Any]:
-        party = EpochClient(0, fed.keys[0], fed.policy, ledger)
+        party = Client(0, fed.keys[0], fed.policy, ledger)
         return party.receive(SERVER, Opening(replace(fed.settings, round=number).to_bytes()))
 
     for number in (1, 2):
@@ -65,7 +65,7 @@ def servers() -> dict[str, Any]:
         ),
         "epoch": (
             tuple(epoch.keys),
-            lambda invited: EpochServer(epoch.settings, epoch.allow_list, 4, invited),
+            lambda invited: Server(epoch.settings, epoch.allow_list, 4, invited),
         ),
     }
 

@@ -31,9 +31,9 @@ from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferAggregate,
-    BufferedClientParty,
     BufferedServerParty,
     BufferFailed,
+    ClientParty,
     Phase,
     RoundAborted,
     Send,
@@ -41,7 +41,7 @@ from lightsecagg.protocol.interface import (
 )
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
+    MaskedUpload,
     Roster,
     ShareBundle,
     SumRequest,
@@ -49,7 +49,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import decoding_of
-from lightsecagg.protocol.registry import epoch_client_party, epoch_server_party
+from lightsecagg.protocol.registry import client_party, server_party
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg_lab.schemes.baseline_traits import ProtocolName
@@ -89,7 +89,7 @@ class ProtectedFederation(MeteredWire):
     """Asynchronous LightSecAgg, every party and every byte."""
 
     server: BufferedServerParty
-    clients: dict[int, BufferedClientParty]
+    clients: dict[int, ClientParty]
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ProtectedFederation(MeteredWire):
             buffering=config.buffering,
         )
         check_memory(self.settings, masks=config.stock + 1)  # one more is in use
-        server = epoch_server_party(self.settings, allow_list, config.buffer_size)
+        server = server_party(self.settings, allow_list, buffer_size=config.buffer_size)
         policy = Policy(
             allow_list=allow_list,
             session=session,
@@ -133,7 +133,7 @@ class ProtectedFederation(MeteredWire):
         # Rounding is not secret in a simulation; given keys make a run reproducible.
         self._ledgers = [Ledger.volatile(rounding.bytes) for _ in keys]
         clients = {
-            client: epoch_client_party(client, key, policy, self._ledgers[client])
+            client: client_party(client, key, policy, self._ledgers[client])
             for client, key in enumerate(keys)
         }
         self._rounding = rounding
@@ -190,10 +190,10 @@ class ProtectedFederation(MeteredWire):
         if not party.stock:
             self._restock(client)
         update = Update(vector)
-        with self.work(client, BufferedUpload):
+        with self.work(client, MaskedUpload):
             outputs = party.set_input(update, version, model)
         for output in outputs:
-            if isinstance(output, Send) and isinstance(output.message, BufferedUpload):
+            if isinstance(output, Send) and isinstance(output.message, MaskedUpload):
                 tag = output.message.tag
                 self._quantised[client, tag.serial] = quantised(
                     self.settings, self._ledgers[client], update, model

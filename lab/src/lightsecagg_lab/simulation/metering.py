@@ -40,7 +40,7 @@ PHASE_OF: Mapping[type, Phase] = {
     messages.MaskedUpload: Phase.UPLOAD,
     messages.Reports: Phase.SHARE,
     messages.ReportsWanted: Phase.SHARE,
-    messages.BufferedUpload: Phase.UPLOAD,
+    messages.MaskedUpload: Phase.UPLOAD,
     messages.UploadDropped: Phase.UPLOAD,
     messages.Consent: Phase.AGREE,
     messages.Certificate: Phase.RECOVER,

@@ -24,7 +24,7 @@ from lightsecagg.drivers.federation.watch import ClientWatch, Training
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS
 from lightsecagg.protocol.messages import (
-    BufferedUpload,
+    MaskedUpload,
     Message,
     Opening,
     SumRequest,
@@ -148,9 +148,9 @@ class DemoWatch(Noted):
         name = name_of(data)
         if name in _LAST_WORDS.get(self._deaths.get(self._round, ""), ()):
             os.kill(os.getpid(), signal.SIGKILL)
-        if name == "BufferedUpload":
+        if name == "MaskedUpload":
             number, message = self._message(data)
-            assert isinstance(message, BufferedUpload)  # noqa: S101 - it says so
+            assert isinstance(message, MaskedUpload)  # noqa: S101 - it says so
             tag = message.tag
             about = {"serial": tag.serial, "version": tag.version, "digest": tag.digest.hex()}
             self._note("upload", epoch=number, **about)

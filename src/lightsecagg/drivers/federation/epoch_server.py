@@ -13,20 +13,19 @@ from functools import partial
 from typing import Any
 
 from lightsecagg.drivers.federation.callbacks import Overview
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.observer import log
 from lightsecagg.drivers.federation.server import FederationServer
 from lightsecagg.drivers.federation.tables import ServerBufferingTable
 from lightsecagg.errors import JournalError
-from lightsecagg.protocol.interface import EpochChanged
+from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.settings import version_hash
-from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
+from lightsecagg.session.epoch_server import EpochServerSession
 from lightsecagg.session.interface import Announcement, Applied, ApplyBuffer, Renew, Spoilt, Store
-from lightsecagg.session.past import Past
+from lightsecagg.session.past import Past, Unfinished
 from lightsecagg.session.plan import Flushing
 from lightsecagg.session.server import ServerSession
 
-_OVER = EpochChanged(is_over=True)
+_OVER = Promised(is_over=True)
 """What is left of an epoch that is over."""
 
 
@@ -34,7 +33,6 @@ class EpochFederationServer(FederationServer):
     """Runs the epochs of one federation."""
 
     session_type = EpochServerSession
-    _journal: EpochJournal
 
     def __init__(self, *arguments: Any, buffering: ServerBufferingTable, **options: Any) -> None:
         """As `FederationServer`; `buffering` says when buffers are formed."""
@@ -75,28 +73,21 @@ class EpochFederationServer(FederationServer):
         oldest = self._version - (0 if buffering is None else buffering.table.max_staleness)
         self._hashes = {v: model for v, model in self._hashes.items() if v >= oldest}
 
-    def _put_version(self, epoch: int, version: int, buffers: int, change: EpochChanged) -> None:
+    def _put_version(self, epoch: int, version: int, buffers: int, change: Promised) -> None:
         """The job's model is of this version: store it with what the epoch still has to do."""
         self._version = version
         self._note_hash()
         model = self._job.save()
         self._journal.advance(epoch, version, buffers, model, change, self._hashes)
 
-    def _left(self) -> UnfinishedEpoch | None:
+    def _left(self) -> Unfinished | None:
         unfinished = self._journal.unfinished()
         if not unfinished:
             return None
         if len(unfinished) > 1:
             raise JournalError(f"epochs {unfinished} are all unfinished; at most one can be")
         (number,) = unfinished
-        settings = self._journal.settings(number)
-        return UnfinishedEpoch(
-            settings,
-            self._journal.facts(number),
-            self._journal.recall(number),
-            self._journal.recall_shares(number),
-            self._allow_list_of(settings),
-        )
+        return self._journal.left(number, self._allow_list_of(self._journal.settings(number)))
 
     def _overview(self) -> Overview:
         buffering = self._settings.buffering
@@ -106,7 +97,7 @@ class EpochFederationServer(FederationServer):
     async def _store(self, effect: Store) -> bool:
         stored = await super()._store(effect)
         record = effect.record
-        if stored and isinstance(record, EpochChanged) and record.upload is not None:
+        if stored and isinstance(record, Promised) and record.upload is not None:
             tag = record.upload.tag
             self._callbacks.tell("update_buffered", tag.owner, self._version - tag.version)
         return stored

@@ -1,29 +1,29 @@
 """What a server must not forget: SQLite for the facts, files beside it for the vectors.
 
-Durable before they are acknowledged or announced, in this order:
+Durable before they are acknowledged or announced:
 
-* the roster, the owners and the secret of the check, when sharing is closed;
-* each masked upload (its file is synced before its row) with its reports;
-* U1, before it is announced;
-* the global model, when a round is done.
+* whatever a party has promised (`promise_store`): in a round whose shares are complete, each masked
+  upload with its owner's reports, U1 and the agreement; in an epoch its roster, the masks that are
+  ready, the uploads, the buffer in flight and the agreement;
+* the model that a sum leads to, in one step with the end of its round or buffer: a sum is applied
+  once.
 
-After a crash `pending` tells what was promised. A round without an upload is simply dropped; one
-with uploads is resumed. Everything carries a checksum that also names what it belongs to: a
-truncated, altered or misplaced piece is a `JournalError`, never a partial sum (R36).
-What is gone altogether is noticed too: `marked_database`.
+A round without an upload is simply dropped after a crash; what else was `left` is resumed.
+Everything carries a checksum that also names what it belongs to: a truncated, altered or misplaced
+piece is a `JournalError`, never a partial sum (R36). What is gone altogether is noticed too:
+`marked_database`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
+from lightsecagg.drivers.federation import promise_store
 from lightsecagg.drivers.federation.durable import (
     ProcessLock,
     checksummed,
@@ -32,79 +32,37 @@ from lightsecagg.drivers.federation.durable import (
     write_synced,
 )
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
-from lightsecagg.drivers.federation.stored_upload import StoredUpload, bytes_of, checksums_of
+from lightsecagg.drivers.federation.promise_store import PromiseStore
+from lightsecagg.drivers.federation.stored_upload import StoredUpload
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.foreign import decode
-from lightsecagg.protocol.interface import (
-    EpochChanged,
-    LedgerChanged,
-    SharingClosed,
-    SurvivorsChosen,
-    UploadTaken,
-)
-from lightsecagg.protocol.messages import MaskedUpload, Roster, SharesClosed
+from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.interface import LedgerChanged, Promised
+from lightsecagg.protocol.journal_facts import SumAnnounced
 from lightsecagg.protocol.settings import Settings
-from lightsecagg.session.interface import (
-    AnyRecord,
-    RoundAbandoned,
-    RoundOpened,
-    UploadDiscarded,
-)
-from lightsecagg.session.past import PromisedRound
+from lightsecagg.session.interface import AnyRecord, RoundAbandoned, RoundOpened
+from lightsecagg.session.past import Unfinished
 
 T = TypeVar("T")
 
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS rounds (
-    number INTEGER PRIMARY KEY, settings BLOB NOT NULL, roster BLOB, closed BLOB,
-    survivors BLOB, outcome TEXT
+    number INTEGER PRIMARY KEY, settings BLOB NOT NULL, survivors BLOB, outcome TEXT
 );
-CREATE TABLE IF NOT EXISTS uploads (
-    number INTEGER NOT NULL, client INTEGER NOT NULL, content BLOB NOT NULL,
-    PRIMARY KEY (number, client)
-);
-CREATE TABLE IF NOT EXISTS buffered (
-    number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
-    content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
-);
-CREATE TABLE IF NOT EXISTS facts (
-    number INTEGER NOT NULL, place INTEGER NOT NULL, content BLOB NOT NULL,
-    PRIMARY KEY (number, place)
-);
-CREATE TABLE IF NOT EXISTS relayed (
-    number INTEGER NOT NULL, owner INTEGER NOT NULL, serial INTEGER NOT NULL,
-    content BLOB NOT NULL, PRIMARY KEY (number, owner, serial)
-);
+{promise_store.SCHEMA}
 """
 _TABLES = {
     "meta": ("key", "value"),
-    "rounds": ("number", "settings", "roster", "closed", "survivors", "outcome"),
-    "uploads": ("number", "client", "content"),
-    "buffered": ("number", "owner", "serial", "content"),
-    "facts": ("number", "place", "content"),
-    "relayed": ("number", "owner", "serial", "content"),
+    "rounds": ("number", "settings", "survivors", "outcome"),
+    **promise_store.TABLES,
 }
-_VERSION = b"4"
+_VERSION = b"5"
 _DONE = "done"
 
-
-class _Upload(msgspec.Struct, frozen=True, array_like=True):
-    """A row of `uploads`."""
-
-    held: bytes
-    reports: bytes
-    length: int
-    """Elements of the vector, which is in a file."""
-    checksums: tuple[bytes, ...]
-    """Of the blocks of that file."""
-
-
-_rosters = msgspec.msgpack.Decoder(Roster)
-_uploads = msgspec.msgpack.Decoder(_Upload)
-_closings = msgspec.msgpack.Decoder(SharesClosed)
 _id_lists = msgspec.msgpack.Decoder(tuple[int, ...])
 _id_maps = msgspec.msgpack.Decoder(dict[int, int])
+_hashes = msgspec.msgpack.Decoder(dict[int, bytes])
 
 
 class Journal:
@@ -127,6 +85,7 @@ class Journal:
             raise ConfigurationError(f"cannot keep a journal in {folder}: {error}") from error
         try:
             self._db = MarkedDatabase(folder, _TABLES, _SCHEMA)
+            self._promised = PromiseStore(self._db, self._uploads)
             self._check_owner(session)
             self._sweep()
         except BaseException:
@@ -150,11 +109,9 @@ class Journal:
         An upload's round is stored before the upload, and a model's file is at most one ahead.
         """
         with self._db.reporting("read"):
-            stored = [*self._db.execute("SELECT number, client FROM uploads")]
-            stored += self._db.execute("SELECT number, owner, serial FROM buffered")
             rounds = {number for (number,) in self._db.execute("SELECT number FROM rounds")}
             newest = 1 + int(self._meta("completed") or 0)
-            kept = {self._upload_path(*key) for key in stored}
+            kept = self._promised.files
             left = [path for path in self._uploads.iterdir() if path not in kept]
             strange = [path for path in left if _number(path) not in rounds]
             strange += [path for path in self._models.glob("*.npz") if _number(path) > newest]
@@ -182,21 +139,54 @@ class Journal:
         match record:
             case RoundOpened(settings):
                 self.open_round(settings)
-            case SharingClosed(roster, closed):
-                self.close_sharing(number, roster, closed)
-            case UploadTaken(client, upload):
-                return self.store_upload(number, client, upload)
-            case SurvivorsChosen(survivors):
-                self.announce(number, survivors)
-            case UploadDiscarded(client):
-                self.discard_upload(number, client)
+            case Promised():
+                return _stored(self.store_all(number, [record])[0])
             case RoundAbandoned(reason, renews):
                 self.abandon(number, reason, renews=renews)
             case LedgerChanged():
                 raise AssertionError("a server has no ledger")
-            case EpochChanged():
-                raise AssertionError("rounds have no epochs; see `EpochJournal`")
         return None
+
+    def store_all(
+        self, number: int, records: Sequence[Promised]
+    ) -> list[StoredUpload | JournalError | None]:
+        """Records of a round or epoch; on disk when this returns, but for those with an error.
+
+        Together, because a change of the database waits for the disk half a dozen times, however
+        many rows it has.
+        """
+        results = [self._write(number, record) for record in records]
+        good = [
+            (record, stored)
+            for record, stored in zip(records, results, strict=True)
+            if not isinstance(stored, JournalError)
+        ]
+        try:
+            if good:
+                with self._db.change():
+                    for record, stored in good:
+                        self._put(number, record, stored)
+        except JournalError as error:
+            return [each if isinstance(each, JournalError) else error for each in results]
+        for record, _ in good:
+            self._promised.delete_uploads_of(number, record.past)
+        return results
+
+    def _write(self, number: int, record: Promised) -> StoredUpload | JournalError | None:
+        try:
+            return None if record.upload is None else self._promised.write(number, record.upload)
+        except JournalError as error:
+            return error
+
+    def _put(self, number: int, record: Promised, stored: StoredUpload | None) -> None:
+        self._promised.put(number, record, stored)
+        for fact in record.facts if record.one_sum else ():
+            if isinstance(fact, SumAnnounced):
+                survivors = msgspec.msgpack.encode(fact.request.survivors)
+                content = checksummed(f"{number}/survivors", survivors)
+                self._db.execute(
+                    "UPDATE rounds SET survivors = ? WHERE number = ?", (content, number)
+                )
 
     @property
     def unheard_change(self) -> bool:
@@ -210,72 +200,6 @@ class Journal:
             self._db.execute(
                 "INSERT INTO rounds (number, settings) VALUES (?, ?)", (settings.round, content)
             )
-
-    def close_sharing(self, number: int, roster: Roster, closed: SharesClosed) -> None:
-        """Sharing is closed, as everybody is about to hear."""
-        roster_content = checksummed(f"{number}/roster", msgspec.msgpack.encode(roster))
-        closed_content = checksummed(f"{number}/closed", msgspec.msgpack.encode(closed))
-        with self._db.change():
-            self._db.execute(
-                "UPDATE rounds SET roster = ?, closed = ? WHERE number = ?",
-                (roster_content, closed_content, number),
-            )
-
-    def store_upload(self, number: int, client: int, upload: MaskedUpload) -> StoredUpload:
-        """A masked upload; on disk when this returns."""
-        return _stored(self.store_uploads(number, {client: upload})[client])
-
-    def store_uploads(
-        self, number: int, uploads: Mapping[int, MaskedUpload]
-    ) -> dict[int, StoredUpload | JournalError]:
-        """Masked uploads, by client; on disk when this returns, but for those with an error.
-
-        Together, because a change of the database waits for the disk half a dozen times, however
-        many rows it has.
-        """
-        written: dict[int, bytes] = {}
-        results: dict[int, StoredUpload | JournalError] = {}
-        for client, upload in uploads.items():
-            data = bytes_of(upload.vector)
-            reports, checksums = upload.reports.tobytes(), checksums_of(data)
-            row = _Upload(upload.held, reports, upload.vector.size, checksums)
-            try:
-                with self._db.reporting("write"):
-                    write_synced(self._upload_path(number, client), data)
-            except JournalError as error:
-                results[client] = error
-                continue
-            written[client] = checksummed(f"{number}/upload/{client}", msgspec.msgpack.encode(row))
-            results[client] = self._stored_upload(number, client, row)
-        try:
-            self._insert_uploads(number, written)
-        except JournalError as error:
-            results |= dict.fromkeys(written, error)
-        return results
-
-    def _insert_uploads(self, number: int, rows: Mapping[int, bytes]) -> None:
-        if not rows:
-            return
-        with self._db.change():
-            for client, content in rows.items():
-                self._db.execute(
-                    "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (number, client, content)
-                )
-
-    def discard_upload(self, number: int, client: int) -> None:
-        """Forget an upload that the party refused; it was never acknowledged."""
-        with self._db.change():
-            self._db.execute(
-                "DELETE FROM uploads WHERE number = ? AND client = ?", (number, client)
-            )
-        with self._db.reporting("write"):
-            self._upload_path(number, client).unlink(missing_ok=True)
-
-    def announce(self, number: int, survivors: tuple[int, ...]) -> None:
-        """U1, before anybody hears of it."""
-        content = checksummed(f"{number}/survivors", msgspec.msgpack.encode(survivors))
-        with self._db.change():
-            self._db.execute("UPDATE rounds SET survivors = ? WHERE number = ?", (content, number))
 
     def announced(self, number: int) -> tuple[int, ...] | None:
         """U1 of a round, if it was announced."""
@@ -296,12 +220,8 @@ class Journal:
             ).fetchone()
         if row is None:
             return None
-        number, stored = row
-        try:
-            settings = Settings.from_bytes(verified(f"{number}/settings", stored))
-        except LightSecAggError as error:
-            raise JournalError(f"round {number} of the journal is damaged: {error}") from error
-        return self.announced(number) if settings.model == model else None
+        number, _ = row
+        return self.announced(number) if self.settings(number).model == model else None
 
     def complete(self, number: int, completed: int, model: bytes | memoryview) -> None:
         """The round is done and this is the model after it: both or neither.
@@ -317,6 +237,40 @@ class Journal:
             self._end(number, _DONE)
         with self._db.reporting("write"):
             self._delete_uploads(number)
+
+    def advance(
+        self,
+        number: int,
+        version: int,
+        buffers: int,
+        model: bytes | memoryview,
+        record: Promised,
+        hashes: Mapping[int, bytes],
+    ) -> None:
+        """This is the model of the version after `buffers` buffers, and what is left to do.
+
+        * `hashes`: version -> hash of its model, of those that updates may still come from.
+
+        Were they two steps, a crash between them would apply a sum twice, or never.
+        """
+        with self._db.reporting("write"):
+            write_synced(self._models / f"{version}.npz", model)
+        with self._db.change():
+            self._set_meta("completed", str(version).encode())
+            self._set_meta("model", hashlib.sha256(model).digest())
+            self._set_meta("buffers", str(buffers).encode())
+            self._set_meta("hashes", msgspec.msgpack.encode(dict(hashes)))
+            self._put(number, record, None)
+        self._promised.delete_uploads_of(number, record.past)
+
+    def buffers(self) -> int:
+        """How many buffers were recovered."""
+        return int(self._meta("buffers") or 0)
+
+    def hashes(self) -> dict[int, bytes]:
+        """Version -> hash of its model, of the latest versions."""
+        content = self._meta("hashes")
+        return {} if content is None else _decoded(_hashes, "meta/hashes", content)
 
     def keep_models(self, kept: Collection[int]) -> None:
         """Delete all models but those after so many rounds; the newest is never deleted."""
@@ -352,11 +306,10 @@ class Journal:
         }
 
     def _end(self, number: int, outcome: str) -> None:
-        rows = self._db.execute("SELECT client FROM uploads WHERE number = ?", (number,)).fetchall()
-        uploaders = self.uploaders() | {int(client): number for (client,) in rows}
+        uploaders = self.uploaders() | dict.fromkeys(self._promised.uploaders(number), number)
         self._set_meta("uploaders", msgspec.msgpack.encode(uploaders))
         self._db.execute("UPDATE rounds SET outcome = ? WHERE number = ?", (outcome, number))
-        self._db.execute("DELETE FROM uploads WHERE number = ?", (number,))
+        self._promised.forget(number)
 
     def _delete_uploads(self, number: int) -> None:
         # Not glob: Python remembers every pattern, and there is a new one in every round.
@@ -380,60 +333,31 @@ class Journal:
                 int(number): None if outcome == _DONE else str(outcome) for number, outcome in rows
             }
 
-    def pending(self, number: int) -> PromisedRound | None:
-        """What was promised in an unfinished round; None if it may simply be dropped."""
+    def left(self, number: int, allow_list: AllowList | None) -> Unfinished:
+        """What is left of an unfinished round or epoch, which began with this allow-list."""
+        return Unfinished(
+            self.settings(number),
+            self._promised.facts(number),
+            self._promised.recall(number),
+            self._promised.recall_shares(number),
+            allow_list,
+            bool(self._promised.uploaders(number)),
+        )
+
+    def settings(self, number: int) -> Settings:
+        """Those of a round or epoch."""
         with self._db.reporting("read"):
-            settings, roster, closed = self._db.execute(
-                "SELECT settings, roster, closed FROM rounds WHERE number = ?", (number,)
+            (stored,) = self._db.execute(
+                "SELECT settings FROM rounds WHERE number = ?", (number,)
             ).fetchone()
-            clients = self._db.execute(
-                "SELECT client FROM uploads WHERE number = ?", (number,)
-            ).fetchall()
-        if roster is None or not clients:
-            return None
-        for (client,) in clients:
-            self.load_upload(number, client)  # verified before anything is made of it
         try:
-            return PromisedRound(
-                settings=Settings.from_bytes(verified(f"{number}/settings", settings)),
-                roster=_unpack(_rosters, f"{number}/roster", roster),
-                closed=_unpack(_closings, f"{number}/closed", closed),
-                uploads=_Uploads(self, number, sorted(client for (client,) in clients)),
-                survivors=self.announced(number),
-            )
+            return Settings.from_bytes(verified(f"{number}/settings", stored))
         except LightSecAggError as error:
             raise JournalError(f"round {number} of the journal is damaged: {error}") from error
 
-    def load_upload(self, number: int, client: int) -> MaskedUpload:
-        """A stored upload, exactly as it was stored."""
-        row, upload = self._upload_row(number, client), self.upload(number, client)
-        reports = np.frombuffer(row.reports, dtype=np.uint32)
-        return MaskedUpload(row.held, upload.read(0, upload.length), reports)
-
-    def upload(self, number: int, client: int) -> StoredUpload:
-        """A stored upload, to be read when it is summed."""
-        return self._stored_upload(number, client, self._upload_row(number, client))
-
-    def _stored_upload(self, number: int, client: int, row: _Upload) -> StoredUpload:
-        return StoredUpload(
-            f"the stored upload of client {client} in round {number}",
-            self._upload_path(number, client),
-            row.length,
-            row.checksums,
-        )
-
-    def _upload_row(self, number: int, client: int) -> _Upload:
-        with self._db.reporting("read"):
-            row = self._db.execute(
-                "SELECT content FROM uploads WHERE number = ? AND client = ?", (number, client)
-            ).fetchone()
-        if row is None:
-            raise JournalError(f"no upload of client {client} in round {number} is stored")
-        return _unpack(_uploads, f"{number}/upload/{client}", row[0])
-
-    def _upload_path(self, *key: int) -> Path:
-        """Round and client; in the asynchronous mode epoch, owner and serial."""
-        return self._uploads / f"{'-'.join(map(str, key))}.u32"
+    def uploads(self, number: int) -> list[int]:
+        """Whose uploads of an unfinished round or epoch are stored."""
+        return self._promised.uploaders(number)
 
     # -- models ------------------------------------------------------------------------------
 
@@ -477,7 +401,7 @@ class Journal:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, stored))
 
 
-def _stored(result: StoredUpload | JournalError) -> StoredUpload:
+def _stored(result: StoredUpload | JournalError | None) -> StoredUpload | None:
     if isinstance(result, JournalError):
         raise result
     return result
@@ -487,20 +411,6 @@ def _number(path: Path) -> int:
     """The round of an upload's file, the version of a model's; -1 for any other file."""
     number = path.stem.partition("-")[0]
     return int(number) if number.isdecimal() and number.isascii() else -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Uploads:
-    """The uploads of a round, read one after the other."""
-
-    journal: Journal
-    number: int
-    clients: Sequence[int]
-
-    def __iter__(self) -> Iterator[tuple[int, MaskedUpload, StoredUpload]]:
-        for client in self.clients:
-            upload = self.journal.load_upload(self.number, client)
-            yield client, upload, self.journal.upload(self.number, client)
 
 
 def _unpack(decoder: msgspec.msgpack.Decoder[T], place: str, stored: bytes) -> T:

@@ -25,7 +25,6 @@ from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig
 from lightsecagg.drivers.federation.dashboard.live import make_dashboard
 from lightsecagg.drivers.federation.dashboard.web import CONNECTIONS
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.epoch_server import EpochFederationServer
 from lightsecagg.drivers.federation.jobs import (
     ClientJob,
@@ -156,8 +155,7 @@ def _ends_of(tls: TlsTable) -> dict[str, float]:
 
 
 def _journal(config: ServerConfig, members: MembersInUse) -> Journal:
-    kind = Journal if config.buffering is None else EpochJournal
-    journal = kind(config.server.state, config.federation.session)
+    journal = Journal(config.server.state, config.federation.session)
     try:
         members.recall(journal)
     except LightSecAggError:

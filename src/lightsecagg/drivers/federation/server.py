@@ -33,17 +33,12 @@ from lightsecagg.drivers.peer_log import DEBUG_BURST, DEBUG_INTERVAL, PeerLog
 from lightsecagg.drivers.transport import communicator as transport
 from lightsecagg.errors import ConfigurationError, JournalError, ParameterError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import (
-    EpochChanged,
-    SharingClosed,
-    SurvivorsChosen,
-    UploadTaken,
-)
+from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.jobs import Compute
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.session import interface as session
 from lightsecagg.session.envelope import describe
-from lightsecagg.session.past import Past, UnfinishedRound
+from lightsecagg.session.past import Past, Unfinished
 from lightsecagg.session.plan import Plan
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round_server import RoundServerSession
@@ -273,14 +268,13 @@ class FederationServer:
             completed=self._session.completed,
         )
 
-    def _unfinished(self) -> list[UnfinishedRound]:
+    def _unfinished(self) -> list[Unfinished]:
         """The rounds that a crash cut short, with the lists that they began with."""
-        found = []
-        for number in self._journal.unfinished():
-            promised = self._journal.pending(number)
-            known = None if promised is None else self._allow_list_of(promised.settings)
-            found.append(UnfinishedRound(number, promised, known))
-        return found
+        journal = self._journal
+        return [
+            journal.left(number, self._allow_list_of(journal.settings(number)))
+            for number in journal.unfinished()
+        ]
 
     def _allow_list_of(self, settings: Settings) -> AllowList | None:
         """The list that a round began with, which may be older than the one in use."""
@@ -400,15 +394,15 @@ class FederationServer:
         session hears of it later, and acknowledges it then.
         """
         record = effect.record
-        if isinstance(record, UploadTaken):
-            await self._uploads.put(effect.round, record)
+        promised = record if isinstance(record, Promised) else None
+        if promised is not None and promised.one_sum and promised.upload is not None:
+            await self._uploads.put(effect.round, promised)
             return True
         await self._uploads.settle()
         try:
             upload = await asyncio.to_thread(self._journal.store, effect.round, record)
         except JournalError as error:
-            bearable = isinstance(record, SharingClosed | SurvivorsChosen)
-            if not (bearable or (isinstance(record, EpochChanged) and record.can_fail)):
+            if promised is None or not (promised.one_sum or promised.can_fail):
                 raise  # without knowing of its rounds the server must not go on
             await self._tell(session.StoreFailed(record, str(error)))
             return False

@@ -42,14 +42,14 @@ from lightsecagg.protocol.interface import BufferAggregate, BufferFailed, Phase,
 from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
     Advertise,
-    BufferedUpload,
     Certificate,
+    MaskedUpload,
     Message,
     SumRequest,
     UploadDropped,
 )
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.registry import epoch_server_party
+from lightsecagg.protocol.registry import server_party
 from lightsecagg.protocol.schemes.traits import LIGHTSECAGG
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -197,7 +197,7 @@ class Epoch:
         self._node_of = {client: node for node, client in self._client_of.items()}
         self.settings = terms.settings(parameters, self._allow_list, dimension, session, number)
         self._codec = Codec(self.settings.group)
-        self._server = epoch_server_party(self.settings, self._allow_list, len(keys))
+        self._server = server_party(self.settings, self._allow_list, buffer_size=len(keys))
         # That a node has died shows by the timeout alone: no answer is awaited but those needed.
         self._server.in_flight.spare_answers = 0
         self._links = {node: _Link() for node in keys}
@@ -336,7 +336,7 @@ class Epoch:
             outputs = self._server.receive(client, message)
             if isinstance(message, Advertise):
                 self._advertised.add(node)
-            if isinstance(message, BufferedUpload) and not _is_dropped(outputs, client):
+            if isinstance(message, MaskedUpload) and not _is_dropped(outputs, client):
                 self._uploaded.add(node)
             self._do(outputs)
 

@@ -68,7 +68,7 @@ from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import clip_to_bound, percent_clipped
 from lightsecagg.foreign import explain
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.epoch_client import EpochClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import (
     SERVER,
     Output,
@@ -77,7 +77,7 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import BufferedUpload, Opening, UploadDropped
+from lightsecagg.protocol.messages import MaskedUpload, Opening, UploadDropped
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -231,11 +231,11 @@ class _Exchange:
         ledger = Ledger.from_bytes(memory.ledger)
         if memory.party:
             generation = ledger.generation
-            return EpochClient.restore(memory.party, self._identity, policy, generation)
+            return Client.restore(memory.party, self._identity, policy, generation)
         own = [c for c in identities.clients if identities[c] == self._identity.public]
         if not own:
             raise RemoteProtocolError("the server opened an epoch without this node's identity")
-        return EpochClient(own[0], self._identity, policy, ledger)
+        return Client(own[0], self._identity, policy, ledger)
 
     def _deliver(self, party: TravellingClientParty, parcel: Parcel) -> None:
         """Give the party all frames that it has not had, and again those it can answer again."""
@@ -284,7 +284,7 @@ class _Exchange:
             return
         memory.failures -= 1
         for output in outputs:
-            if isinstance(output, Send) and isinstance(output.message, BufferedUpload):
+            if isinstance(output, Send) and isinstance(output.message, MaskedUpload):
                 memory.serial = output.message.tag.serial
         self._send(outputs)
 

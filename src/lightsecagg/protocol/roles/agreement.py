@@ -4,8 +4,7 @@ Whoever is asked for a sum signs a `Statement` of it, once, or refuses because i
 server shows m signatures to everybody as a certificate; nobody answers without one. Any two sets
 of m among N members share an honest one, so no second sum is ever agreed on.
 
-A round and a buffer differ in their statements alone: each has a purpose of its own, so that no
-signature on the one is a signature on the other, and both bind C1.
+The statement binds C1, in which rounds and epochs never agree, the time and the tags.
 """
 
 from __future__ import annotations
@@ -17,16 +16,9 @@ from typing import Final
 
 from lightsecagg.crypto import identity
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.crypto.transcript import transcript, uint
+from lightsecagg.crypto.transcript import transcript
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.messages import (
-    AggregatedShare,
-    Certificate,
-    Consent,
-    Refusal,
-    SumRequest,
-)
 from lightsecagg.protocol.roster import Round
 
 Signatures = tuple[tuple[int, bytes], ...]
@@ -35,16 +27,6 @@ Signatures = tuple[tuple[int, bytes], ...]
 
 ROUND: Final = 0
 """The time of the one sum of a synchronous round."""
-
-
-def check_of_round(message: SumRequest | Consent | Certificate | Refusal | AggregatedShare) -> None:
-    """Refuse what names the time of a buffer: a round has one sum."""
-    tagged = isinstance(message, SumRequest) and message.survivors != message.terms
-    if message.time != ROUND or tagged:
-        raise RemoteProtocolError(
-            f"{type(message).__name__} is about the buffer of time {message.time}, but this is a "
-            "synchronous round, whose one sum has time 0 and no tags"
-        )
 
 
 @dataclass(frozen=True)
@@ -68,11 +50,6 @@ class Statement:
     def _encoded(self) -> bytes:
         """Once for all signatures: it names everybody in the sum."""
         return transcript(self.purpose, *self.parts)
-
-
-def survivor_statement(context: bytes, survivors: tuple[int, ...]) -> Statement:
-    """Consent to the survivor set of the round C1."""
-    return Statement("survivor set", (context, *map(uint, survivors)))
 
 
 def check_certificate(

@@ -18,6 +18,7 @@ from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import Send
+from lightsecagg.protocol.journal_facts import VERSION, RosterFixed
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AbortRound, Advertise, Member, Opening, Roster
 from lightsecagg.protocol.policy import Policy
@@ -170,6 +171,13 @@ class Registration:
         protocol, mode = self._settings.protocol, self._settings.parameters.share_mode
         self.scheme = scheme_of(protocol, share_mode=mode).server(round_, self._entropy)
         self.roster = roster
+
+    def fact(self, buffer_size: int, time: int) -> RosterFixed:
+        """The promise of this roster."""
+        if self.roster is None:
+            raise AssertionError("a roster is promised, and there is none")
+        settings = self._settings.to_bytes()
+        return RosterFixed(VERSION, settings, self.invited, buffer_size, time, self.roster)
 
     @property
     def members(self) -> tuple[int, ...]:

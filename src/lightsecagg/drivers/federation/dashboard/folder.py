@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from lightsecagg.drivers.federation.dashboard.board import Board, LiveRound
 from lightsecagg.drivers.federation.durable import verified
+from lightsecagg.drivers.federation.promise_store import fact_of
 from lightsecagg.errors import ConfigurationError, LightSecAggError
-from lightsecagg.foreign import decode, reading
-from lightsecagg.protocol.messages import Roster
+from lightsecagg.foreign import reading
+from lightsecagg.protocol.journal_facts import decode_facts
 from lightsecagg.protocol.settings import Settings
-
-_rosters = msgspec.msgpack.Decoder(Roster)
 
 
 class FolderBoard(Board):
@@ -58,15 +55,18 @@ class FolderBoard(Board):
         address = f"file:{quote(str(self._journal.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as database:
             latest = database.execute(
-                "SELECT number, settings, roster, survivors, outcome FROM rounds "
+                "SELECT number, settings, survivors, outcome FROM rounds "
                 "ORDER BY number DESC LIMIT 1"
             ).fetchone()
             if latest is None:
                 self.show("recorded", "no round has begun", None)
                 return
-            number, settings, roster, survivors, outcome = latest
-            uploads = database.execute("SELECT client FROM uploads WHERE number = ?", (number,))
-            uploaded = {int(client) for (client,) in uploads}
+            number, settings, survivors, outcome = latest
+            uploads = database.execute("SELECT owner FROM uploads WHERE number = ?", (number,))
+            uploaded = {int(owner) for (owner,) in uploads}
+            fact = database.execute(
+                "SELECT content FROM facts WHERE number = ? AND place = 0", (number,)
+            ).fetchone()
         opened = Settings.from_bytes(verified(f"{number}/settings", settings))
         self.describe(_overview(opened))
         if outcome is not None:
@@ -76,11 +76,11 @@ class FolderBoard(Board):
             self.show("running", f"epoch {number}, as far as the journal knows", None)
             return
         live = LiveRound(number, (), self._journal.stat().st_mtime)
-        if roster is None:
+        if fact is None:
             live.progress("share", (), live.start)
         else:
-            content = decode(_rosters.decode, verified(f"{number}/roster", roster), "roster")
-            members = {member.client for member in content.members}
+            first, _ = decode_facts([verified(fact_of(number, 0), *fact)])
+            members = {member.client for member in first.roster.members}
             live.progress("upload", members, live.start)
             live.progress("upload", members - uploaded, live.start)
             if survivors is not None:

@@ -1,8 +1,8 @@
-"""A client in one epoch of the buffered-asynchronous mode, Section 4.2 and Appendix F.
+"""A client: in a round, Section 4.1, or in an epoch of buffers, Section 4.2 and Appendix F.
 
-Theory of operation. A client registers once per epoch (Opening, Advertise, Roster, as in a
-synchronous round); C1 and everybody's evaluation points then hold for the whole epoch. From then
-on it is two machines, which share C1, the keys and the ledger (`Seat`):
+Theory of operation. A client registers once per roster (Opening, Advertise, Roster); C1 and
+everybody's evaluation points then hold for all sums of that roster. From then on it is two
+machines, which share C1, the keys and the ledger (`Seat`):
 
     contributor   draws masks and shares them ahead of time (`restock`), and hides an update under
                   the oldest of them whenever training is done (`set_input`)
@@ -15,6 +15,11 @@ is worth nothing once its owner's own share is burnt, and a version has one mode
 
 A client may be one of the two alone. One that only holds draws no masks; one that only contributes
 keeps no share, reports on none and answers for no sum, like a client that is away.
+
+Where the roster serves one sum (`Settings.one_sum`, a round) the mask is drawn with the roster, and
+there is a barrier: SharesClosed names those whose shares are complete. Then the client reports on
+the shares that it holds, and its update leaves. Nothing of a peer is taken after that, and the keys
+go with the upload. Without protection there is no roster: everything begins with the opening.
 
 A failed buffer is never formed again: its masks are burnt. A client whose process ends goes on from
 its `snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.
@@ -32,7 +37,6 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.crypto.identity import IdentityKey
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
 from lightsecagg.protocol import holder as holding
-from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client_machine import (
     Advertised,
     ClientMachine,
@@ -49,22 +53,44 @@ from lightsecagg.protocol.client_machine import (
 )
 from lightsecagg.protocol.contributor import Contributor, Ready
 from lightsecagg.protocol.holder import Holder
-from lightsecagg.protocol.interface import SERVER, NeedInput, Output, Send, Update
+from lightsecagg.protocol.interface import (
+    SERVER,
+    NeedInput,
+    Output,
+    Phase,
+    RoundAborted,
+    Send,
+    Update,
+)
 from lightsecagg.protocol.kept_shares import AnyHolding, Holding, Snapshot, parts_of, set_apart
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import AbortRound, Message, Opening, Roster, UploadDropped
+from lightsecagg.protocol.messages import (
+    AbortRound,
+    Message,
+    Opening,
+    Refusal,
+    Roster,
+    SharesClosed,
+    UploadDropped,
+)
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.roles.agreement import ROUND
 from lightsecagg.protocol.roles.registration import accept_opening
+from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.interface import MaskRef
 from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.protocol.settings import Settings
 
 
 class Registered(Fixed, frozen=True, kw_only=True):
     """On a roster; the states of both machines, or of the one that it is."""
 
     private_keys: tuple[bytes, ...]
+    """Of a round: none once the update has left."""
     contributor: Ready | None
     holder: AnyHolding | None
+    owners: tuple[int, ...] | None = None
+    """Of a round: whose shares are complete, once the server has said so."""
 
     def __repr__(self) -> str:
         return repr(self.holder or self.contributor)
@@ -77,10 +103,9 @@ class _Snapshot(Stored, frozen=True):
     state: AnyState
 
 
-class EpochClient(ClientMachine[AnyState]):
-    """One client in one epoch; see the theory of operation and `interface`."""
+class Client(ClientMachine[AnyState]):
+    """One client and one roster; see the theory of operation and `interface`."""
 
-    mode = "epoch"
     decoder = msgspec.msgpack.Decoder(_Snapshot)
 
     def __init__(
@@ -96,16 +121,14 @@ class EpochClient(ClientMachine[AnyState]):
     ) -> None:
         """`contributes` and `holds`: which of the two machines it is."""
         super().__init__(client, identity, policy, ledger, entropy)
-        if policy.buffering is None or not all(
-            traits_of(protocol).buffered for protocol in policy.protocols
-        ):
-            raise ParameterError("the asynchronous mode needs a policy with buffering")
-        self._buffering: Buffering = policy.buffering
+        buffered = all(traits_of(protocol).buffered for protocol in policy.protocols)
+        if policy.buffering is not None and not buffered:
+            raise ParameterError("the asynchronous mode needs a protocol with buffers")
+        self._stock = 1 if policy.buffering is None else policy.buffering.stock
+        """How many masks of one owner peers keep."""
         self._begins_as = (Ready() if contributes else None, Holding() if holds else None)
         self._contributor = Contributor(client, identity, policy, entropy, self.abort)
-        self._holder = Holder(
-            identity, policy, policy.buffering, self.refused_shares, self.late_messages
-        )
+        self._holder = Holder(identity, policy, self.refused_shares, self.late_messages)
 
     # -- the driver's side -------------------------------------------------------------------
 
@@ -145,7 +168,7 @@ class EpochClient(ClientMachine[AnyState]):
     @property
     def room(self) -> int:
         """How many more masks may be shared before peers drop old ones."""
-        return self._contributor.room(self._ready or Ready(), self._buffering.stock)
+        return self._contributor.room(self._ready or Ready(), self._stock)
 
     @property
     def is_registered(self) -> bool:
@@ -188,7 +211,7 @@ class EpochClient(ClientMachine[AnyState]):
         if not 1 <= count <= self.room:
             raise LocalProtocolError(
                 f"{self.stock} masks are ready and {len(ready.outstanding)} in use; peers keep at "
-                f"most {self._buffering.stock} per owner, so {count} more would push out old ones"
+                f"most {self._stock} per owner, so {count} more would push out old ones"
             )
         seat = self._seat(state)
         drawn = self._contributor.restock(seat, ready, count)
@@ -214,17 +237,38 @@ class EpochClient(ClientMachine[AnyState]):
         self._contributing()
         return self._contributor.count_model(self.ledger, model)
 
-    def set_input(self, update: Update, version: int, model: bytes) -> list[Output]:
+    @property
+    def upload_is_due(self) -> bool:
+        """Whether the upload would leave now if the input were set.
+
+        A driver that has no input for this round withdraws here and no sooner: at any other
+        moment its silence or its words would be about the input (S44).
+        """
+        state = self.state
+        if not isinstance(state, Registered) or state.contributor is None:
+            return False
+        return state.owners is not None and state.contributor.is_asked
+
+    def set_input(
+        self, update: Update, version: int = 0, model: bytes | None = None
+    ) -> list[Output]:
         """Mask and upload an update that was trained from the model of time `version`.
 
-        Takes the oldest mask of the stock; call `restock` first if there is none. The update is
-        spent from now on.
+        In a round it leaves when sharing is closed. In an epoch it takes the oldest mask of the
+        stock; call `restock` first if there is none. The update is spent from now on.
 
-        * `version`: the time of the global model, as the server gave it.
+        * `version`: the time of the global model, as the server gave it; 0 in a round.
         * `model`: the hash of the model that was really trained from (`hash_model`). Compute it
-          here: a server that may name any hash also escapes `max_attempts`.
+          here: a server that may name any hash also escapes `max_attempts`. Only in rounds, and
+          where the policy holds it, it may be left out.
         """
         state, ready = self._contributing()
+        if self._settings(state).one_sum:
+            return self._put_off(state, ready, update, version, model)
+        if model is None:
+            raise LocalProtocolError(
+                "hand over the hash of the model that was trained from: model=hash_model(...)"
+            )
         holder = state.holder
         known = {} if holder is None else holder.models
         if version < 0 or known.get(version, model) != model:
@@ -237,6 +281,41 @@ class EpochClient(ClientMachine[AnyState]):
         if holder is not None:
             holder = replace(holder, models={**known, version: model})
         self._change(self._with(state, ready, holder))
+        return outputs
+
+    def _put_off(
+        self, state: Registered, ready: Ready, update: Update, version: int, model: bytes | None
+    ) -> list[Output]:
+        """Of a round: the update waits until sharing is closed, and leaves then."""
+        if version:
+            raise LocalProtocolError("a round has one model, of version 0")
+        self._check_model(self._settings(state), model)
+        ready = self._contributor.put_off(self._seat(state), ready, update)
+        self._change(replace(state, contributor=ready))
+        return self._upload_if_ready()
+
+    def _check_model(self, settings: Settings, model: bytes | None) -> None:
+        """Mask nothing that was trained from another model than the round names (S08, S42)."""
+        if model is None and self._policy.model is None:
+            raise LocalProtocolError(
+                "the policy leaves the model open: hand over the hash of the one that was trained "
+                "from, set_input(update, model=hash_model(...))"
+            )
+        if model is not None and model != settings.model:
+            raise RemoteProtocolError(
+                "the server gave this client another global model than the one that it names to "
+                "everybody: its update could be told apart in the sum, and is not masked"
+            )
+
+    def _upload_if_ready(self) -> list[Output]:
+        state = self.state
+        if not isinstance(state, Registered) or state.owners is None:
+            return []
+        if state.contributor is None or state.contributor.pending is None:
+            return []
+        ready, outputs = self._contributor.upload_pending(self._seat(state), state.contributor)
+        self._key_cache = None
+        self.state = replace(state, contributor=ready, private_keys=())
         return outputs
 
     # -- the two machines --------------------------------------------------------------------
@@ -255,7 +334,7 @@ class EpochClient(ClientMachine[AnyState]):
         self._check_newest()
         if isinstance(self.state, Closed):
             reason = self.state.reason
-            raise LocalProtocolError(f"the epoch is over for client {self.client}: {reason}")
+            raise LocalProtocolError(f"the {self.mode} is over for client {self.client}: {reason}")
         if not isinstance(self.state, Registered):
             raise LocalProtocolError(f"client {self.client} is not registered yet")
         if self.state.contributor is None:
@@ -278,7 +357,8 @@ class EpochClient(ClientMachine[AnyState]):
     def _seat(self, state: Registered) -> Seat:
         keys = state.private_keys  # none where nothing is shared
         key = self._sealing_key(keys[0]) if keys else None
-        return Seat(self._scheme(state), self.ledger, key, keys)
+        update = state.contributor.update if state.contributor else b""
+        return Seat(self._scheme(state), self.ledger, key, keys, state.owners, update)
 
     def _to_holder(self, state: Registered, message: Message) -> list[Output]:
         if state.holder is None:
@@ -293,6 +373,8 @@ class EpochClient(ClientMachine[AnyState]):
     def _on_dropped(self, state: Registered, message: UploadDropped) -> list[Output]:
         """Stop counting an upload; its mask stays used and its update spent."""
         ready = state.contributor
+        if self._settings(state).one_sum:
+            raise RemoteProtocolError("a round's upload waits for no other sum, and is not dropped")
         left = None if ready is None else self._contributor.drop(ready, message.serial)
         if left is None:
             return self._on_late(state, message)
@@ -312,39 +394,100 @@ class EpochClient(ClientMachine[AnyState]):
 
     def _on_opening(self, state: Waiting, message: Opening) -> list[Output]:
         settings = accept_opening(message, self._policy, self.ledger)
+        if settings.one_sum and Phase.ADVERTISE not in settings.traits.phases:
+            # A roster of nobody: there is nobody to share with, and sharing is closed already.
+            seated = self._sit_down(message.settings, Roster(()), (), owners=())
+            return [*self.ledger.persisted(), *seated]
         self.state = advertised = self._advertise(message, settings)
         return [*self.ledger.persisted(), Send(SERVER, advertised.advertise)]
 
     def _on_roster(self, state: Advertised, message: Roster) -> list[Output]:
         self._enter_roster(state, message)
+        return self._sit_down(state.settings, message, state.private_keys)
+
+    def _sit_down(
+        self,
+        settings: bytes,
+        roster: Roster,
+        private_keys: tuple[bytes, ...],
+        owners: tuple[int, ...] | None = None,
+    ) -> list[Output]:
+        """On a roster: both machines begin, in a round with the one mask that it takes."""
         contributor, holder = self._begins_as
-        self.state = Registered(
-            settings=state.settings,
-            roster=message,
-            private_keys=state.private_keys,
+        self.state = state = Registered(
+            settings=settings,
+            roster=roster,
+            private_keys=private_keys,
             contributor=contributor,
             holder=holder,
+            owners=owners,
         )
-        return [NeedInput()] if contributor else []
+        if contributor is None:
+            return []
+        if not self._settings(state).one_sum:
+            return [NeedInput()]
+        seat = self._seat(state)
+        drawn = self._contributor.restock(seat, contributor, 1)
+        if holder is not None:
+            holder, _ = self._holder.keep_own(seat, holder, drawn.own)
+        self.state = replace(state, contributor=drawn.state, holder=holder)
+        return [*drawn.outputs, NeedInput()]
+
+    def _on_shares_closed(self, state: Registered, message: SharesClosed) -> list[Output]:
+        """Of a round: report on what is held, and upload; or leave, if no sum can be answered."""
+        scheme, holder = self._scheme(state), state.holder
+        if not scheme.settings.one_sum or holder is None:
+            raise RemoteProtocolError(self._unexpected(message, holder))
+        if state.owners is not None:
+            return self._on_repeated_close(state, holder, message)
+        _check_ids(message.owners, scheme.round)
+        if self.client not in message.owners:
+            raise RemoteProtocolError("the owner list lacks this client, whose shares were sent")
+        seat = self._seat(state)
+        if missing := self._holder.lacks(seat, holder, message.owners):
+            reason = f"the shares of {len(missing)} peers are missing; too few are held here"
+            self._forget(reason)
+            return [Send(SERVER, Refusal(ROUND, missing)), RoundAborted(reason)]
+        reports = self._holder.report_all(seat, holder)
+        self.state = replace(state, owners=message.owners)
+        return [*reports, *self._upload_if_ready()]
+
+    def _on_repeated_close(
+        self, state: Registered, holder: AnyHolding, message: SharesClosed
+    ) -> list[Output]:
+        """A server that resumes after a crash says again what it had said, and hears the same."""
+        if message.owners != state.owners:
+            raise RemoteProtocolError("the server closed sharing twice, with different owners")
+        if holder.time >= 0:
+            return self._on_late(state, message)  # the shares are burnt
+        return self._holder.report_all(self._seat(state), holder)
 
 
 TRANSITIONS: Table = table(
     get_args(AnyState),
     [
-        on(State, AbortRound, EpochClient._on_abort),
-        on(Waiting, Opening, EpochClient._on_opening),
-        on(Opened, Opening, EpochClient._on_repeated_opening),
-        on(Advertised, Roster, EpochClient._on_roster),
-        on(Registered, Roster, EpochClient._on_repeated_roster),
-        on(Waiting, UploadDropped, EpochClient._on_late),
-        on(Advertised, UploadDropped, EpochClient._on_late),
-        on(Registered, UploadDropped, EpochClient._on_dropped),
+        on(State, AbortRound, Client._on_abort),
+        on(Waiting, Opening, Client._on_opening),
+        on(Opened, Opening, Client._on_repeated_opening),
+        on(Advertised, Roster, Client._on_roster),
+        on(Registered, Roster, Client._on_repeated_roster),
+        on(Waiting, UploadDropped, Client._on_late),
+        on(Advertised, UploadDropped, Client._on_late),
+        on(Registered, UploadDropped, Client._on_dropped),
+        on(Registered, SharesClosed, Client._on_shares_closed),
         *(
-            on(Registered, message, EpochClient._to_holder)
+            on(Registered, message, Client._to_holder)
             for message in dict.fromkeys(message for _, message in holding.TRANSITIONS)
         ),
     ],
 )
 """(state, message) -> handler. What is not here is refused."""
 
-EpochClient.transitions = TRANSITIONS
+Client.transitions = TRANSITIONS
+
+
+def _check_ids(owners: tuple[int, ...], round_: Round) -> None:
+    if len(set(owners)) != len(owners):
+        raise RemoteProtocolError("the owner list names a client twice")
+    if strangers := [client for client in owners if client not in round_.positions]:
+        raise RemoteProtocolError(f"the owner list names {strangers}, who are not on the roster")
