@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from lightsecagg.errors import RecoveryError
 from lightsecagg.field.group import Elements, Group
 from lightsecagg.field.quantization import with_room
@@ -97,9 +95,6 @@ class Upload(Protocol):
     def read(self, start: int, stop: int) -> Elements:
         """Its columns from `start` up to `stop`."""
 
-    def equals(self, vector: Elements) -> bool:
-        """Whether this is the same upload again."""
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UploadInMemory:
@@ -110,10 +105,6 @@ class UploadInMemory:
     def read(self, start: int, stop: int) -> Elements:
         """A view."""
         return self.vector[start:stop]
-
-    def equals(self, vector: Elements) -> bool:
-        """Element by element."""
-        return np.array_equal(self.vector, vector)
 
 
 class SumUploads(Job):

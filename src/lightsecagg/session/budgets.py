@@ -11,6 +11,10 @@ _CONTROL = 16 * 1024
 """Room for a hello, keys, a signature, a refusal that names everybody."""
 _HEADER = 64
 """Envelope and message header."""
+_TAG = 256
+"""What an owner says of its upload."""
+_REPORT = 32
+"""What a holder says of one share."""
 _ATTEMPTS = 4
 """How often a client whose connection breaks may send an upload or an answer."""
 
@@ -23,8 +27,8 @@ def phase_budget(settings: Settings, phase: Phase) -> int:
     if phase is Phase.SHARE:
         return control + peers * _sealed_share(settings)
     if phase is Phase.UPLOAD:
-        reports = (peers + 1) * settings.traits.report_length(settings)
-        return control + _ATTEMPTS * (4 * (settings.length + reports) + _HEADER)
+        reports = (peers + 1) * _REPORT
+        return control + _ATTEMPTS * (4 * settings.length + _TAG + reports + 2 * _HEADER)
     if phase is Phase.RECOVER:
         answer = settings.traits.answer_bytes(settings, parameters.dropouts)
         return control + _ATTEMPTS * (answer + _HEADER)

@@ -6,12 +6,15 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightsecagg.drivers.federation.journal import Journal
+from lightsecagg.protocol.journal_facts import UploadWaits, decode_facts
+from lightsecagg.session.past import Unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +55,31 @@ def memory_of(state: Path, session: str, copy: Path) -> Memory:
             completed, model = journal.load_model() or (0, b"")
             numbers = range(1, journal.next_round())
             sets = {number: journal.announced(number) for number in numbers}
-            promised = {number: journal.pending(number) for number in journal.unfinished()}
+            unfinished = journal.unfinished()
             return Memory(
                 completed=(completed, hashlib.sha256(model).digest()),
                 next_round=journal.next_round(),
                 ended=journal.ended(),
                 announced={number: ids for number, ids in sets.items() if ids is not None},
                 uploads={
-                    (number, client): hashlib.sha256(upload.vector.tobytes()).digest()
-                    for number, round_ in promised.items()
-                    if round_ is not None
-                    for client, upload, _ in round_.uploads
+                    (number, client): digest
+                    for number in unfinished
+                    for client, digest in _uploads_of(journal.left(number, None))
                 },
                 unheard=journal.unheard_change,
             )
     finally:
         shutil.rmtree(copy)
+
+
+def _uploads_of(left: Unfinished) -> Iterator[tuple[int, bytes]]:
+    """Client and hash of each upload of a round that is stored."""
+    if not (left.facts and left.settings.one_sum):
+        return
+    for fact in decode_facts(left.facts)[1]:
+        if isinstance(fact, UploadWaits):
+            stored = left.recall(fact.tag).read(0, left.settings.length)
+            yield fact.tag.owner, hashlib.sha256(stored.tobytes()).digest()
 
 
 def settle(state: Path, session: str) -> None:

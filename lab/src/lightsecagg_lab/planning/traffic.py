@@ -20,6 +20,7 @@ from lightsecagg.crypto.identity import SIGNATURE_LENGTH
 from lightsecagg.crypto.sealing import MAC_LENGTH, SALT_LENGTH, ShareKind, sealed_length
 from lightsecagg.crypto.transcript import HASH_LENGTH
 from lightsecagg.errors import ParameterError
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import (
@@ -30,11 +31,14 @@ from lightsecagg.protocol.messages import (
     Member,
     Message,
     Opening,
+    Report,
+    Reports,
     Roster,
     SealedShare,
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
 )
 from lightsecagg.protocol.schemes.traits import Shares
 from lightsecagg.protocol.settings import Settings
@@ -195,7 +199,9 @@ class _Forecast:
         count = len(self.survivors)
         malicious = self.settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         self._down(
-            Phase.AGREE if malicious else Phase.RECOVER, SumRequest(0, self.survivors), count
+            Phase.AGREE if malicious else Phase.RECOVER,
+            SumRequest(0, tuple(map(Tag, self.survivors))),
+            count,
         )
         if malicious:
             signature = bytes(SIGNATURE_LENGTH)
@@ -207,12 +213,16 @@ class _Forecast:
         self._up(Phase.RECOVER, answer)
 
     def _upload_bytes(self) -> int:
-        shared = Phase.SHARE in self.settings.traits.phases
-        held = bytes(-(-len(self.clients) // 8)) if shared else b""
+        checked = self.settings.traits.checked
+        hashes = (bytes(HASH_LENGTH if checked else 0), 0, bytes(HASH_LENGTH), bytes(HASH_LENGTH))
+        tag = Tag(self.clients[-1], 0, *hashes)
         element = np.zeros(1, dtype=np.uint32)
-        elements = self.settings.length
-        elements += len(self.clients) * self.settings.traits.report_length(self.settings)
-        return self._size(MaskedUpload(held, element)) + 4 * (elements - 1)
+        upload = self._size(MaskedUpload(tag, element)) + 4 * (self.settings.length - 1)
+        if Phase.SHARE not in self.settings.traits.phases:
+            return upload
+        values = bytes(4 * BLINDS if checked else 0)
+        held = self.clients[: self.settings.degree(len(self.clients)) + 1]
+        return upload + self._size(Reports(tuple(Report(client, 0, values) for client in held)))
 
     def _down(self, phase: Phase, message: Message, recipients: int) -> None:
         size = self._size(message)

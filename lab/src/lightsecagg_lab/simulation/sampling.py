@@ -16,7 +16,7 @@ The sum that comes out means nothing; `exact` is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,8 +38,10 @@ from lightsecagg.crypto.sealing import (
 from lightsecagg.drivers.cohort import Cohort
 from lightsecagg.errors import ParameterError
 from lightsecagg.field.prime import Elements
+from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.masks.mask_encoding import seeded_positions
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import hash_upload, sum_statement
 from lightsecagg.protocol.contributor import send_shares
 from lightsecagg.protocol.interface import SERVER, Output, Phase, Send
 from lightsecagg.protocol.messages import (
@@ -50,13 +52,15 @@ from lightsecagg.protocol.messages import (
     MaskedUpload,
     Message,
     Opening,
+    Report,
+    Reports,
     Roster,
     SealedShare,
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
 )
-from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import Round, fix_round, sign_keys
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import ClientScheme, MaskRef, Term
@@ -105,8 +109,10 @@ class Sample:
 
     def observe(self, client: int, message: Message) -> None:
         """A real client sends this."""
-        if isinstance(message, MaskedUpload):
-            self._reports.known[client] = message.reports
+        if isinstance(message, Reports):
+            said = {report.owner: report.values for report in message.reports}
+            values = b"".join(said[owner] for owner in sorted(said))
+            self._reports.known[client] = self.settings.field.from_bytes(values, len(values) // 4)
         elif isinstance(message, AggregatedShare):
             self._answers.known[client] = message.vector
 
@@ -114,6 +120,11 @@ class Sample:
     def upload(self) -> Elements:
         """What every stand-in uploads."""
         return self.random_elements(self.settings.length)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Hash of that upload."""
+        return hash_upload(self.settings.group, self.upload)
 
     @cached_property
     def explicit_share(self) -> bytes:
@@ -127,7 +138,7 @@ class Sample:
 
     def reports(self, round_: Round, owners: tuple[int, ...], client: int) -> Elements:
         """Coded masks: what a stand-in reports, on codewords with everybody else."""
-        length = self.settings.traits.report_length(self.settings) * len(owners)
+        length = BLINDS * len(owners)
         return self._complete(self._reports, round_, owners, length)[client]
 
     def answer(self, round_: Round, survivors: tuple[int, ...], client: int) -> Elements:
@@ -177,6 +188,7 @@ class StandIn:
         self._held: dict[MaskRef, Share] = {}
         self._owners: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
+        self._header = b""
 
     def receive(self, sender: int, message: Message) -> list[Output]:
         """Like a client's party, but never refuses anything."""
@@ -190,15 +202,15 @@ class StandIn:
                     self._take_share(share)
             case SharesClosed():
                 self._owners = message.owners
-                reports = self._report()
-                return [Send(SERVER, MaskedUpload(self._bitmap(), self._sample.upload, reports))]
+                reports = Reports(tuple(self._report()))
+                return [Send(SERVER, reports), Send(SERVER, self._upload())]
             case SumRequest():
                 self._survivors = message.survivors
                 malicious = ThreatModel.MALICIOUS_SERVER
                 if self._settings.parameters.threat_model is not malicious:
                     return [Send(SERVER, self._answer())]
                 identity, context = self._sample.identity(self.client), self.scheme.round.context
-                signature = survivor_statement(context, message.survivors).sign(identity)
+                signature = sum_statement(context, message).sign(identity)
                 return [Send(SERVER, Consent(0, signature))]
             case Certificate():
                 return [Send(SERVER, self._answer())]
@@ -213,7 +225,7 @@ class StandIn:
 
     def _open(self) -> Message:
         if Phase.ADVERTISE not in self._settings.traits.phases:
-            return MaskedUpload(b"", self._sample.upload)
+            return self._upload()
         count = self._settings.traits.key_count
         self._keys = tuple(AgreementKey.generate(system_entropy) for _ in range(count))
         keys = tuple(key.public for key in self._keys)
@@ -246,15 +258,15 @@ class StandIn:
             return sealed
         root = root_of(sealed)
         header = mask_header(round_.context, self.client, 0, bytes(SALT_LENGTH), root)
+        self._header = header
         macs = {recipient: mine.bind(header) for recipient, mine in keys.items()}
         return [replace(s, mac=macs.get(s.recipient, bytes(MAC_LENGTH))) for s in sealed]
 
-    def _bitmap(self) -> bytes:
-        """All shares are here."""
-        round_ = self.scheme.round
-        bits = np.zeros(len(round_.members), dtype=np.uint8)
-        bits[[round_.positions[owner] for owner in self._owners]] = 1
-        return np.packbits(bits, bitorder="little").tobytes()
+    def _upload(self) -> MaskedUpload:
+        """The same vector as all others', under a tag of its own."""
+        sample = self._sample
+        tag = Tag(self.client, 0, self._header, 0, self._settings.model, sample.digest)
+        return MaskedUpload(tag, sample.upload)
 
     def _take_share(self, message: SealedShare) -> None:
         if message.owner in self._sample.real:
@@ -271,9 +283,9 @@ class StandIn:
         self._held[MaskRef(self.client)] = mask.own
         return mask.outgoing
 
-    def _report(self) -> Elements:
-        """What an upload says of the shares; nothing in a scheme that is not checked."""
-        return np.empty(0, dtype=np.uint32)
+    def _report(self) -> Iterable[Report]:
+        """All shares are here."""
+        return (Report(owner, 0, b"") for owner in self._owners)
 
     def _answer(self) -> Message:
         """The answer for the survivors."""
@@ -300,8 +312,13 @@ class CodedStandIn(StandIn):
             if position != own
         ]
 
-    def _report(self) -> Elements:
-        return self._sample.reports(self.scheme.round, self._owners, self.client)
+    def _report(self) -> Iterable[Report]:
+        said = self._sample.reports(self.scheme.round, self._owners, self.client)
+        values = said.reshape(len(self._owners), BLINDS)
+        to_bytes = self._settings.field.to_bytes
+        return (
+            Report(owner, 0, to_bytes(v)) for owner, v in zip(self._owners, values, strict=True)
+        )
 
     def _answer(self) -> Message:
         return AggregatedShare(self._sample.answer(self.scheme.round, self._survivors, self.client))

@@ -41,10 +41,6 @@ class StoredUpload:
             raise JournalError(f"{self.name} is damaged")
         return np.frombuffer(data, dtype=np.uint32)[start - offset : stop - offset]
 
-    def equals(self, vector: Elements) -> bool:
-        """Whether this is what was stored; the disk is not asked."""
-        return checksums_of(bytes_of(vector)) == self.checksums
-
 
 def bytes_of(vector: Elements) -> memoryview:
     """Not copied."""

@@ -154,10 +154,6 @@ class Traits:
         one = AggregatedShare(np.zeros(1, dtype=np.uint32))
         return len(Codec(settings.group).encode(one)) - 4 + shares[ShareKind.EXPLICIT].length
 
-    def report_length(self, settings: Settings) -> int:
-        """Field elements that an upload brings for every share that its sender holds."""
-        return BLINDS if self.checked and settings.buffering is None else 0
-
 
 class CodedMaskTraits(Traits):
     """LightSecAgg: masks of which any U shares tell the sum, and T shares nothing."""
