@@ -27,7 +27,7 @@ from lightsecagg.protocol import settings
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session import envelope
 
@@ -59,7 +59,7 @@ def deep_settings() -> bytes:
 def deep_snapshot() -> bytes:
     allow_list, identity = allowed()
     policy = Policy(allow_list=allow_list, session=bytes(32), privacy=2)
-    stored = RoundClient(0, identity, policy, Ledger.volatile()).snapshot()[32:]
+    stored = Client(0, identity, policy, Ledger.volatile()).snapshot()[32:]
     return unknown_key(stored)
 
 
@@ -76,7 +76,7 @@ def restore(payload: bytes) -> Any:
     allow_list, identity = allowed()
     policy = Policy(allow_list=allow_list, session=bytes(32), privacy=2)
     snapshot = context_hash("round snapshot", payload) + payload
-    return RoundClient.restore(snapshot, identity, policy, 0)
+    return Client.restore(snapshot, identity, policy, 0)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
-from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import envelope
@@ -227,7 +227,7 @@ def read_round_snapshot(data: bytes) -> None:
     """With the right checksum: what is inside is looked at."""
     one = film()
     identity, policy = one.federation.identities[one.me], one.federation.policy()
-    party = RoundClient.restore(sealed("round snapshot", data), identity, policy, 0)
+    party = Client.restore(sealed("round snapshot", data), identity, policy, 0)
     repr(party)
 
 

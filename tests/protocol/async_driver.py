@@ -27,7 +27,6 @@ from lightsecagg.params import DEFAULT_MODULUS, Decoding, Parameters, ShareMode,
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client import Client, Registered
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferAggregate,
@@ -46,6 +45,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 
@@ -148,7 +148,7 @@ class AsyncFederation(Links):
         server = Server(
             self.settings,
             self.allow_list,
-            buffer_size,
+            buffer_size=buffer_size,
             entropy=entropy("server"),
             durable=durable,
         )

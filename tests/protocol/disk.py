@@ -1,4 +1,4 @@
-"""Where the driver of an epoch's server makes its promises durable; and what such a server is."""
+"""Where a server's driver makes its promises durable; and what the server of an epoch is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.journal_facts import encode_fact
 from lightsecagg.protocol.messages import SealedShare, Tag
+from lightsecagg.protocol.server import Server
 
 
 class Disk:
@@ -49,9 +49,7 @@ class Disk:
         return self.shares[owner, serial]
 
     def restored(self, allow_list: AllowList, *entropy: Any) -> Server:
-        return Server.restore(
-            self.facts, allow_list, self.recall, self.recall_shares, *entropy
-        )
+        return Server.restore(self.facts, allow_list, self.recall, self.recall_shares, *entropy)
 
 
 def memory_of(server: Server) -> object:
@@ -59,7 +57,7 @@ def memory_of(server: Server) -> object:
     registered = dict(server._registration.advertised)
     if server._registration.roster is None:
         return server.phase, registered
-    stock, queue, flight = server.intake.stock, server.intake.queue, server._flight
+    stock, queue, flight = server.intake.stock, server.intake.queue, server.in_flight.recovery
     flying: object = None
     if flight is not None:
         agreement = flight.agreement

@@ -30,6 +30,7 @@ from lightsecagg.params import (
     ThreatModel,
 )
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -40,8 +41,7 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -144,10 +144,10 @@ class Federation:
     def client(
         self,
         client: int,
-        kind: type[RoundClient] = RoundClient,
+        kind: type[Client] = Client,
         entropy: Entropy | None = None,
         **policy: Any,
-    ) -> RoundClient:
+    ) -> Client:
         """A client with the ledger that it had in its last round."""
         source = {} if entropy is None else {"entropy": entropy}
         ledger = self.ledgers.setdefault(client, Ledger.volatile(**source))
@@ -157,13 +157,13 @@ class Federation:
     def network(
         self,
         round_number: int = 1,
-        kind: type[RoundClient] = RoundClient,
+        kind: type[Client] = Client,
         settings: Settings | None = None,
         **policy: Any,
     ) -> Network:
         """A server and all clients, joined by a fake wire, before the start."""
         settings = self.settings(round_number) if settings is None else settings
-        server = RoundServer(settings, self.allow_list, self.ids)
+        server = Server(settings, self.allow_list, self.ids)
         clients = {client: self.client(client, kind, **policy) for client in self.ids}
         inputs = {client: self.update(client, round_number) for client in self.ids}
         return Network(self, server, clients, inputs)
@@ -194,14 +194,14 @@ Tamper = Callable[[int, int, Part], list[Part]]
 class Network(Links):
     """The wire in memory, with what the tests do to it and want to know afterwards."""
 
-    server: RoundServer
-    clients: dict[int, RoundClient]
+    server: Server
+    clients: dict[int, Client]
 
     def __init__(
         self,
         federation: Federation,
-        server: RoundServer,
-        clients: dict[int, RoundClient],
+        server: Server,
+        clients: dict[int, Client],
         inputs: dict[int, Update],
     ) -> None:
         super().__init__(server, clients, federation.codec)

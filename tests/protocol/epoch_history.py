@@ -20,7 +20,6 @@ from lightsecagg.errors import (
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.protocol.buffering import Buffering
 from lightsecagg.protocol.client import Client, Registered
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     BufferAggregate,
@@ -35,6 +34,7 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import hash_model
 
 
@@ -68,9 +68,9 @@ class Epochs(History):
         self.server = Server(
             self.settings,
             self.allow_list,
-            self.SIZE,
             self.ids,
             self.sources[SERVER],
+            buffer_size=self.SIZE,
             durable=True,
         )
         self.disk = Disk()

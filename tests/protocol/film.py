@@ -9,6 +9,7 @@ from driver import MALICIOUS, Federation
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.params import ShareMode, ThreatModel
+from lightsecagg.protocol.client import Client, Uploaded
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.messages import (
     AbortRound,
@@ -28,7 +29,6 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import RoundClient, Uploaded
 
 STEPS = (
     "Waiting",
@@ -95,7 +95,7 @@ class Film:
         self._keep("Closed", client)
         self._add_messages_for_others()
 
-    def _keep(self, step: str, client: RoundClient) -> None:
+    def _keep(self, step: str, client: Client) -> None:
         self.snapshots.setdefault(step, client.snapshot())
 
     def _add_messages_for_others(self) -> None:
@@ -133,9 +133,9 @@ class Film:
         """The end of sharing with these owners."""
         return SharesClosed(owners)
 
-    def client(self, step: str) -> RoundClient:
+    def client(self, step: str) -> Client:
         """The client as it was at this step."""
-        return RoundClient.restore(
+        return Client.restore(
             self.snapshots[step],
             self.federation.identities[self.me],
             self.federation.policy(),
@@ -143,7 +143,7 @@ class Film:
             entropy=self.entropy,
         )
 
-    def deliver(self, client: RoundClient, part: Part) -> list[bytes]:
+    def deliver(self, client: Client, part: Part) -> list[bytes]:
         """The bytes that the client sends in return."""
         codec = self.federation.codec
         outputs = client.receive(SERVER, codec.decode(codec.encode(whole(part))))

@@ -30,9 +30,9 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import DEFAULT_MODULUS, Parameters, ShareMode, ThreatModel
-from lightsecagg.protocol import epoch_client, round_client
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.buffering import Buffering
+from lightsecagg.protocol.client import Registered
 from lightsecagg.protocol.client_machine import ClientMachine
 from lightsecagg.protocol.contributor import hide
 from lightsecagg.protocol.interface import (
@@ -52,7 +52,6 @@ from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    MaskedUpload,
     Certificate,
     Consent,
     MaskedUpload,
@@ -65,6 +64,7 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
     UnmaskingShares,
     UploadDropped,
 )
@@ -256,11 +256,11 @@ class History(Links, ABC):
                 key = (packet.sender, getattr(message, "time", 0))
                 known = self.answers.setdefault(key, packet.data)
                 assert known == packet.data, "two different answers for one sum"
-            case MaskedUpload() | MaskedUpload():
+            case MaskedUpload():
                 self.note_mask(packet.sender, message)
         return (packet,)
 
-    def note_mask(self, client: int, message: MaskedUpload | MaskedUpload) -> None:
+    def note_mask(self, client: int, message: MaskedUpload) -> None:
         """What is left of an upload without its update; no two uploads leave the same."""
         if self.settings.traits.protected:
             key = self.mask_of(client, message)
@@ -403,9 +403,9 @@ class History(Links, ABC):
                     changed, harmless = Roster(members[1:], graph), False
             case SharesClosed(owners):
                 changed = SharesClosed(tuple(c for c in owners if c != packet.recipient))
-            case SumRequest(time, terms):
+            case SumRequest(time, tags):
                 stranger = self.coins.random() < 0.5
-                others = (*terms, 999) if stranger else self.without_one(packet.recipient, terms)
+                others = (*tags, Tag(999)) if stranger else self.without_one(packet.recipient, tags)
                 changed = SumRequest(time, others)
                 settled = self.has_consented(packet.recipient, message)
                 harmless = stranger or settled
@@ -420,13 +420,11 @@ class History(Links, ABC):
             case ReportsWanted(masks):
                 changed = ReportsWanted((*masks, (999, 0)))
             case Reports((report, *others)):
-                changed = Reports((Report(report.owner, report.serial, (1, 2)), *others))
+                changed = Reports((Report(report.owner, report.serial, bytes(3)), *others))
             case AggregatedShare(vector, time):
                 changed = AggregatedShare(vector[1:], time)
             case UnmaskingShares(of_seeds, of_keys):
                 changed = UnmaskingShares(of_seeds[4:], of_keys)
-            case MaskedUpload(held, vector, reports):
-                changed = MaskedUpload(held, vector[1:], reports)
             case _:
                 return None
         return self.codec.encode(changed), harmless
@@ -435,17 +433,15 @@ class History(Links, ABC):
         k = self.coins.randrange(len(data))
         return data[:k] + bytes([data[k] ^ 1 << self.coins.randrange(8)]) + data[k + 1 :]
 
-    def without_one(self, client: int, terms: tuple[Any, ...]) -> tuple[Any, ...]:
-        others = [term for term in terms if term != client]
+    def without_one(self, client: int, tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
+        others = [tag for tag in tags if tag.owner != client]
         gone = self.coins.choice(others)
-        return tuple(term for term in terms if term != gone)
+        return tuple(tag for tag in tags if tag != gone)
 
     def has_consented(self, client: int, request: SumRequest) -> bool:
         """Whether it takes no other request in the place of this one."""
         state = self.clients[client].state
-        if isinstance(state, round_client.Signed | round_client.Answered):
-            return True
-        is_registered = isinstance(state, epoch_client.Registered) and state.holder is not None
+        is_registered = isinstance(state, Registered) and state.holder is not None
         return is_registered and state.holder.time >= request.time
 
     def somebody_trains(self) -> None:

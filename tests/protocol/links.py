@@ -9,7 +9,7 @@ from typing import Any
 from disk import Disk
 
 from lightsecagg.drivers.local import Packet, Wire
-from lightsecagg.protocol.interface import SERVER, Promised, Persist, UploadTaken
+from lightsecagg.protocol.interface import SERVER, Persist, Promised
 from lightsecagg.protocol.jobs import Compute, UploadInMemory
 from lightsecagg.protocol.messages import Message
 
@@ -23,13 +23,13 @@ def stored(server: Any, outputs: Sequence[object], disk: Disk | None = None) -> 
     after: list[object] = []
     for output in outputs:
         record = output.record if isinstance(output, Persist) else None
-        if isinstance(record, UploadTaken):
-            kept = UploadInMemory(record.upload.vector)
-            done += stored(server, server.stored(record, kept))
-        elif isinstance(record, Promised) and disk is not None:
+        if isinstance(record, Promised) and disk is not None:
             upload = disk.store(record)
             if record.upload is not None:
                 after += stored(server, server.stored(record, upload), disk)
+        elif isinstance(record, Promised) and record.upload is not None:
+            kept = UploadInMemory(record.upload.vector)
+            done += stored(server, server.stored(record, kept))
         else:
             done.append(output)
     return done + after
@@ -39,7 +39,7 @@ class Links(Wire):
     """Every link is first in, first out; which one is next is up to the test."""
 
     disk: Disk | None = None
-    """Of a durable server of an epoch."""
+    """Of a durable server."""
 
     def busy(self) -> list[Link]:
         """Links with something on its way."""

@@ -8,39 +8,39 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from disk import Disk
 from history import History, Kind
 
 from lightsecagg.drivers.local import Packet
 from lightsecagg.errors import (
     LightSecAggError,
 )
-from lightsecagg.protocol import round_client
+from lightsecagg.protocol.client import Client, Registered
 from lightsecagg.protocol.client_machine import Waiting
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
     Persist,
     Phase,
+    Promised,
     RoundAborted,
-    SharingClosed,
-    SurvivorsChosen,
     Update,
-    UploadTaken,
 )
-from lightsecagg.protocol.jobs import Upload, UploadInMemory
+from lightsecagg.protocol.kept_shares import Answered, Signed
 from lightsecagg.protocol.messages import (
     MaskedUpload,
+    Opening,
+    SharesClosed,
 )
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import hash_model
 
 
 class Rounds(History):
     """One synchronous round after the other, some of them from the same model again."""
 
-    clients: dict[int, RoundClient]
-    server: RoundServer
+    clients: dict[int, Client]
+    server: Server
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self.version = 0
@@ -48,9 +48,9 @@ class Rounds(History):
         self.uploads: dict[tuple[int, ...], Update] = {}
         self.consents: dict[tuple[int, int], tuple[int, ...]] = {}
         """(version, client) -> the one set that it has consented to."""
-        self.journal: list[object] = []
-        self.storing: list[UploadTaken] = []
+        self.storing: list[Promised] = []
         self.dropped: set[int] = set()
+        self.journal, self.announced = Disk(), tuple[int, ...]()
         self.last_upload: dict[int, Packet] = {}
         super().__init__(kind, seed)
 
@@ -62,7 +62,8 @@ class Rounds(History):
             again = self.number > 0 and self.coins.random() < 0.3
         self.number += 1
         self.forget_the_wire()
-        self.journal, self.storing, self.dropped, self.last_upload = [], [], set(), {}
+        self.storing, self.dropped, self.last_upload = [], set(), {}
+        self.journal, self.announced = Disk(), ()
         if not again:
             self.version += 1
             self.inputs = {c: self.new_update(k) for k, c in enumerate(self.ids)}
@@ -70,7 +71,7 @@ class Rounds(History):
         self.settings = replace(self.settings, round=self.number, model=model)
         self.policy = replace(self.policy, model=model)
         self.clients = {c: self.make_client(c) for c in self.ids}
-        self.server = RoundServer(
+        self.server = Server(
             self.settings, self.allow_list, self.ids, self.sources[SERVER], durable=True
         )
         self.call(SERVER, self.server.start)
@@ -79,9 +80,9 @@ class Rounds(History):
         vector = np.array([2**k, *(self.coins.randint(-1000, 1000) for _ in range(6))])
         return Update(vector.astype(np.float64), k + 1)
 
-    def make_client(self, client: int) -> RoundClient:
+    def make_client(self, client: int) -> Client:
         source, identity = self.sources[client], self.identities[client]
-        return RoundClient(client, identity, self.policy, self.ledgers[client], source)
+        return Client(client, identity, self.policy, self.ledgers[client], source)
 
     def train(self, client: int) -> None:
         self.waiting.discard(client)
@@ -108,10 +109,11 @@ class Rounds(History):
         left: list[object] = []
         for output in super().compute(party, outputs):
             match output:
-                case Persist(UploadTaken() as record):
+                case Persist(Promised(upload=None) as record):
+                    self.journal.store(record)
+                    self.announced = self.server.asked or self.announced
+                case Persist(Promised() as record):
                     self.storing.append(record)
-                case Persist(SharingClosed() | SurvivorsChosen() as record):
-                    self.journal.append(record)
                 case _:
                     left.append(output)
         return left
@@ -119,13 +121,12 @@ class Rounds(History):
     def work_is_done(self) -> None:
         while self.storing:
             record = self.storing.pop(self.coins.randrange(len(self.storing)))
-            kept: Upload | None = UploadInMemory(record.upload.vector.copy())
             if self.rough and self.coins.random() < 0.05:
-                kept = None
-                self.dropped.add(record.client)
+                self.dropped.add(record.sender)
+                self.call(SERVER, partial(self.server.unstored, record))
             else:
-                self.journal.append(record)
-            self.call(SERVER, partial(self.server.stored, record, kept))
+                kept = self.journal.store(record)
+                self.call(SERVER, partial(self.server.stored, record, kept))
         super().work_is_done()
 
     def leave(self, client: int) -> None:
@@ -138,39 +139,28 @@ class Rounds(History):
         self.away.discard(client)
         if client in self.dropped or isinstance(self.clients[client].state, Waiting):
             return
-        self.call(SERVER, partial(self.server.request_for, client))
-        if client in self.last_upload:  # a client's driver repeats what was not acknowledged
-            self._queue(SERVER).append(self.last_upload[client])
+        self.call(SERVER, partial(self.server.rejoin, client))
+
+    def deliver(self, packet: Packet) -> None:
+        super().deliver(packet)
+        repeats = packet.kind in (Opening, SharesClosed) and not self.was_refused
+        if repeats and packet.recipient in self.last_upload:
+            # A client's driver repeats what was not acknowledged.
+            self._queue(SERVER).append(self.last_upload[packet.recipient])
 
     def the_server_crashes(self) -> None:
         if self.server.phase is not Phase.DONE:
             super().the_server_crashes()
 
     def crash(self) -> None:
-        closed = [r for r in self.journal if isinstance(r, SharingClosed)]
-        if not closed:
+        if not self.journal.facts:
             if self.number < self.LIMIT + 2:
                 self.begin()
             return
-        (record,) = closed
         self.storing.clear()
-        server = RoundServer.resume(
-            self.settings, self.allow_list, record.roster, record.closed, self.sources[SERVER]
-        )
-        self.server = server
-        chosen = [r.survivors for r in self.journal if isinstance(r, SurvivorsChosen)]
-        stored = [r for r in self.journal if isinstance(r, UploadTaken)]
-        self.journal = [record]
-        for taken in stored:
-            self.call(SERVER, partial(server.receive, taken.client, taken.upload))
-            again = self.storing.pop()
-            self.journal.append(again)
-            kept = UploadInMemory(taken.upload.vector.copy())
-            self.call(SERVER, partial(server.stored, again, kept))
-        if chosen and not server.survivors:
-            self.call(SERVER, server.proceed)
-        assert server.survivors in (*chosen, ()), "an announced set never changes"
-        assert not chosen or server.survivors, "nor is it forgotten"
+        self.server = server = self.journal.restored(self.allow_list, self.sources[SERVER])
+        assert server.asked == self.announced, "an announced set never changes, nor is forgotten"
+        self.call(SERVER, server.resume)
         self.dropped.clear()
         for client in self.ids:
             if client in self.away:
@@ -183,7 +173,7 @@ class Rounds(History):
         if party != SERVER:
             return self.clients[party].snapshot()
         server = self.server
-        return server.phase, server.pending, server.owners, server.survivors, server.refusals
+        return server.phase, server.pending, server.uploaders, server.asked, server.refusals
 
     def check_sums(self) -> None:
         assert len(self.results) <= 1
@@ -192,7 +182,7 @@ class Rounds(History):
             if isinstance(result, RoundAborted):
                 assert result.reason
                 continue
-            assert result.included == self.server.survivors
+            assert result.included == self.announced
             assert len(result.included) >= self.settings.minimum
             assert not result.suspects
             assert not result.accused
@@ -204,10 +194,10 @@ class Rounds(History):
 
     def check_consents(self) -> None:
         for client, party in self.clients.items():
-            if isinstance(party.state, round_client.Signed | round_client.Answered):
-                key = (self.version, client)
-                chosen = self.consents.setdefault(key, party.state.survivors)
-                assert chosen == party.state.survivors, "two sets of one model"
+            state = party.state.holder if isinstance(party.state, Registered) else None
+            if isinstance(state, Signed | Answered):
+                key, survivors = (self.version, client), state.buffer.survivors
+                assert self.consents.setdefault(key, survivors) == survivors, "two sets"
         if self.server.phase is not Phase.DONE and not self.jobs and not self.storing:
             assert self.server.pending, "the server never waits for nobody"
 

@@ -24,6 +24,7 @@ from lightsecagg.field.prime import DEFAULT_FIELD, Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -44,9 +45,8 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
 )
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
 from lightsecagg.protocol.schemes.traits import traits_of
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
@@ -91,7 +91,7 @@ class Federation(Wire):
     announce_drops: bool = True
     """Whether the server is told who is gone, or has to wait for its deadline."""
     round_number: int = 1
-    client_class: type[RoundClient] = RoundClient
+    client_class: type[Client] = Client
     tamper: Callable[[int, int, Message], Message | None] | None = None
     """(sender, recipient, message) -> what arrives instead; None for nothing."""
     log: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Federation(Wire):
         self.identities = {client: IdentityKey.generate() for client in self.ids}
         self.allow_list = AllowList({c: key.public for c, key in self.identities.items()})
         self.settings = self.make_settings()
-        server = RoundServer(self.settings, self.allow_list, self.ids)
+        server = Server(self.settings, self.allow_list, self.ids)
         clients = {
             client: self.client_class(
                 client, self.identities[client], self.policy(), Ledger.volatile()

@@ -275,13 +275,13 @@ def test_a_server_is_made_for_its_allow_list_protocol_and_guests() -> None:
     fed = AsyncFederation()
     keys = {client: IdentityKey.generate().public for client in range(6)}
     with pytest.raises(ParameterError, match="another allow-list"):
-        Server(fed.settings, AllowList(keys), 4)
+        Server(fed.settings, AllowList(keys), buffer_size=4)
     quantizer = replace(fed.settings.quantizer, summands=6)
     rounds = replace(fed.settings, buffering=None, quantizer=quantizer)
     with pytest.raises(ParameterError, match="needs settings with buffering"):
-        Server(rounds, fed.allow_list, 4)
+        Server(rounds, fed.allow_list, buffer_size=4)
     with pytest.raises(ParameterError, match="4 clients are invited; these parameters take 5"):
-        Server(fed.settings, fed.allow_list, 4, invited=range(4))
+        Server(fed.settings, fed.allow_list, buffer_size=4, invited=range(4))
     fed.server.start()
     with pytest.raises(LocalProtocolError, match="started already"):
         fed.server.start()

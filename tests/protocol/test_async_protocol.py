@@ -394,7 +394,7 @@ def test_S06_an_update_is_uploaded_once_in_this_epoch_and_in_the_next(
     next_epoch = Client(0, fed.keys[0], fed.policy, party.ledger)
     fed.clients[0] = next_epoch
     fed.settings = replace(fed.settings, round=2)
-    fed.server = Server(fed.settings, fed.allow_list, 4)
+    fed.server = Server(fed.settings, fed.allow_list, buffer_size=4)
     for client in range(1, 6):
         fed.clients[client] = Client(client, fed.keys[client], fed.policy, Ledger.volatile())
     fed.open()
@@ -406,7 +406,7 @@ def test_S06_an_epoch_is_opened_once() -> None:
     fed = AsyncFederation().open()
     again = Client(0, fed.keys[0], fed.policy, fed.clients[0].ledger)
     fed.clients[0] = again
-    opening = Server(fed.settings, fed.allow_list, 4).start()[0]
+    opening = Server(fed.settings, fed.allow_list, buffer_size=4).start()[0]
     with pytest.raises(RemoteProtocolError, match="already seen round 1"):
         again.receive(SERVER, opening.message)  # type: ignore[union-attr]
 
@@ -627,7 +627,7 @@ def test_too_few_registrations_abort_the_epoch() -> None:
 def test_a_buffer_size_that_clients_would_refuse_is_refused(size: int, reason: str) -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match=reason):
-        Server(fed.settings, fed.allow_list, size)
+        Server(fed.settings, fed.allow_list, buffer_size=size)
 
 
 def test_equal_weights_are_reduced_to_one() -> None:

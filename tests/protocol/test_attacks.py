@@ -43,9 +43,9 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import Round, sign_keys
-from lightsecagg.protocol.round_client import (
+from lightsecagg.protocol.client import (
     TRANSITIONS,
-    RoundClient,
+    Client,
     Signed,
     Uploaded,
     _by_mask,
@@ -162,7 +162,7 @@ def combine(field: object, combination: Sequence[int], pieces: Elements) -> Elem
 # -- a network that stops where the attack begins --------------------------------------------------
 
 
-def stop_before_survivors(federation: Federation, kind: type[RoundClient]) -> Network:
+def stop_before_survivors(federation: Federation, kind: type[Client]) -> Network:
     """Everybody has uploaded; the server has announced no survivor set yet."""
     network = federation.network(kind=kind)
     network.tamper = lambda _s, _r, message: [] if isinstance(message, SumRequest) else [message]
@@ -196,7 +196,7 @@ def input_of(federation: Federation, client: int) -> Elements:
 # -- one client asked for two survivor sets --------------------------------------------------------
 
 
-class AnswersAgain(RoundClient):
+class AnswersAgain(Client):
     """Algorithm 1 to the letter: nothing makes a user answer once."""
 
     def forget(self, state: Uploaded, message: SumRequest) -> list[Output]:
@@ -207,7 +207,7 @@ class AnswersAgain(RoundClient):
     transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SumRequest): forget}
 
 
-def ask_for_two_sets(federation: Federation, kind: type[RoundClient]) -> Elements:
+def ask_for_two_sets(federation: Federation, kind: type[Client]) -> Elements:
     """Ask everybody for S and for S without the victim; returns what the server takes for x_v."""
     network = stop_before_survivors(federation, kind)
     settings, ids, victim = federation.settings(), federation.ids, federation.ids[-1]
@@ -230,13 +230,13 @@ def test_S04_attack_two_survivor_sets(share_mode: ShareMode) -> None:
     learnt = ask_for_two_sets(federation, AnswersAgain)
     np.testing.assert_array_equal(learnt, input_of(federation, federation.ids[-1]))
     with pytest.raises(RemoteProtocolError, match="a second, different survivor set"):
-        ask_for_two_sets(Federation(6, 1, 1, 4, share_mode=share_mode), RoundClient)
+        ask_for_two_sets(Federation(6, 1, 1, 4, share_mode=share_mode), Client)
 
 
 # -- two groups shown different survivor sets: the ramp scheme's leak ------------------------------
 
 
-class TrustsTheServer(RoundClient):
+class TrustsTheServer(Client):
     """Malicious-server mode without the check of the certificate."""
 
     def trust(self, state: Signed, message: Certificate) -> list[Output]:
@@ -250,7 +250,7 @@ class Split:
     """A server and T colluders that show S to one group and S without the victim to the other."""
 
     federation: Federation
-    kind: type[RoundClient]
+    kind: type[Client]
 
     def __post_init__(self) -> None:
         federation = self.federation
@@ -268,7 +268,7 @@ class Split:
         # The colluders hand over the shares that they hold.
         self.held = {c: self._shares_of(network.clients[c]) for c in self.colluders}
 
-    def _shares_of(self, client: RoundClient) -> tuple[Elements, Elements]:
+    def _shares_of(self, client: Client) -> tuple[Elements, Elements]:
         """The colluder's share of the victim's mask, and of the others' sum."""
         state = client.state
         assert isinstance(state, Uploaded)
@@ -358,7 +358,7 @@ def test_the_control_a_split_leaks_as_predicted_in_honest_but_curious_mode(
     federation = Federation(
         clients, privacy, 0, survivors, HONEST, dimension=2 * pieces, weighted=False
     )
-    split = Split(federation, RoundClient)
+    split = Split(federation, Client)
     leaks = []
     true_pieces = cut(split.settings, input_of(federation, split.victim))
     for shown_all in split.all_splits():
@@ -378,7 +378,7 @@ def test_S05_no_split_leaks_anything_in_malicious_server_mode(
     clients: int, privacy: int, survivors: int
 ) -> None:
     federation = Federation(clients, privacy, 0, survivors, MALICIOUS)
-    split = Split(federation, RoundClient)
+    split = Split(federation, Client)
     sums = 0
     for shown_all in split.all_splits():
         knowledge = split.attack(shown_all)
@@ -476,7 +476,7 @@ def test_S02_the_roster_in_another_order_is_another_round(share_mode: ShareMode)
 # -- a share of an earlier round -------------------------------------------------------------------
 
 
-class KeepsItsKeys(RoundClient):
+class KeepsItsKeys(Client):
     """Saves the trouble of fresh keys in every round."""
 
     def _advertise(self, message: Opening, settings: Settings) -> Advertised:
@@ -506,7 +506,7 @@ def keep_doubts_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CodedMasksServer, "examine", lambda self, reports: Findings())
 
 
-def replay_shares(federation: Federation, kind: type[RoundClient]) -> Network:
+def replay_shares(federation: Federation, kind: type[Client]) -> Network:
     """Round 1 ends without the victim's sum; round 2 is fed the victim's shares of round 1."""
     victim = federation.ids[-1]
     first = federation.network(1, kind)
@@ -552,7 +552,7 @@ def test_attack_a_replayed_share_of_an_earlier_round(monkeypatch: pytest.MonkeyP
 
 def test_a_replayed_share_of_an_earlier_round_does_not_open() -> None:
     federation = Federation(6, 1, 2, 4)
-    network = replay_shares(federation, RoundClient)
+    network = replay_shares(federation, Client)
     *others, victim = federation.ids
     for client in others:
         assert "is not bound" in network.clients[client].refused_shares[victim]
@@ -590,7 +590,7 @@ def test_S06_attack_a_round_run_again_with_the_same_inputs(threat_model: object)
 
 def resume_and_ask_again(federation: Federation, careful: bool) -> Elements:
     """Crash every client after its answer, resume it from before, and ask for another set."""
-    network = stop_before_survivors(federation, RoundClient)
+    network = stop_before_survivors(federation, Client)
     settings, ids, victim = federation.settings(), federation.ids, federation.ids[-1]
     snapshots = {c: client.snapshot() for c, client in network.clients.items()}
     generations = dict.fromkeys(ids, 0)
@@ -598,7 +598,7 @@ def resume_and_ask_again(federation: Federation, careful: bool) -> Elements:
     for survivors in (ids, ids[:-1]):
         answers = {}
         for c in survivors:
-            client = RoundClient.restore(
+            client = Client.restore(
                 snapshots[c], federation.identities[c], federation.policy(), generations[c]
             )
             answer = answer_in(client.receive(SERVER, SumRequest(0, survivors)))
@@ -621,7 +621,7 @@ def test_S06_attack_an_older_snapshot() -> None:
 # -- a sum that hides nobody -----------------------------------------------------------------------
 
 
-class SumsOverAnybody(RoundClient):
+class SumsOverAnybody(Client):
     """Does not count the survivors."""
 
     def _check_survivors(
@@ -630,7 +630,7 @@ class SumsOverAnybody(RoundClient):
         _check_ids(survivors, round_, "survivor set")
 
 
-def sum_over_one_honest_client(kind: type[RoundClient]) -> tuple[Federation, Elements]:
+def sum_over_one_honest_client(kind: type[Client]) -> tuple[Federation, Elements]:
     """U1 is the victim and one colluder, whose input the server knows."""
     federation = Federation(5, 1, 1, 2)
     network = stop_before_survivors(federation, kind)
@@ -651,13 +651,13 @@ def test_S03_attack_a_sum_over_one_honest_client() -> None:
     federation, learnt = sum_over_one_honest_client(SumsOverAnybody)
     np.testing.assert_array_equal(learnt, input_of(federation, federation.ids[-1]))
     with pytest.raises(RemoteProtocolError, match="does not hide its members"):
-        sum_over_one_honest_client(RoundClient)
+        sum_over_one_honest_client(Client)
 
 
 def test_the_agreed_sum_is_all_that_an_honest_round_reveals() -> None:
     """The control of the linear algebra: one set for all, and nothing is known of x_v alone."""
     federation = Federation(6, 1, 0, 3)
-    split = Split(federation, RoundClient)
+    split = Split(federation, Client)
     knowledge = split.attack(frozenset(split.honest))
     assert len(knowledge.facts) == 5 + 2
     assert knowledge.leak == 0

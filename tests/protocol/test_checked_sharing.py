@@ -36,8 +36,8 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
 )
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.round_client import Uploaded
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.client import Uploaded
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
@@ -473,7 +473,7 @@ def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
     network.run()
     crashed = network.server
     assert crashed.roster is not None
-    resumed = RoundServer.resume(
+    resumed = Server.resume(
         federation.settings(), federation.allow_list, crashed.roster, crashed.closed
     )
     for sender, _, data in network.wire:

@@ -32,7 +32,7 @@ from lightsecagg.protocol.client import Client, Registered
 from lightsecagg.protocol.interface import SERVER, Phase, Update
 from lightsecagg.protocol.kept_shares import Signed
 from lightsecagg.protocol.messages import Message, Report, Reports, ReportsWanted, SumRequest
-from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.settings import Settings
 
 BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
@@ -344,7 +344,7 @@ def test_a_snapshot_of_an_epoch_is_none_of_a_round() -> None:
     fed, snapshots, _ = scene()
     arguments = (fed.keys[0], fed.policy, 0)
     with pytest.raises(DecodeError, match="of another mode"):
-        RoundClient.restore(snapshots["Waiting"], *arguments)
+        Client.restore(snapshots["Waiting"], *arguments)
 
 
 def test_a_snapshot_belongs_to_its_client_its_policy_and_its_session() -> None:

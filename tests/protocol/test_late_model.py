@@ -9,7 +9,7 @@ from lightsecagg.errors import LocalProtocolError, MaskAlreadyUsed, RemoteProtoc
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.messages import MaskedUpload, Opening
-from lightsecagg.protocol.round_client import RoundClient, Sharing
+from lightsecagg.protocol.client import Client, Sharing
 from lightsecagg.protocol.settings import hash_model, version_hash
 
 MODEL, OTHER = hash_model(b"the model"), hash_model(b"another")
@@ -24,7 +24,7 @@ def open_round(federation: Federation, number: int = 1, model: bytes = MODEL) ->
     )
     for client in federation.ids:
         ledger = federation.ledgers.setdefault(client, network.clients[client].ledger)
-        network.clients[client] = RoundClient(client, federation.identities[client], policy, ledger)
+        network.clients[client] = Client(client, federation.identities[client], policy, ledger)
     network.train_at_once = False
     return network.start().run()
 
@@ -71,7 +71,7 @@ def test_S08_an_update_of_another_model_than_the_round_names_is_not_masked() -> 
 def test_S08_the_naive_client_that_takes_the_server_s_word_masks_it() -> None:
     """The control: who trains from a model of its own and believes the name is told apart."""
 
-    class Believes(RoundClient):
+    class Believes(Client):
         def _check_model(self, settings: object, model: bytes | None) -> None:
             return
 
@@ -105,7 +105,7 @@ def test_S44_a_server_that_names_a_new_model_each_time_does_not_escape_the_count
     policy = federation.policy(model=None, max_openings=3)
     ledger = federation.client(2).ledger
     for number in range(1, 5):
-        party = RoundClient(2, federation.identities[2], policy, ledger)
+        party = Client(2, federation.identities[2], policy, ledger)
         model = hash_model(b"%d" % number)
         opening = Opening(federation.settings(number, model=model).to_bytes())
         if number <= 3:
@@ -114,5 +114,5 @@ def test_S44_a_server_that_names_a_new_model_each_time_does_not_escape_the_count
             with pytest.raises(RemoteProtocolError, match="opened 3 rounds since this client"):
                 party.receive(SERVER, opening)
     ledger.count_upload(MODEL)
-    party = RoundClient(2, federation.identities[2], policy, ledger)
+    party = Client(2, federation.identities[2], policy, ledger)
     assert party.receive(SERVER, Opening(federation.settings(9, model=MODEL).to_bytes()))

@@ -25,7 +25,7 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     SumRequest,
 )
-from lightsecagg.protocol.round_client import Closed
+from lightsecagg.protocol.client import Closed
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED), MODULI))
 

@@ -38,8 +38,8 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AggregatedShare, Consent, Opening, SumRequest
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.round_client import RoundClient
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.rounding import uniform_words
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
 from lightsecagg.protocol.wire import Codec
@@ -547,10 +547,8 @@ class Epoch(Wire):
     def __init__(self, number: int, ten: AsyncFederation, members: Iterable[int]) -> None:
         six = AsyncFederation(6, dropouts=2, buffer_size=3, threat_model=MALICIOUS)
         settings = replace(six.settings, round=number, allow_list=ten.allow_list.digest)
-        server = Server(settings, ten.allow_list, 3, members)
-        clients = {
-            i: Client(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members
-        }
+        server = Server(settings, ten.allow_list, members, buffer_size=3)
+        clients = {i: Client(i, ten.keys[i], ten.policy, ten.clients[i].ledger) for i in members}
         super().__init__(server, clients, Codec(settings.field))
         self.quantizer, self.result = settings.quantizer, np.empty(0)
 
@@ -599,16 +597,16 @@ def test_S42_attack_two_epochs_whose_signers_have_never_met() -> None:
 class SyncRound(Wire):
     """A round of clients that go on with the ledgers of an epoch; `updates` names who trains."""
 
-    server: RoundServer
-    clients: dict[int, RoundClient]
+    server: Server
+    clients: dict[int, Client]
 
     def __init__(self, fed: AsyncFederation, updates: dict[int, Any], model: bytes) -> None:
         quantizer = make_quantizer(fed.parameters, fed.settings.dimension, bound=1000.0, scale=1.0)
         settings = replace(fed.settings, round=2, quantizer=quantizer, model=model, buffering=None)
         policy = replace(fed.policy, model=model, buffering=None, max_attempts=2)
         super().__init__(
-            RoundServer(settings, fed.allow_list),
-            {c: RoundClient(c, fed.keys[c], policy, fed.clients[c].ledger) for c in fed.keys},
+            Server(settings, fed.allow_list),
+            {c: Client(c, fed.keys[c], policy, fed.clients[c].ledger) for c in fed.keys},
             Codec(settings.field),
         )
         self._updates, self._model, self.quantizer = updates, model, quantizer

@@ -40,7 +40,7 @@ from lightsecagg.protocol.messages import (
     SharesClosed,
     SumRequest,
 )
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 
 BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 
@@ -143,7 +143,7 @@ class Stage:
     """A durable server in its upload phase, and what its clients upload."""
 
     federation: Federation
-    server: RoundServer
+    server: Server
     uploads: dict[int, MaskedUpload]
     closed: list[Output]
     """What closing sharing returned."""
@@ -152,7 +152,7 @@ class Stage:
 def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
     federation = Federation(6, 1, 2, threat_model=threat_model)
     network = federation.network()
-    network.server = server = RoundServer(
+    network.server = server = Server(
         federation.settings(), federation.allow_list, federation.ids, durable=True
     )
     uploads: dict[int, MaskedUpload] = {}
@@ -280,7 +280,7 @@ def test_a_server_keeps_uploads_where_they_are_stored_and_nothing_after_the_sum(
     monkeypatch.setattr(links, "UploadInMemory", remember)
     federation = Federation()
     network = federation.network()
-    network.server = RoundServer(federation.settings(), federation.allow_list, durable=True)
+    network.server = Server(federation.settings(), federation.allow_list, durable=True)
     network.start().run(until=lambda: len(kept) == 2)
     assert all(upload() is not None for upload in kept)
     network.finish().assert_exact(federation.ids)

@@ -59,15 +59,15 @@ from lightsecagg.protocol.policy import MAX_UNANNOUNCED_DIMENSION, Policy
 from lightsecagg.protocol.registry import client_party
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import fix_round, sign_keys
-from lightsecagg.protocol.round_client import (
+from lightsecagg.protocol.client import (
     TRANSITIONS,
     Closed,
-    RoundClient,
+    Client,
     Sharing,
     Signed,
     Uploaded,
 )
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import PreparedMask
 from lightsecagg.protocol.settings import Settings, _Fields, hash_model
@@ -235,7 +235,7 @@ def test_S01_settings_that_fall_short_of_the_policy_are_refused(name: str) -> No
     settings, policy, match = proposals()[name]
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     me = federation.ids[0]
-    client = RoundClient(me, federation.identities[me], policy, Ledger.volatile())
+    client = Client(me, federation.identities[me], policy, Ledger.volatile())
     before = client.snapshot()
     with pytest.raises(RemoteProtocolError, match=match):
         client.receive(SERVER, Opening(settings.to_bytes()))
@@ -253,7 +253,7 @@ def test_S01_another_protocol_than_the_policy_names_is_refused() -> None:
         quantizer=replace(settings.quantizer, group=WORDS),
     )
     me = federation.ids[0]
-    client = RoundClient(me, federation.identities[me], federation.policy(), Ledger.volatile())
+    client = Client(me, federation.identities[me], federation.policy(), Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="proposed protocol secagg, this client"):
         client.receive(SERVER, Opening(settings.to_bytes()))
 
@@ -270,7 +270,7 @@ def test_S01_the_server_may_tighten_what_the_policy_demands() -> None:
         scale=0.5,
         max_share_bytes=4 * 7 * (4 + 4),
     )
-    client = RoundClient(me, federation.identities[me], lenient, Ledger.volatile())
+    client = Client(me, federation.identities[me], lenient, Ledger.volatile())
     (output,) = client.receive(SERVER, Opening(federation.settings().to_bytes()))
     assert isinstance(output, Send)
     assert isinstance(output.message, Advertise)
@@ -319,11 +319,11 @@ def test_S01_text_that_is_no_text_is_the_servers_fault() -> None:
 def test_a_client_must_be_on_its_own_allow_list() -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        RoundClient(2, IdentityKey(b"?" * 32), federation.policy(), Ledger.volatile())
+        Client(2, IdentityKey(b"?" * 32), federation.policy(), Ledger.volatile())
     with pytest.raises(ParameterError, match="not on the allow-list"):
-        RoundClient(4, federation.identities[2], federation.policy(), Ledger.volatile())
+        Client(4, federation.identities[2], federation.policy(), Ledger.volatile())
     with pytest.raises(ParameterError, match="protocol 'morse' is unknown; choose one of light"):
-        RoundClient(
+        Client(
             2, federation.identities[2], federation.policy(protocols=("morse",)), Ledger.volatile()
         )
 
@@ -790,7 +790,7 @@ def test_S01_every_setting_is_bounded_by_the_policy_or_said_to_be_free() -> None
     assert names == bounded | free
 
 
-@pytest.mark.parametrize("kind", [RoundClient, client_party])
+@pytest.mark.parametrize("kind", [Client, client_party])
 def test_S06_no_party_is_made_without_the_memory_of_its_client(kind: Any) -> None:
     federation = Federation(5, 1, 1)
     with pytest.raises(TypeError, match="ledger"):
@@ -862,7 +862,7 @@ def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() ->
         assert not _keys_of(party)
 
 
-def _keys_of(client: RoundClient) -> list[AgreementKey]:
+def _keys_of(client: Client) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
 
 
@@ -873,7 +873,7 @@ def test_S07_a_round_that_its_driver_gave_up_is_not_resumed_from_a_snapshot() ->
     client.abort("the driver gives up")
     identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
     with pytest.raises(MaskAlreadyUsed, match="older"):
-        RoundClient.restore(before, identity, policy, client.generation)
+        Client.restore(before, identity, policy, client.generation)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -996,12 +996,12 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
     for moving in (False, True):
         federation = Federation(7, 1, 2, 4, threat_model, share_mode)
         network = federation.network()
-        network.server = RoundServer(
+        network.server = Server(
             federation.settings(), federation.allow_list, federation.ids, CountingEntropy("server")
         )
         sources = {c: CountingEntropy(f"client {c}") for c in federation.ids}
         for c in federation.ids:
-            network.clients[c] = RoundClient(
+            network.clients[c] = Client(
                 c,
                 federation.identities[c],
                 federation.policy(),
@@ -1014,7 +1014,7 @@ def test_a_client_that_moves_to_a_new_process_after_every_call_does_the_same(
             network.step()
             if moving and recipient != SERVER:
                 party = network.clients[recipient]
-                moved = RoundClient.restore(
+                moved = Client.restore(
                     party.snapshot(),
                     federation.identities[recipient],
                     federation.policy(),
@@ -1040,7 +1040,7 @@ def test_a_seeded_snapshot_holds_seeds_from_which_the_mask_is_derived_again() ->
         party = network.clients[2]
         sizes[share_mode] = len(party.snapshot())
         arguments = (federation.identities[2], federation.policy(), party.generation)
-        moved = RoundClient.restore(party.snapshot(), *arguments)
+        moved = Client.restore(party.snapshot(), *arguments)
         update = Update(np.ones(20_000), 3)
         uploads[share_mode] = [each.set_input(update)[-1] for each in (party, moved)]
         assert not moved._masks.nbytes
@@ -1055,7 +1055,7 @@ def test_S06_an_older_snapshot_is_refused() -> None:
     newest = scene.client("Answered").generation
     for step in STEPS[:7]:
         with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
-            RoundClient.restore(
+            Client.restore(
                 scene.snapshots[step],
                 scene.federation.identities[scene.me],
                 scene.federation.policy(),
@@ -1073,7 +1073,7 @@ def test_S06_a_snapshot_from_before_the_input_does_not_mask_another_one() -> Non
     assert isinstance(upload.message, MaskedUpload)
     identity, policy = scene.federation.identities[scene.me], scene.federation.policy()
     with pytest.raises(MaskAlreadyUsed, match="could answer twice"):
-        RoundClient.restore(before, identity, policy, client.generation)
+        Client.restore(before, identity, policy, client.generation)
 
 
 def test_S06_a_snapshot_of_an_earlier_round_is_older_than_any_of_this_round() -> None:
@@ -1086,7 +1086,7 @@ def test_S06_a_snapshot_of_an_earlier_round_is_older_than_any_of_this_round() ->
     second.run(until=lambda: second.server.phase.value == "share")
     client = second.clients[2]
     with pytest.raises(MaskAlreadyUsed, match="older"):
-        RoundClient.restore(old, federation.identities[2], federation.policy(), client.generation)
+        Client.restore(old, federation.identities[2], federation.policy(), client.generation)
 
 
 def test_malformed_snapshots_are_refused() -> None:
@@ -1098,12 +1098,12 @@ def test_malformed_snapshots_are_refused() -> None:
         altered = bytearray(snapshot)
         altered[position] ^= 1 << int(rng.integers(8))
         with pytest.raises(DecodeError, match="malformed"):
-            RoundClient.restore(bytes(altered), identity, policy, 0)
+            Client.restore(bytes(altered), identity, policy, 0)
     for length in (0, 1, 31, 32, 33, len(snapshot) - 1):
         with pytest.raises(DecodeError, match="malformed"):
-            RoundClient.restore(snapshot[:length], identity, policy, 0)
+            Client.restore(snapshot[:length], identity, policy, 0)
     with pytest.raises(DecodeError, match="malformed"):
-        RoundClient.restore(snapshot + b"\0", identity, policy, 0)
+        Client.restore(snapshot + b"\0", identity, policy, 0)
 
 
 @needs_laboratory
@@ -1112,22 +1112,20 @@ def test_a_snapshot_belongs_to_its_protocol() -> None:
     identity = scene.federation.identities[scene.me]
     policy = scene.federation.policy(protocols=("secagg",))
     with pytest.raises(DecodeError, match="a snapshot of lightsecagg"):
-        RoundClient.restore(scene.snapshots["Waiting"], identity, policy, 0)
+        Client.restore(scene.snapshots["Waiting"], identity, policy, 0)
 
 
 def test_a_snapshot_belongs_to_its_client_its_allow_list_and_its_session() -> None:
     scene = film()
     snapshot, federation = scene.snapshots["Uploaded"], scene.federation
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
-        RoundClient.restore(
-            snapshot, federation.identities[federation.ids[1]], federation.policy(), 0
-        )
+        Client.restore(snapshot, federation.identities[federation.ids[1]], federation.policy(), 0)
     identity = federation.identities[scene.me]
     with pytest.raises(RemoteProtocolError, match="another session"):
-        RoundClient.restore(snapshot, identity, federation.policy(session=b"?" * 32), 0)
+        Client.restore(snapshot, identity, federation.policy(session=b"?" * 32), 0)
     fewer = AllowList({c: federation.allow_list[c] for c in federation.ids[:3]})
     with pytest.raises(RemoteProtocolError, match="another allow-list"):
-        RoundClient.restore(snapshot, identity, federation.policy(allow_list=fewer), 0)
+        Client.restore(snapshot, identity, federation.policy(allow_list=fewer), 0)
 
 
 def test_a_ledger_survives_storage_and_refuses_what_is_no_ledger() -> None:

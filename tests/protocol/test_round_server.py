@@ -38,7 +38,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import fix_round
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.round_uploads import RoundUploads
 
 PHASES = tuple(Phase)
@@ -69,7 +69,7 @@ class Stage:
     def __init__(self, threat_model: ThreatModel = MALICIOUS) -> None:
         self.federation = Federation(7, 1, 2, 4, threat_model)
         network = self.federation.network()
-        self.kept: dict[Phase, RoundServer] = {}
+        self.kept: dict[Phase, Server] = {}
         self.sent: dict[tuple[int, type], list[Message]] = {}
 
         def tamper(sender: int, recipient: int, message: Part) -> list[Part]:
@@ -90,7 +90,7 @@ class Stage:
         if network.server.phase not in self.kept:
             self.kept[network.server.phase] = copy.deepcopy(network.server)
 
-    def server(self, phase: Phase) -> RoundServer:
+    def server(self, phase: Phase) -> Server:
         return copy.deepcopy(self.kept[phase])
 
     def message(self, client: int, kind: type) -> Message:
@@ -488,7 +488,7 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     crashed = network.server
     assert crashed.phase is Phase.UPLOAD
     assert crashed.roster is not None
-    resumed = RoundServer.resume(
+    resumed = Server.resume(
         federation.settings(), federation.allow_list, crashed.roster, crashed.closed
     )
     codec = federation.codec
@@ -578,4 +578,4 @@ def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:
         replace(federation.settings(), protocol="morse")
     foreign = Federation(clients=7).allow_list
     with pytest.raises(ParameterError, match="another allow-list"):
-        RoundServer(federation.settings(), foreign, federation.ids)
+        Server(federation.settings(), foreign, federation.ids)

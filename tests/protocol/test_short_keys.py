@@ -54,7 +54,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roster import Round, fix_round
-from lightsecagg.protocol.round_client import Closed, RoundClient, Sharing
+from lightsecagg.protocol.client import Closed, Client, Sharing
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import MaskRef
@@ -374,7 +374,7 @@ def test_S49_keys_and_noise_differ_by_round_and_serial_though_the_entropy_repeat
     assert secret(1, 0) == secrets[0]
 
 
-def sharing(federation: Federation) -> tuple[Network, RoundClient, bytes]:
+def sharing(federation: Federation) -> tuple[Network, Client, bytes]:
     """A round whose uploads are due, one client, and its snapshot before its upload."""
     network = federation.network()
     network.train_at_once = False
@@ -384,18 +384,16 @@ def sharing(federation: Federation) -> tuple[Network, RoundClient, bytes]:
     return network, client, client.snapshot()
 
 
-def uploaded(client: RoundClient, update: Update) -> Elements:
+def uploaded(client: Client, update: Update) -> Elements:
     *_, output = client.set_input(update)
     assert isinstance(output, Send)
     assert isinstance(output.message, MaskedUpload)
     return output.message.vector
 
 
-def restored(federation: Federation, client: RoundClient, snapshot: bytes) -> RoundClient:
+def restored(federation: Federation, client: Client, snapshot: bytes) -> Client:
     """The client after a crash, by a driver that did not raise the generation in time."""
-    return RoundClient.restore(
-        snapshot, federation.identities[client.client], federation.policy(), 0
-    )
+    return Client.restore(snapshot, federation.identities[client.client], federation.policy(), 0)
 
 
 @pytest.mark.parametrize("share_mode", [SEEDED, SHORT])

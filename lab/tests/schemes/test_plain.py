@@ -24,7 +24,7 @@ from lightsecagg.protocol.messages import (
     SumRequest,
 )
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.round_client import RoundClient
+from lightsecagg.protocol.client import Client
 from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 
 
@@ -82,10 +82,10 @@ def test_S01_no_server_talks_a_secure_client_into_plain_summation(
     secure = federation.policy(protocols=protocols)
     opening = Opening(federation.settings.to_bytes())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
-        RoundClient(client, identity, secure, Ledger.volatile()).receive(SERVER, opening)
+        Client(client, identity, secure, Ledger.volatile()).receive(SERVER, opening)
     mixed = federation.policy(protocols=(*protocols, ProtocolName.PLAIN))
     with pytest.raises(ParameterError, match=r"one protocol, but the policy names .*, plain"):
-        RoundClient(client, identity, mixed, Ledger.volatile())
+        Client(client, identity, mixed, Ledger.volatile())
 
 
 def test_S01_default_policy_does_not_name_plain() -> None:
@@ -93,7 +93,7 @@ def test_S01_default_policy_does_not_name_plain() -> None:
     client = federation.ids[0]
     default = Policy(federation.allow_list, federation.settings.session, privacy=2)
     assert ProtocolName.PLAIN not in default.protocols
-    party = RoundClient(client, federation.identities[client], default, Ledger.volatile())
+    party = Client(client, federation.identities[client], default, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="proposed protocol plain"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -134,14 +134,14 @@ def test_S06_input_is_taken_once() -> None:
     federation = plain()
     client = federation.clients[federation.ids[0]]
     client.receive(SERVER, Opening(federation.settings.to_bytes()))
-    restored = RoundClient.restore(
+    restored = Client.restore(
         client.snapshot(), federation.identities[client.client], federation.policy(), 0
     )
     restored.set_input(federation.update(client.client))
     with pytest.raises(LocalProtocolError, match="takes its input between"):
         restored.set_input(federation.update(client.client))
     with pytest.raises(MaskAlreadyUsed):
-        RoundClient.restore(
+        Client.restore(
             client.snapshot(),
             federation.identities[client.client],
             federation.policy(),

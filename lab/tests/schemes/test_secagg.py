@@ -46,8 +46,8 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import Answered, Closed, RoundClient, Signed, Uploaded
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.client import Answered, Closed, Client, Signed, Uploaded
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg_lab.schemes.baseline_traits import ProtocolName
 from lightsecagg_lab.schemes.pairwise_scheme import PairwiseMasks, PairwiseMasksClient
@@ -363,7 +363,7 @@ def test_S15_leaky_graph_is_refused_unless_the_policy_says_otherwise() -> None:
     with pytest.raises(RemoteProtocolError, match="unprotected with a probability"):
         federation.clients[client].receive(SERVER, opening)
     careless = federation.policy(graph_security=0)
-    party = RoundClient(client, federation.identities[client], careless, Ledger.volatile())
+    party = Client(client, federation.identities[client], careless, Ledger.volatile())
     assert isinstance(party.receive(SERVER, opening)[0], Send)
 
 
@@ -394,7 +394,7 @@ def test_S01_protocol_that_the_policy_does_not_name_is_refused() -> None:
     federation = Federation(**SPARSE)
     client = federation.ids[0]
     policy = federation.policy(protocols=(ProtocolName.SECAGG,))
-    party = RoundClient(client, federation.identities[client], policy, Ledger.volatile())
+    party = Client(client, federation.identities[client], policy, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="takes part in secagg"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -403,7 +403,7 @@ def test_S08_another_model_than_the_clients_is_refused() -> None:
     federation = Federation()
     client = federation.ids[0]
     policy = federation.policy(model=hash_model(b"mine"))
-    party = RoundClient(client, federation.identities[client], policy, Ledger.volatile())
+    party = Client(client, federation.identities[client], policy, Ledger.volatile())
     with pytest.raises(RemoteProtocolError, match="global model"):
         party.receive(SERVER, Opening(federation.settings.to_bytes()))
 
@@ -534,7 +534,7 @@ def leaky_federation(N: int, D: int) -> Federation:
     federation = Federation(protocol=ProtocolName.SECAGG_PLUS, N=N, T=1, D=D, k=4, t=2)
     policy = federation.policy(graph_security=0)
     for client, identity in federation.identities.items():
-        federation.clients[client] = RoundClient(client, identity, policy, Ledger.volatile())
+        federation.clients[client] = Client(client, identity, policy, Ledger.volatile())
     return federation
 
 
@@ -637,7 +637,7 @@ def test_S15_no_sequence_of_messages_reveals_both_secrets_of_a_peer(data: st.Dat
     """Survivor sets in any order, repeated and contradictory, with aborts in between."""
     federation = _uploaded_once()
     own = federation.ids[0]
-    party = RoundClient.restore(
+    party = Client.restore(
         _SNAPSHOTS[own], federation.identities[own], federation.policy(), generation=0
     )
     others = [client for client in federation.ids if client != own]
@@ -684,10 +684,10 @@ def test_S06_update_that_was_answered_for_is_spent() -> None:
     again = Federation(round_number=2)
     again.identities, again.allow_list = federation.identities, federation.allow_list
     again.settings = again.make_settings()
-    again.server = RoundServer(again.settings, again.allow_list, again.ids)
+    again.server = Server(again.settings, again.allow_list, again.ids)
     for client in again.ids:
         kept = ledger if client == own else Ledger.volatile()
-        again.clients[client] = RoundClient(client, again.identities[client], again.policy(), kept)
+        again.clients[client] = Client(client, again.identities[client], again.policy(), kept)
     with pytest.raises(MaskAlreadyUsed, match="this update is spent"):
         again.run()
 
@@ -774,7 +774,7 @@ def test_S06_older_snapshot_is_refused() -> None:
     old = client.snapshot()
     client.receive(SERVER, SumRequest(0, tuple(sorted(federation.ids))))
     with pytest.raises(MaskAlreadyUsed, match="answer twice"):
-        RoundClient.restore(old, federation.identities[own], federation.policy(), client.generation)
+        Client.restore(old, federation.identities[own], federation.policy(), client.generation)
 
 
 # -- S16, S22: nothing leaks -----------------------------------------------------------------
@@ -861,7 +861,7 @@ def test_S29_client_has_an_answer_to_every_message_in_every_state(case: dict[str
     assert len(seen) >= 6
     for state, snapshot in seen.items():
         for message in _messages(federation):
-            party = RoundClient.restore(
+            party = Client.restore(
                 snapshot, federation.identities[own], federation.policy(), 0
             )
             try:

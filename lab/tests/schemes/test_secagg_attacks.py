@@ -30,7 +30,7 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.round_client import TRANSITIONS, RoundClient, Uploaded, _by_mask, _terms
+from lightsecagg.protocol.client import TRANSITIONS, Client, Uploaded, _by_mask, _terms
 from lightsecagg.protocol.schemes.registry import SCHEMES
 from lightsecagg.protocol.schemes.traits import TRAITS
 from lightsecagg.protocol.share_exchange import open_share
@@ -107,7 +107,7 @@ def ask(
 # -- overlapping lists -----------------------------------------------------------------------
 
 
-class AnswersEverything(RoundClient):
+class AnswersEverything(Client):
     """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
 
     def answer(self, state: Uploaded, message: SumRequest) -> list[Output]:
@@ -184,7 +184,7 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
             if client in alive  # nobody believes a story that declares it dead itself
         }
         for client in colluders:  # a corrupt client is as many clients as it likes
-            parties[client] = RoundClient.restore(
+            parties[client] = Client.restore(
                 federation.clients[client].snapshot(),
                 federation.identities[client],
                 federation.policy(),

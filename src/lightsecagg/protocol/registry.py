@@ -49,7 +49,15 @@ def server_party(
     It invites everybody on the allow-list, or `invited`. A `durable` one asks for what it promises
     to be stored (`Persist`); after a crash: `restored_server_party`.
     """
-    return Server(settings, allow_list, buffer_size, invited, entropy, time, durable=durable)
+    return Server(
+        settings,
+        allow_list,
+        invited,
+        entropy,
+        buffer_size=buffer_size,
+        time=time,
+        durable=durable,
+    )
 
 
 def restore_party(

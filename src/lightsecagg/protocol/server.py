@@ -90,11 +90,11 @@ class Server(ServerMachine):
         self,
         settings: Settings,
         allow_list: AllowList,
-        buffer_size: int = 0,
         invited: Iterable[int] | None = None,
         entropy: Entropy = system_entropy,
-        time: int = 0,
         *,
+        buffer_size: int = 0,
+        time: int = 0,
         durable: bool = False,
     ) -> None:
         """What a roster has beside its settings.
@@ -388,9 +388,9 @@ class Server(ServerMachine):
         server = cls(
             settings,
             allow_list,
-            first.buffer_size,
             first.invited,
             entropy,
+            buffer_size=first.buffer_size,
             time=first.time,
             durable=True,
         )

@@ -13,7 +13,7 @@ import pytest
 from network_federation import NetworkFederation
 
 from lightsecagg.protocol.messages import Message
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.session.record import RoundRecord
 
 SCRIPT = Path(__file__).with_name("doomed_client.py")
@@ -40,14 +40,14 @@ def test_R32_a_client_killed_in_every_phase_joins_the_next_round(
 ) -> None:
     """N - D = U = 5 remain, so every round completes; the victim is back in the round after."""
     heard: dict[tuple[int, str], list[Message]] = defaultdict(list)
-    original = RoundServer.receive
+    original = Server.receive
 
-    def receive(self: RoundServer, sender: int, message: Message) -> Any:
+    def receive(self: Server, sender: int, message: Message) -> Any:
         if sender == VICTIM:
             heard[self.settings.round, type(message).__name__].append(message)
         return original(self, sender, message)
 
-    monkeypatch.setattr(RoundServer, "receive", receive)
+    monkeypatch.setattr(Server, "receive", receive)
     federation = NetworkFederation(tmp_path)
     rounds = len(DEATHS)
     exits: list[int | None] = []

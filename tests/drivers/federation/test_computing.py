@@ -24,7 +24,7 @@ from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
@@ -165,7 +165,7 @@ def test_no_phase_of_long_work_ends_on_the_loop(
 ) -> None:
     """At its end all shares are bundled for everybody, or all reports examined."""
     threads: list[threading.Thread] = []
-    before(monkeypatch, RoundServer, step, lambda: threads.append(threading.current_thread()))
+    before(monkeypatch, Server, step, lambda: threads.append(threading.current_thread()))
     federation = Federation(tmp_path)
     (record,) = asyncio.run(federation.run())
     federation.check(record)

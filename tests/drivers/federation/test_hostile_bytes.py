@@ -21,7 +21,7 @@ from lightsecagg.drivers.transport.grpc import GrpcClient, GrpcServer
 from lightsecagg.errors import Aborted, PeerGone, TransportError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.protocol.messages import AbortRound, Opening
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import client as client_module
@@ -142,14 +142,14 @@ def test_S41_a_message_that_breaks_the_party_ends_its_senders_round_only(
 ) -> None:
     """Some handler divides by zero for one client's upload: a fault that nobody has foreseen."""
     federation = Federation(tmp_path)
-    receive = RoundServer.receive
+    receive = Server.receive
 
     def faulty(party: Any, client: int, message: Any) -> Any:
         if client == 7 and type(message).__name__ == "MaskedUpload":
             return 1 // 0
         return receive(party, client, message)
 
-    monkeypatch.setattr(RoundServer, "receive", faulty)
+    monkeypatch.setattr(Server, "receive", faulty)
     (record,) = asyncio.run(federation.run(grace=5, upload=60))
     assert record.included == list(range(7))
     assert record.refusals == {"ZeroDivisionError": 1}

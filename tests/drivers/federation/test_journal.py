@@ -27,7 +27,7 @@ from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.messages import MaskedUpload, Member, Roster, SharesClosed
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.session.interface import Store
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.server import State
@@ -578,10 +578,10 @@ def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
     for client, upload in UPLOADS.items():
         server._journal.store_upload(3, client, upload)
 
-    def receive(party: RoundServer, client: int, message: object) -> list[object]:
+    def receive(party: Server, client: int, message: object) -> list[object]:
         return [] if client != 5 else [1 // 0]
 
-    monkeypatch.setattr(RoundServer, "receive", receive)
+    monkeypatch.setattr(Server, "receive", receive)
     session = server._begin(abandon=False)
     for effect in session.start(0.0):
         if isinstance(effect, Store):

@@ -27,7 +27,7 @@ from lightsecagg.errors import Aborted
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.protocol.interface import Send, Update
 from lightsecagg.protocol.messages import SharesClosed
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings, hash_model
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import (
@@ -162,7 +162,7 @@ class Searcher:
         quantizer = Quantizer(self._settings.field, bound, len(self._clients))
         model = hash_model(MODEL)
         settings = replace(self._settings, round=number, model=model, quantizer=quantizer)
-        party = RoundServer(settings, self._allow_list, range(len(self._clients)))
+        party = Server(settings, self._allow_list, range(len(self._clients)))
         for client in range(len(self._clients)):
             self._peers.post(client, pack_control(RoundModel(number, MODEL, announced)))
         self._post(number, party, party.start())
@@ -176,7 +176,7 @@ class Searcher:
             for i, client in enumerate(self._clients)
         )
 
-    async def _listen(self, number: int, party: RoundServer | None) -> None:
+    async def _listen(self, number: int, party: Server | None) -> None:
         event = await self._peers.next(0.01)
         if isinstance(event, Greeted | Spoke):
             self._heard[event.client] += 1
@@ -188,7 +188,7 @@ class Searcher:
                 codec = Codec(party.settings.field)
                 self._post(number, party, party.receive(client, codec.decode(body)))
 
-    def _post(self, number: int, party: RoundServer, outputs: Iterable[Any]) -> None:
+    def _post(self, number: int, party: Server, outputs: Iterable[Any]) -> None:
         codec = Codec(party.settings.field)
         for output in outputs:
             if isinstance(output, Send) and not isinstance(output.message, SharesClosed):

@@ -24,7 +24,7 @@ from lightsecagg.protocol.roles.registration import (
     enter_roster,
 )
 from lightsecagg.protocol.roster import sign_keys
-from lightsecagg.protocol.round_server import RoundServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.settings import hash_model
 
@@ -61,11 +61,11 @@ def servers() -> dict[str, Any]:
     return {
         "round": (
             round_.ids,
-            lambda invited: RoundServer(round_.settings(), round_.allow_list, invited),
+            lambda invited: Server(round_.settings(), round_.allow_list, invited),
         ),
         "epoch": (
             tuple(epoch.keys),
-            lambda invited: Server(epoch.settings, epoch.allow_list, 4, invited),
+            lambda invited: Server(epoch.settings, epoch.allow_list, invited, buffer_size=4),
         ),
     }
 
