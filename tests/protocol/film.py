@@ -9,8 +9,9 @@ from driver import MALICIOUS, Federation
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.params import ShareMode, ThreatModel
-from lightsecagg.protocol.client import Client, Uploaded
+from lightsecagg.protocol.client import Client, Registered
 from lightsecagg.protocol.interface import SERVER, Send
+from lightsecagg.protocol.kept_shares import Answered, Signed
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -22,12 +23,16 @@ from lightsecagg.protocol.messages import (
     Message,
     Opening,
     Refusal,
+    Reports,
+    ReportsWanted,
     Roster,
     SealedShare,
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
     UnmaskingShares,
+    UploadDropped,
 )
 
 STEPS = (
@@ -41,6 +46,21 @@ STEPS = (
     "Answered",
     "Closed",
 )
+
+
+def step_of(client: Client) -> str:
+    """Where in its round a client is, by the states of its two machines."""
+    state = client.state
+    if not isinstance(state, Registered):
+        return type(state).__name__
+    if isinstance(state.holder, Signed | Answered):
+        return type(state.holder).__name__
+    if state.contributor is not None and state.contributor.update:
+        return "Uploaded"
+    if state.owners is not None:
+        return "Sharing, closed"
+    full = state.holder is not None and len(state.holder.kept) == len(state.roster.members)
+    return "Sharing, shares held" if full else "Sharing"
 
 
 @dataclass
@@ -80,16 +100,11 @@ class Film:
         self.genuine[Opening] = Opening(federation.settings().to_bytes())
         while network.queue:
             network.step()
-            self._keep(type(client.state).__name__, client)
-            if len(getattr(client.state, "held", ())) == 7:
-                self._keep("Sharing, shares held", client)
-            if getattr(client.state, "owners", None) and self.me in network.waiting:
-                self._keep("Sharing, closed", client)
+            self._keep(step_of(client), client)
             if not network.queue:
                 for other in sorted(network.waiting):
                     network.train(other)
-                    if isinstance(client.state, Uploaded):
-                        self._keep("Uploaded", client)
+                    self._keep(step_of(client), client)
         network.assert_exact(federation.ids)
         client.abort("the test is over")
         self._keep("Closed", client)
@@ -101,8 +116,10 @@ class Film:
     def _add_messages_for_others(self) -> None:
         self.genuine[AbortRound] = AbortRound("for this reason")
         self.genuine[Refusal] = Refusal(0, ())
+        self.genuine[ReportsWanted] = ReportsWanted(((self.federation.ids[1], 0),))
+        self.genuine[UploadDropped] = UploadDropped(0)
         self.genuine[UnmaskingShares] = UnmaskingShares(b"", b"")
-        for kind in (Advertise, MaskedUpload, Consent, AggregatedShare):
+        for kind in (Advertise, Reports, MaskedUpload, Consent, AggregatedShare):
             if kind in self.sent:
                 self.genuine[kind] = self.sent[kind][0]
 
@@ -121,7 +138,9 @@ class Film:
             Roster: Roster(members, ()),
             ShareBundle: whole(replace(share, recipient=others[-1])),
             SharesClosed: self.closed(others),
-            SumRequest: SumRequest(0, others),
+            SumRequest: SumRequest(0, tuple(map(Tag, others))),
+            ReportsWanted: ReportsWanted(((999, 0),)),
+            UploadDropped: UploadDropped(0),
         }
         if Certificate in self.genuine:
             certificate = self.genuine[Certificate]

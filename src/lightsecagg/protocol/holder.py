@@ -142,7 +142,9 @@ class Holder:
         for share in message.shares:
             check_address(scheme, share)
         if self._seat.owners is not None:
-            self._late["ShareBundle"] += 1  # sharing is closed: it counts for nobody
+            self._late["SealedShare"] += len(
+                message.shares
+            )  # sharing is closed: they count for nobody
             return state, []
         for share in message.shares:
             if share.serial <= state.last_serial.get(share.owner, -1):
@@ -189,6 +191,8 @@ class Holder:
 
     def _on_wanted(self, state: AnyHolding, message: ReportsWanted) -> Step:
         """Report on these masks again."""
+        if self._seat.scheme.settings.one_sum:
+            raise RemoteProtocolError("a round's reports are sent when sharing is closed")
         members = self._seat.scheme.round.members
         if strangers := [owner for owner, _ in message.masks if owner not in members]:
             raise RemoteProtocolError(f"clients {strangers} have no masks to report on")

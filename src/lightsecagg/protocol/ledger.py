@@ -130,6 +130,11 @@ class Ledger:
 
     def open_round(self, number: int, model: bytes, max_attempts: int) -> None:
         """Note that round `number` begins; refuse old rounds and too many attempts."""
+        self.check_round(number, model, max_attempts)
+        self._entries.last_round = number
+
+    def check_round(self, number: int, model: bytes, max_attempts: int) -> None:
+        """Refuse old rounds and too many attempts."""
         if number <= self._entries.last_round:
             raise RemoteProtocolError(
                 f"round {number} is refused: this client has already seen round "
@@ -141,7 +146,6 @@ class Ledger:
                 f"{self._entries.last_round}; no later round could have a larger number"
             )
         self.check_attempts(model, max_attempts)
-        self._entries.last_round = number
 
     def check_attempts(self, model: bytes, max_attempts: int) -> None:
         """Refuse to train once more from a global model that has had its uploads."""
@@ -159,6 +163,11 @@ class Ledger:
         A server could open one round after another from the same model and end each before the
         uploads; whoever it hears of, or misses, is an answer to whatever it varies.
         """
+        self.check_openings(model, max_openings)
+        self._entries.models.setdefault(model.hex(), _Model()).openings += 1
+
+    def check_openings(self, model: bytes, max_openings: int) -> None:
+        """Refuse one opening too many from `model` (S44)."""
         openings = self._model(model).openings
         if openings >= max_openings:
             raise RemoteProtocolError(
@@ -166,20 +175,23 @@ class Ledger:
                 f"this client allows (max_openings = {max_openings}): who takes part in ever more "
                 "of them would tell about its update; if they failed honestly, raise max_openings"
             )
-        self._entries.models.setdefault(model.hex(), _Model()).openings = openings + 1
 
     def count_unconfirmed(self, max_openings: int) -> None:
         """Note an opening whose model this client cannot check yet; refuse one too many (S44).
 
         A server could name a new model each time, and so escape the count of each.
         """
+        self.check_unconfirmed(max_openings)
+        self._entries.unconfirmed += 1
+
+    def check_unconfirmed(self, max_openings: int) -> None:
+        """Refuse one such opening too many (S44)."""
         if self._entries.unconfirmed >= max_openings:
             raise RemoteProtocolError(
                 f"the server has opened {self._entries.unconfirmed} rounds since this client's "
                 f"last upload, the most that it allows (max_openings = {max_openings}) where it "
                 "learns a round's model only later"
             )
-        self._entries.unconfirmed += 1
 
     def fingerprint(self, update: Update) -> bytes:
         """A keyed hash that tells updates apart and nothing else.

@@ -45,11 +45,15 @@ def accept_opening(message: Opening, policy: Policy, ledger: Ledger) -> Settings
     policy.check(settings)
     # An epoch names no model, and its uploads are of many: what counts is how many epochs are
     # opened and ended again without an upload.
-    if policy.model is None or settings.buffering is not None:
-        ledger.count_unconfirmed(policy.max_openings)
+    unconfirmed, most = policy.model is None or not settings.one_sum, policy.max_openings
+    ledger.check_round(settings.round, settings.model, policy.max_attempts)
+    if unconfirmed:
+        ledger.check_unconfirmed(most)
+    if settings.one_sum:
+        ledger.count_opening(settings.model, most)
+    if unconfirmed:
+        ledger.count_unconfirmed(most)
     ledger.open_round(settings.round, settings.model, policy.max_attempts)
-    if settings.buffering is None:
-        ledger.count_opening(settings.model, policy.max_openings)
     return settings
 
 
