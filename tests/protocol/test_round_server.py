@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from bundles import Part, whole
+from disk import Disk
 from driver import HONEST, MALICIOUS, Federation, Network
-from links import stored
 
 from lightsecagg.crypto.sealing import ShareKind
 from lightsecagg.errors import ParameterError, RemoteProtocolError
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.buffers import sum_statement
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send
 from lightsecagg.protocol.jobs import at_once
 from lightsecagg.protocol.messages import (
@@ -29,22 +32,23 @@ from lightsecagg.protocol.messages import (
     Message,
     Opening,
     Refusal,
+    Report,
+    Reports,
     Roster,
     SealedShare,
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
     UnmaskingShares,
 )
-from lightsecagg.protocol.roles.agreement import survivor_statement
-from lightsecagg.protocol.roster import fix_round
 from lightsecagg.protocol.server import Server
-from lightsecagg.protocol.round_uploads import RoundUploads
 
 PHASES = tuple(Phase)
 KINDS = (
     Advertise,
     ShareBundle,
+    Reports,
     MaskedUpload,
     Consent,
     AggregatedShare,
@@ -52,15 +56,18 @@ KINDS = (
     UnmaskingShares,
 )
 
-# t: taken   i: ignored and counted   d: like a dropout   x: refused
+# t: taken   i: ignored and counted   d: like a dropout   c: the certificate again   x: refused
 GENUINE = {
-    Phase.ADVERTISE: "t x x x x x x",
-    Phase.SHARE: "i t x x x x x",
-    Phase.UPLOAD: "i i t x x d x",
-    Phase.AGREE: "i i i t x t x",
-    Phase.RECOVER: "i i i i t t x",
-    Phase.DONE: "i i i i i i i",
+    Phase.ADVERTISE: "t x x x x x x x",
+    Phase.SHARE: "i t x x x x x x",
+    Phase.UPLOAD: "i i t t x x d x",
+    Phase.AGREE: "i i i i t x t x",
+    Phase.RECOVER: "i i i i c t t x",
+    Phase.DONE: "i i i i i i i i",
 }
+OF_PHASE = dict(
+    zip(PHASES, (Advertise, ShareBundle, MaskedUpload, Consent, AggregatedShare), strict=False)
+)
 
 
 class Stage:
@@ -113,16 +120,37 @@ def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
 
 
 def _is_part(value: object) -> bool:
-    role = ".roles." in type(value).__module__
-    return (role or isinstance(value, RoundUploads)) and hasattr(value, "__dict__")
+    kind = type(value)
+    named = kind.__module__.startswith("lightsecagg.protocol.") and not issubclass(kind, Enum)
+    return named and (hasattr(value, "__dict__") or hasattr(kind, "__slots__"))
 
 
-def everything(server: object) -> dict[str, Any]:
+def _fields_of(value: object) -> dict[str, Any]:
+    slots = getattr(type(value), "__slots__", ())
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+        value, "__dict__", {}
+    )
+
+
+def everything(server: object, seen: tuple[int, ...] = ()) -> Any:
     """All that a server knows, comparable; what its parts know included."""
+    if id(server) in seen:
+        return "itself"
     return {
-        name: everything(value) if _is_part(value) else repr(value)
-        for name, value in vars(server).items()
-        if name not in ("late_messages", "_encoded")  # the latter is kept for speed, and no state
+        name: everything(value, (*seen, id(server))) if _is_part(value) else repr(value)
+        for name, value in _fields_of(server).items()
+        # What is kept for speed is no state.
+        if name
+        not in (
+            "late_messages",
+            "_encoded",
+            "_witness",
+            "settings",
+            "_settings",
+            "_scheme",
+            "scheme",
+            "_round",
+        )
     }
 
 
@@ -134,6 +162,8 @@ def test_S29_every_phase_has_an_answer_to_every_message(phase: Phase, kind: int)
     server = scene.server(phase)
     message = scene.message(client, KINDS[kind])
     expected = GENUINE[phase].split()[kind]
+    if phase is Phase.UPLOAD and KINDS[kind] is MaskedUpload:
+        server.receive(client, scene.message(client, Reports))  # which come first
     before, pending = everything(server), server.pending
     if expected == "x":
         with pytest.raises(RemoteProtocolError, match=f"client {client}"):
@@ -141,14 +171,19 @@ def test_S29_every_phase_has_an_answer_to_every_message(phase: Phase, kind: int)
         assert everything(server) == before
         assert not server.late_messages
         return
-    assert server.receive(client, message) == []
+    outputs = server.receive(client, message)
+    if expected == "c":
+        assert outputs == [Send(client, server.in_flight.flight.certificate)]
+        assert everything(server) == before
+        return
+    assert outputs == []
     if expected == "i":
         assert everything(server) == before
         assert server.late_messages[KINDS[kind].__name__] == 1
     else:
         assert everything(server) != before
         assert not server.late_messages
-        partial = KINDS[kind] is ShareBundle
+        partial = KINDS[kind] in (ShareBundle, Reports)
         assert server.pending == (pending if partial else pending - {client})
 
 
@@ -188,9 +223,11 @@ def test_S29_a_repeated_message_changes_nothing(phase: Phase, threat_model: Thre
     if phase not in scene.kept:
         assert phase is Phase.AGREE
         return
-    kind = KINDS[PHASES.index(phase)]
+    kind = OF_PHASE[phase]
     client = scene.federation.ids[0]
     server = scene.server(phase)
+    if kind is MaskedUpload:
+        server.receive(client, scene.message(client, Reports))
     server.receive(client, scene.message(client, kind))
     before = everything(server)
     assert server.receive(client, scene.message(client, kind)) == []
@@ -205,7 +242,7 @@ def test_S29_a_client_that_was_dropped_is_late_with_everything(phase: Phase) -> 
     assert server.drop(client) == []
     assert server.drop(client) == [], "twice is once"
     assert client not in server.pending
-    kind = KINDS[PHASES.index(phase)]
+    kind = OF_PHASE[phase]
     assert server.receive(client, scene.message(client, kind)) == []
     assert server.late_messages[kind.__name__] == 1
 
@@ -216,6 +253,8 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
     share = first_share(scene, ids[0])
     upload = scene.message(ids[0], MaskedUpload)
     assert isinstance(upload, MaskedUpload)
+    reports = scene.message(ids[0], Reports)
+    assert isinstance(reports, Reports)
 
     def sealed(**changes: Any) -> Callable[[int], Message]:
         fields = {
@@ -251,16 +290,59 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
         "a long share": (Phase.SHARE, sealed(length=share.length + 4), "bytes"),
         "a short upload": (
             Phase.UPLOAD,
-            lambda _c: MaskedUpload(upload.held, vector[:-1].copy()),
+            lambda _c: MaskedUpload(upload.tag, vector[:-1].copy()),
             "elements instead of 8",
         ),
-        "a long bitmap": (
+        "another upload than its tag says": (
             Phase.UPLOAD,
-            lambda _c: MaskedUpload(upload.held + b"\0", vector),
-            "bitmap of 2 bytes",
+            lambda _c: MaskedUpload(upload.tag, np.roll(vector, 1)),
+            "not what its tag says",
         ),
-        "no bitmap": (Phase.UPLOAD, lambda _c: MaskedUpload(b"", vector), "bitmap of 0 bytes"),
-        "stray bits": (Phase.UPLOAD, lambda _c: MaskedUpload(b"\xff", vector), "stray bits"),
+        "another's upload": (
+            Phase.UPLOAD,
+            lambda _c: scene.message(other, MaskedUpload),
+            "under another's tag",
+        ),
+        "another header": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, header=bytes(32)), vector),
+            "another header",
+        ),
+        "another model": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, model=b"m" * 32), vector),
+            "one mask and one model",
+        ),
+        "an upload without reports": (
+            Phase.UPLOAD,
+            lambda _c: upload,
+            "before it had reported",
+        ),
+        "a report twice": (
+            Phase.UPLOAD,
+            lambda _c: Reports((reports.reports[0], *reports.reports)),
+            "twice on one share",
+        ),
+        "a report on a stranger": (
+            Phase.UPLOAD,
+            lambda _c: Reports((Report(999, 0, bytes(16)),)),
+            "not of this round",
+        ),
+        "a report on another mask": (
+            Phase.UPLOAD,
+            lambda _c: Reports((Report(other, 1, bytes(16)),)),
+            "not of this round",
+        ),
+        "a short report": (
+            Phase.UPLOAD,
+            lambda _c: Reports((Report(other, 0, bytes(12)),)),
+            "not 4 elements",
+        ),
+        "a report beyond the field": (
+            Phase.UPLOAD,
+            lambda _c: Reports((Report(other, 0, b"\xff" * 16),)),
+            "not 4 elements",
+        ),
         "another's signature": (
             Phase.AGREE,
             lambda _c: scene.message(other, Consent),
@@ -286,7 +368,9 @@ def test_S29_a_forged_message_is_refused_and_changes_nothing(name: str) -> None:
         server.receive(client, forge(client))
     assert everything(server) == before
     # The genuine message is still welcome.
-    kind = KINDS[PHASES.index(phase)]
+    if phase is Phase.UPLOAD:
+        server.receive(client, scene.message(client, Reports))
+    kind = OF_PHASE[phase]
     server.receive(client, scene.message(client, kind))
     assert everything(server) != before
 
@@ -343,7 +427,7 @@ def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
     network, silent = silenced(SealedShare)
     server = network.server
     assert server.phase is Phase.UPLOAD
-    upload = MaskedUpload(b"\x7f", np.zeros(server.settings.length, dtype=np.uint32))
+    upload = MaskedUpload(Tag(silent), np.zeros(server.settings.length, dtype=np.uint32))
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {silent} had not shared its mask"):
         server.receive(silent, upload)
@@ -361,10 +445,10 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     network.run()
     network.call(SERVER, network.server.proceed)
     server = network.server
-    assert left_out not in server.survivors
-    context = fix_round(server.settings, federation.allow_list, server.roster).context
+    assert left_out not in server.asked
+    context = server._registration.scheme.round.context
     identity = federation.identities[left_out]
-    valid = Consent(0, survivor_statement(context, server.survivors).sign(identity))
+    valid = Consent(0, sum_statement(context, server.in_flight.flight.request).sign(identity))
     answer = AggregatedShare(np.zeros(server.settings.share_length, dtype=np.uint32))
     for message, phase in ((valid, Phase.AGREE), (answer, Phase.RECOVER)):
         network.run(until=lambda phase=phase: server.phase is phase)
@@ -415,7 +499,7 @@ def test_S29_shares_that_come_again_after_they_were_relayed_are_not_relayed_agai
     for share in shares:
         assert server.receive(me, share) == []
     assert everything(server) == before
-    assert server.owners == (me,)
+    assert [*server._sums.owners] == [me]  # type: ignore[attr-defined]
 
 
 def test_an_incomplete_mask_is_never_relayed_and_the_others_travel_together() -> None:
@@ -468,16 +552,20 @@ def test_an_announced_survivor_set_never_changes(threat_model: ThreatModel) -> N
     scene = stage(threat_model)
     phase = Phase.AGREE if threat_model is MALICIOUS else Phase.RECOVER
     server = scene.server(phase)
-    announced = server.survivors
+    announced = server.asked
     for client in scene.federation.ids[:2]:
         server.drop(client)
         server.receive(client, scene.message(client, MaskedUpload))
-    assert server.survivors == announced == scene.federation.ids
+    assert server.asked == announced == scene.federation.ids
 
 
 def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum() -> None:
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     network = federation.network()
+    network.server = Server(
+        federation.settings(), federation.allow_list, federation.ids, durable=True
+    )
+    network.disk = Disk()
     gone = federation.ids[3]
     network.train_at_once = False
     network.start().run()
@@ -485,21 +573,13 @@ def test_R31_a_resumed_server_announces_the_same_set_and_ends_with_the_same_sum(
     for client in sorted(network.waiting - {gone}):
         network.train(client)
     network.run()
-    crashed = network.server
-    assert crashed.phase is Phase.UPLOAD
-    assert crashed.roster is not None
-    resumed = Server.resume(
-        federation.settings(), federation.allow_list, crashed.roster, crashed.closed
-    )
-    codec = federation.codec
-    for sender, _, data in network.wire:
-        message = codec.decode(data)
-        if isinstance(message, MaskedUpload):
-            stored(resumed, resumed.receive(sender, message))
+    assert network.server.phase is Phase.UPLOAD
+    assert network.disk is not None
+    network.server = resumed = network.disk.restored(federation.allow_list)
     assert resumed.pending == {gone}
-    network.server = resumed
+    network.send(SERVER, resumed.resume())
     for client in federation.ids:
-        network.send(SERVER, resumed.request_for(client))
+        network.send(SERVER, resumed.rejoin(client))
     network.finish().assert_exact(set(federation.ids) - {gone})
 
 
@@ -515,7 +595,7 @@ def test_R33_a_client_that_reconnects_is_asked_again_and_answers_the_same(
         if network.server.phase not in asked:
             asked.add(network.server.phase)
             for client in federation.ids:
-                network.send(SERVER, network.server.request_for(client))
+                network.send(SERVER, network.server.rejoin(client))
         network.step()
     assert asked >= set(PHASES[:-1]) - {Phase.AGREE}
     network.assert_exact(federation.ids)
@@ -547,7 +627,7 @@ def test_R33_what_a_client_has_not_heard_is_said_again(lost: type) -> None:
     network.tamper = lose
     network.start().run()
     assert network.server.pending == {client}
-    outputs = network.server.request_for(client)
+    outputs = network.server.rejoin(client)
     assert losses[0] in [output.message for output in outputs if isinstance(output, Send)]
     network.send(SERVER, outputs)
     network.run().assert_exact(federation.ids)
@@ -566,10 +646,10 @@ def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: Thr
         Phase.DONE: [],
     }
     for phase in scene.kept:
-        outputs = scene.server(phase).request_for(scene.federation.ids[0])
+        outputs = scene.server(phase).rejoin(scene.federation.ids[0])
         assert [type(o.message) for o in outputs if isinstance(o, Send)] == asked[phase]
         if phase is not Phase.ADVERTISE:
-            assert scene.server(phase).request_for(999) == []
+            assert scene.server(phase).rejoin(999) == []
 
 
 def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:

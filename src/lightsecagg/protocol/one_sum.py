@@ -151,7 +151,9 @@ class OneSum(Sums):
     # -- reports and uploads -----------------------------------------------------------------
 
     def on_reports(self, sender: int, message: Reports) -> list[Output] | None:
-        """Take the reports of an owner, all or none; None if they come again."""
+        """Take the reports of an owner, all or none; None if they come again, or too late."""
+        if self._parts.in_flight.recovery is not None:
+            return None
         if sender not in self.owners or not self._settings.traits.protected:
             raise RemoteProtocolError(f"client {sender} has nothing to report on")
         said = self._read(sender, message.reports)
@@ -183,7 +185,9 @@ class OneSum(Sums):
         return said
 
     def on_upload(self, sender: int, message: MaskedUpload) -> list[Output] | None:
-        """Take the upload of an owner; None if it came before."""
+        """Take the upload of an owner; None if it came before, or comes too late."""
+        if self._parts.in_flight.recovery is not None:
+            return None
         tag = message.tag
         if sender not in self.owners:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")

@@ -188,8 +188,10 @@ class Server(ServerMachine):
         known = self.phase is Phase.ADVERTISE or not self.members or sender in self.members
         answers = isinstance(message, AggregatedShare | UnmaskingShares)
         foreign = answers and not isinstance(message, self._answers)
-        if handler is None or foreign or not (known or isinstance(message, Advertise)):
-            raise self._unexpected(sender, message, self.phase)
+        if handler is None or (foreign and self.phase is not Phase.DONE):
+            raise self._unexpected(sender, message)
+        if not known and not isinstance(message, Advertise):
+            raise RemoteProtocolError(f"client {sender} is not on the roster")
         flight = self.in_flight.recovery
         if isinstance(message, Consent | Refusal | AggregatedShare) and flight is not None:
             handler = handler if message.time == flight.time else Server._on_late
@@ -521,12 +523,19 @@ class Server(ServerMachine):
         self.in_flight.flight.agreement.on_refusal(sender, message.missing)
         return []
 
-    def _on_early_refusal(self, sender: int, message: Refusal) -> list[Output]:
-        """Of a round: too few shares have reached it, and it has left."""
+    def _on_past(self, sender: int, message: Message) -> list[Output]:
+        """Nothing is in flight: of an epoch it is about a sum that is past."""
+        if self.settings.one_sum and not isinstance(message, Refusal):
+            raise self._unexpected(sender, message)
         if not self.settings.one_sum:
             return self._on_late(sender, message)
-        self._away.gone.add(sender)
+        self._away.gone.add(sender)  # too few shares have reached it, and it has left
         return []
+
+    def _unexpected(self, sender: int, message: Message) -> RemoteProtocolError:
+        return RemoteProtocolError(
+            f"client {sender} sent {type(message).__name__} in phase {self.phase}"
+        )
 
     def _on_answer(self, sender: int, message: AggregatedShare | UnmaskingShares) -> list[Output]:
         fresh = self.in_flight.on_answer(sender, message)
@@ -546,26 +555,30 @@ def at(
 
 _IN_FLIGHT = (Phase.AGREE, Phase.RECOVER)
 _COLLECTING = (Phase.UPLOAD, *_IN_FLIGHT)
+_FROM_CLIENTS = (
+    Advertise,
+    ShareBundle,
+    Reports,
+    MaskedUpload,
+    Consent,
+    Refusal,
+    AggregatedShare,
+    UnmaskingShares,
+)
 
 TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     **at(Advertise, Server._on_advertise, Phase.ADVERTISE),
-    **at(Advertise, Server._on_late, Phase.SHARE, *_COLLECTING, Phase.DONE),
+    **at(Advertise, Server._on_late, Phase.SHARE, *_COLLECTING),
     **at(ShareBundle, Server._on_shares, Phase.SHARE, *_COLLECTING),
     **at(Reports, Server._on_reports, *_COLLECTING),
     **at(MaskedUpload, Server._on_upload, *_COLLECTING),
-    **at(Consent, Server._on_late, Phase.UPLOAD),
+    **at(Consent, Server._on_past, Phase.UPLOAD),
     **at(Consent, Server._on_consent, *_IN_FLIGHT),
-    **at(Refusal, Server._on_early_refusal, Phase.UPLOAD),
+    **at(Refusal, Server._on_past, Phase.UPLOAD),
     **at(Refusal, Server._on_refusal, *_IN_FLIGHT),
-    **at(AggregatedShare, Server._on_late, Phase.UPLOAD),
+    **at(AggregatedShare, Server._on_past, Phase.UPLOAD),
     **at(AggregatedShare, Server._on_answer, *_IN_FLIGHT),
     **at(UnmaskingShares, Server._on_answer, *_IN_FLIGHT),
-    **{
-        cell: Server._on_late
-        for message in (ShareBundle, Reports, MaskedUpload, Consent, Refusal)
-        for cell in ((Phase.DONE, message),)
-    },
-    **at(AggregatedShare, Server._on_late, Phase.DONE),
-    **at(UnmaskingShares, Server._on_late, Phase.DONE),
+    **{(Phase.DONE, message): Server._on_late for message in _FROM_CLIENTS},
 }
 """(phase, message) -> handler. What is not here is refused."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
+from lightsecagg.errors import LocalProtocolError
 from lightsecagg.protocol.interface import Output, Phase, RoundAborted, Send
 from lightsecagg.protocol.messages import AbortRound, Message
 from lightsecagg.protocol.roles.registration import Away, Registration
@@ -111,8 +111,3 @@ class ServerMachine:
         """A message that has done its work before, or can no longer do it."""
         self.late_messages[type(message).__name__] += 1
         return []
-
-    def _unexpected(self, sender: int, message: Message, phase: Phase) -> RemoteProtocolError:
-        return RemoteProtocolError(
-            f"client {sender} sent {type(message).__name__} in phase {phase}"
-        )

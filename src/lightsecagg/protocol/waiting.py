@@ -88,6 +88,8 @@ class UploadQueue:
     def check(self, sender: int, message: MaskedUpload, time: int) -> None:
         """Refuse an upload that clients would refuse to sum (S45)."""
         tag = message.tag
+        if tag.owner != sender:
+            raise RemoteProtocolError(f"client {sender} uploaded under another's tag")
         if message.vector.shape != (self._settings.length,):
             raise RemoteProtocolError(
                 f"client {sender} uploaded {message.vector.size} elements instead of "
