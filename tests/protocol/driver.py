@@ -39,6 +39,7 @@ from lightsecagg.protocol.interface import (
     Update,
 )
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.server import Server
@@ -49,6 +50,11 @@ HONEST, MALICIOUS = ThreatModel.HONEST_BUT_CURIOUS, ThreatModel.MALICIOUS_SERVER
 PAPER, SEEDED = ShareMode.PAPER, ShareMode.SEEDED
 MODULI = (DEFAULT_MODULUS, PAPER_MODULUS)
 SESSION = b"a session of the tests".ljust(32, b".")
+
+
+def request(survivors: Iterable[int]) -> SumRequest:
+    """A round's, for these clients."""
+    return SumRequest(0, tuple(map(Tag, survivors)))
 
 
 class CountingEntropy:

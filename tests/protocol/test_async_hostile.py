@@ -19,7 +19,7 @@ from lightsecagg.errors import ParameterError, RecoveryError, RemoteProtocolErro
 from lightsecagg.field.staleness import StalenessTable, constant, polynomial
 from lightsecagg.params import DEFAULT_MODULUS, ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.buffers import buffer_statement, sign_tag
+from lightsecagg.protocol.buffers import sign_tag, sum_statement
 from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import SERVER
 from lightsecagg.protocol.ledger import Ledger
@@ -65,7 +65,7 @@ def changed(tag: Tag, **changes: Any) -> Tag:
 def resigned(case: Hostile, tag: Tag, context: bytes | None = None, **changes: Any) -> Tag:
     """What a corrupt owner, or one in another epoch, would sign."""
     tag = changed(tag, **changes)
-    ours = case.fed.server._scheme.round.context
+    ours = case.fed.server._registration.scheme.round.context
     return sign_tag(case.fed.keys[tag.owner], ours if context is None else context, tag)
 
 
@@ -260,7 +260,7 @@ def test_S09_a_share_delivered_again_after_use_is_not_kept(threat_model: ThreatM
     fed.tell(VICTIM, SumRequest(NOW, tags))
     for share in kept:
         if share.owner < 4:
-            assert fed.tell(VICTIM, share) == [Reports((Report(share.owner, 0, ()),))]
+            assert fed.tell(VICTIM, share) == [Reports((Report(share.owner, 0, b""),))]
         else:
             assert len(fed.tell(VICTIM, share)) == 1
     assert fed.clients[VICTIM].late_messages["SealedShare"] == len(kept)
@@ -275,7 +275,7 @@ def test_S09_shares_of_non_increasing_serial_are_not_kept() -> None:
     shares = shares_for_the_victim(fed, 2)
     said = fed.tell(VICTIM, shares[1])
     before = fed.clients[VICTIM].state
-    nothing = Report(0, 0, ())
+    nothing = Report(0, 0, b"")
     assert fed.tell(VICTIM, shares[0]) == [Reports((nothing,))]
     assert fed.tell(VICTIM, shares[1]) == said
     (report,) = said[0].reports  # type: ignore[union-attr]
@@ -293,7 +293,7 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
         (replace(share, sealed=flipped), "does not open"),
         (replace(share, serial=9), "not bound to the header"),
     ):
-        assert fed.tell(VICTIM, bad) == [Reports((Report(0, bad.serial, ()),))]
+        assert fed.tell(VICTIM, bad) == [Reports((Report(0, bad.serial, b""),))]
         assert why in fed.clients[VICTIM].refused_shares[0]
     assert len(fed.tell(VICTIM, share)[0].reports[0].values) == 4  # type: ignore[union-attr]
     assert 0 in fed.clients[VICTIM].state.holder.kept[0]
@@ -330,7 +330,7 @@ def test_S12_S19_a_share_of_the_wrong_length_or_of_no_elements_is_not_kept() -> 
         OutgoingShare(VICTIM, ShareKind.EXPLICIT, b"\xff" * length),
     ]
     for serial, share in enumerate(bad):
-        assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == [Reports((Report(0, serial, ()),))]
+        assert fed.tell(VICTIM, seal(fed, 0, serial, share)) == [Reports((Report(0, serial, b""),))]
         assert f"share {serial}" in fed.clients[VICTIM].refused_shares[0]
         assert not fed.clients[VICTIM].state.holder.kept.get(0)
     good = OutgoingShare(VICTIM, ShareKind.EXPLICIT, bytes(length))
@@ -446,10 +446,10 @@ def test_S09_weights_are_the_client_s_own() -> None:
 
 
 def certificate(case: Hostile, buffer: SumRequest, signers: range) -> Certificate:
-    context = case.fed.server._scheme.round.context
+    context = case.fed.server._registration.scheme.round.context
     return Certificate(
         buffer.time,
-        tuple((c, buffer_statement(context, buffer).sign(case.fed.keys[c])) for c in signers),
+        tuple((c, sum_statement(context, buffer).sign(case.fed.keys[c])) for c in signers),
     )
 
 
@@ -499,12 +499,12 @@ def test_S05_a_signature_is_for_one_epoch_time_and_list_of_tags(change: dict[str
     case = Hostile(threat_model=MALICIOUS)
     buffer = case.honest()
     case.fed.tell(VICTIM, buffer)
-    context = change.pop("context", case.fed.server._scheme.round.context)
+    context = change.pop("context", case.fed.server._registration.scheme.round.context)
     time = change.pop("time", NOW)
     other = SumRequest(time, (*buffer.tags[:-1], changed(buffer.tags[-1], **change)))
     good = certificate(case, buffer, range(case.fed.parameters.quorum)).signatures
     client = good[-1][0]
-    signature = buffer_statement(context, other).sign(case.fed.keys[client])
+    signature = sum_statement(context, other).sign(case.fed.keys[client])
     with pytest.raises(RemoteProtocolError, match=f"signature of client {client}"):
         case.fed.tell(VICTIM, Certificate(NOW, (*good[:-1], (client, signature))))
 
@@ -586,9 +586,9 @@ def split_attack(
     honest = [client for client in range(clients) if client != colluder]
     answers: list[tuple[int, SumRequest]] = []
     certificates: dict[int, Certificate] = {}
-    context = fed.server._scheme.round.context
+    context = fed.server._registration.scheme.round.context
     for buffer, audience in zip(both, (honest[:shown_first], honest), strict=True):
-        signed = {colluder: buffer_statement(context, buffer).sign(fed.keys[colluder])}
+        signed = {colluder: sum_statement(context, buffer).sign(fed.keys[colluder])}
         for client in audience:
             for reply in fed.tell(client, buffer):
                 if isinstance(reply, AggregatedShare):

@@ -15,17 +15,15 @@ from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtoco
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol import holder
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.buffers import Rules, buffer_statement, choose_updates
-from lightsecagg.protocol.client_machine import Advertised
+from lightsecagg.protocol.buffers import Rules, choose_updates, sum_statement
 from lightsecagg.protocol.client import TRANSITIONS, Registered
-from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.client_machine import Advertised
 from lightsecagg.protocol.interface import SERVER, Phase, Send, Update
 from lightsecagg.protocol.kept_shares import AnyHolding
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
     AggregatedShare,
-    MaskedUpload,
     Certificate,
     Consent,
     MaskedUpload,
@@ -44,6 +42,7 @@ from lightsecagg.protocol.messages import (
     UploadDropped,
 )
 from lightsecagg.protocol.roster import sign_keys
+from lightsecagg.protocol.server import Server
 
 ME = 5
 NOTHING = np.zeros(0, dtype=np.uint32)
@@ -99,7 +98,12 @@ def client_at(moment: str) -> tuple[AsyncFederation, dict[type, Message]]:
     messages[Certificate] = Certificate(
         0,
         tuple(
-            (c, buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[c]))
+            (
+                c,
+                sum_statement(fed.server._registration.scheme.round.context, buffer).sign(
+                    fed.keys[c]
+                ),
+            )
             for c in range(4)
         ),
     )
@@ -169,8 +173,8 @@ def test_S29_messages_that_are_not_for_a_client_are_refused(moment: str) -> None
     for message in (
         Advertise((), b""),
         SharesClosed(()),
-        MaskedUpload(b"", NOTHING),
-        SumRequest(0, (0, 1, 2, ME)),  # of a round
+        MaskedUpload(Tag(999), NOTHING),
+        SumRequest(0, tuple(map(Tag, (0, 1, 2, ME)))),  # of a round
         Consent(0, b""),
         Refusal(0, ()),
         AggregatedShare(NOTHING),
@@ -548,7 +552,9 @@ def test_S29_replies_that_nobody_asked_for_are_refused() -> None:
     buffer = fed.announced[0]
     with pytest.raises(RemoteProtocolError, match="nobody asked it for"):
         fed.server.receive(5, Refusal(0, (4,)))
-    signature = buffer_statement(fed.server._scheme.round.context, buffer).sign(fed.keys[5])
+    signature = sum_statement(fed.server._registration.scheme.round.context, buffer).sign(
+        fed.keys[5]
+    )
     with pytest.raises(RemoteProtocolError, match="nobody has to agree"):
         fed.server.receive(5, Consent(0, signature))
     assert not fed.server.refusals
@@ -599,14 +605,14 @@ def test_S29_every_message_has_its_answer_in_every_phase_of_the_server(phase: st
         Opening(b""),
         Roster(()),
         SharesClosed(()),
-        MaskedUpload(b"", vector),
+        MaskedUpload(Tag(999), vector),
         SumRequest(0, ()),
         Certificate(0, ()),
         UnmaskingShares(b"", b""),
         AbortRound("no"),
         UploadDropped(0),
         ReportsWanted(()),
-        Reports((Report(0, 99, ()),)),
+        Reports((Report(0, 99, b""),)),
         SumRequest(0, ()),
         Certificate(0, ()),
         upload,

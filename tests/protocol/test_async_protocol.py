@@ -21,9 +21,8 @@ from lightsecagg.errors import (
 )
 from lightsecagg.field.staleness import StalenessTable, constant
 from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
-from lightsecagg.protocol.client_machine import Closed
 from lightsecagg.protocol.client import Client
-from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.client_machine import Closed
 from lightsecagg.protocol.interface import SERVER, Phase, RoundAborted, Send, Update
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
@@ -36,6 +35,7 @@ from lightsecagg.protocol.messages import (
     Tag,
     UploadDropped,
 )
+from lightsecagg.protocol.server import Server
 
 BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 

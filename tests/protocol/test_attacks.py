@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from bundles import relayed
-from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network
+from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network, request
+from film import step_of
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import MaskAlreadyUsed, RemoteProtocolError
@@ -25,8 +25,12 @@ from lightsecagg.params import ShareMode
 from lightsecagg.protocol import client_machine
 from lightsecagg.protocol import roster as roster_module
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.client_machine import Advertised, Closed, Table
+from lightsecagg.protocol.buffers import sum_statement
+from lightsecagg.protocol.client import Client, Registered
+from lightsecagg.protocol.client_machine import Advertised, Closed, Seat
+from lightsecagg.protocol.holder import Holder, Step
 from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Send
+from lightsecagg.protocol.kept_shares import Answered, AnyHolding, Signed, become
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     AbortRound,
@@ -41,19 +45,9 @@ from lightsecagg.protocol.messages import (
     SealedShare,
     SumRequest,
 )
-from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import Round, sign_keys
-from lightsecagg.protocol.client import (
-    TRANSITIONS,
-    Client,
-    Signed,
-    Uploaded,
-    _by_mask,
-    _check_ids,
-    _terms,
-)
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
-from lightsecagg.protocol.schemes.interface import Findings
+from lightsecagg.protocol.schemes.interface import Findings, MaskRef, Term
 from lightsecagg.protocol.settings import Settings
 
 MODES = [PAPER, SEEDED]
@@ -167,7 +161,7 @@ def stop_before_survivors(federation: Federation, kind: type[Client]) -> Network
     network = federation.network(kind=kind)
     network.tamper = lambda _s, _r, message: [] if isinstance(message, SumRequest) else [message]
     network.start().run()
-    assert all(isinstance(client.state, Uploaded) for client in network.clients.values())
+    assert all(step_of(client) == "Uploaded" for client in network.clients.values())
     return network
 
 
@@ -196,15 +190,18 @@ def input_of(federation: Federation, client: int) -> Elements:
 # -- one client asked for two survivor sets --------------------------------------------------------
 
 
-class AnswersAgain(Client):
+class Forgetful(Holder):
     """Algorithm 1 to the letter: nothing makes a user answer once."""
 
-    def forget(self, state: Uploaded, message: SumRequest) -> list[Output]:
-        outputs = self._on_survivors(state, message)
-        self.state = state
-        return outputs
+    def take(self, seat: Seat, state: AnyHolding, message: object) -> Step | None:
+        step = super().take(seat, state, message)
+        return step if step is None or not isinstance(message, SumRequest) else (state, step[1])
 
-    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SumRequest): forget}
+
+class AnswersAgain(Client):
+    """Holds shares for as many sums as the server likes."""
+
+    holder_type = Forgetful
 
 
 def ask_for_two_sets(federation: Federation, kind: type[Client]) -> Elements:
@@ -215,7 +212,7 @@ def ask_for_two_sets(federation: Federation, kind: type[Client]) -> Elements:
     for survivors in (ids, ids[:-1]):
         answers = {}
         for client in survivors:
-            outputs = network.clients[client].receive(SERVER, SumRequest(0, survivors))
+            outputs = network.clients[client].receive(SERVER, request(survivors))
             answer = answer_in(outputs)
             assert answer is not None
             answers[client] = answer
@@ -229,20 +226,28 @@ def test_S04_attack_two_survivor_sets(share_mode: ShareMode) -> None:
     federation = Federation(6, 1, 1, 4, share_mode=share_mode)
     learnt = ask_for_two_sets(federation, AnswersAgain)
     np.testing.assert_array_equal(learnt, input_of(federation, federation.ids[-1]))
-    with pytest.raises(RemoteProtocolError, match="a second, different survivor set"):
+    with pytest.raises(RemoteProtocolError, match="answering both would reveal"):
         ask_for_two_sets(Federation(6, 1, 1, 4, share_mode=share_mode), Client)
 
 
 # -- two groups shown different survivor sets: the ramp scheme's leak ------------------------------
 
 
-class TrustsTheServer(Client):
+class Trusting(Holder):
     """Malicious-server mode without the check of the certificate."""
 
-    def trust(self, state: Signed, message: Certificate) -> list[Output]:
-        return self._answer_once(state, state.survivors)
+    def take(self, seat: Seat, state: AnyHolding, message: object) -> Step | None:
+        if isinstance(message, Certificate) and isinstance(state, Signed):
+            self._seat = seat
+            answered = become(Answered, state, buffer=state.buffer, answer=state.answer)
+            return answered, self._reply(answered)
+        return super().take(seat, state, message)
 
-    transitions: ClassVar[Table] = {**TRANSITIONS, (Signed, Certificate): trust}
+
+class TrustsTheServer(Client):
+    """Answers for whatever it has signed."""
+
+    holder_type = Trusting
 
 
 @dataclass
@@ -263,7 +268,7 @@ class Split:
         self.uploads = uploads_of(network)
         self.snapshots = {c: network.clients[c].snapshot() for c in self.honest}
         state = network.clients[self.victim].state
-        assert isinstance(state, Uploaded)
+        assert isinstance(state, Registered)
         self.context = network.clients[self.victim]._scheme(state).round.context
         # The colluders hand over the shares that they hold.
         self.held = {c: self._shares_of(network.clients[c]) for c in self.colluders}
@@ -271,11 +276,16 @@ class Split:
     def _shares_of(self, client: Client) -> tuple[Elements, Elements]:
         """The colluder's share of the victim's mask, and of the others' sum."""
         state = client.state
-        assert isinstance(state, Uploaded)
+        assert isinstance(state, Registered)
+        assert state.holder is not None
         others = tuple(c for c in self.ids if c != self.victim)
-        scheme, held = client._scheme(state), _by_mask(state.held)
-        of_victim = scheme.answer(held, _terms((self.victim,)), state.owners)
-        of_others = scheme.answer(held, _terms(others), state.owners)
+        kept = state.holder.kept
+        held = {
+            MaskRef(owner): (of[0].share[0], bytes(of[0].share[1])) for owner, of in kept.items()
+        }  # type: ignore[arg-type]
+        scheme, owners = client._scheme(state), state.owners or ()
+        of_victim = scheme.answer(held, [Term(MaskRef(self.victim))], owners)
+        of_others = scheme.answer(held, [Term(MaskRef(c)) for c in others], owners)
         assert isinstance(of_victim, AggregatedShare)
         assert isinstance(of_others, AggregatedShare)
         return of_victim.vector, of_others.vector
@@ -296,16 +306,15 @@ class Split:
         identities = self.federation.identities
         signatures: dict[tuple[int, ...], dict[int, bytes]] = {everybody: {}, without: {}}
         for survivors, c in product((everybody, without), self.colluders):
-            signatures[survivors][c] = survivor_statement(self.context, survivors).sign(
-                identities[c]
-            )
+            statement = sum_statement(self.context, request(survivors))
+            signatures[survivors][c] = statement.sign(identities[c])
         clients = {
             c: self.kind.restore(self.snapshots[c], identities[c], self.federation.policy(), 0)
             for c in self.honest
         }
         answers: dict[int, Elements] = {}
         for c, client in clients.items():
-            for output in client.receive(SERVER, SumRequest(0, sets[c])):
+            for output in client.receive(SERVER, request(sets[c])):
                 if not isinstance(output, Send):
                     continue
                 if isinstance(output.message, Consent):
@@ -314,7 +323,7 @@ class Split:
                     answers[c] = output.message.vector
         for c, client in clients.items():
             certificate = Certificate(0, tuple(sorted(signatures[sets[c]].items())))
-            if isinstance(client.state, Signed):
+            if step_of(client) == "Signed":
                 try:
                     answer = answer_in(client.receive(SERVER, certificate))
                 except RemoteProtocolError:
@@ -601,7 +610,7 @@ def resume_and_ask_again(federation: Federation, careful: bool) -> Elements:
             client = Client.restore(
                 snapshots[c], federation.identities[c], federation.policy(), generations[c]
             )
-            answer = answer_in(client.receive(SERVER, SumRequest(0, survivors)))
+            answer = answer_in(client.receive(SERVER, request(survivors)))
             assert answer is not None
             answers[c] = answer
             generations[c] = client.generation if careful else 0
@@ -621,13 +630,17 @@ def test_S06_attack_an_older_snapshot() -> None:
 # -- a sum that hides nobody -----------------------------------------------------------------------
 
 
-class SumsOverAnybody(Client):
+class Uncounting(Holder):
     """Does not count the survivors."""
 
-    def _check_survivors(
-        self, round_: Round, owners: tuple[int, ...], survivors: tuple[int, ...]
-    ) -> None:
-        _check_ids(survivors, round_, "survivor set")
+    def _weights(self, message: SumRequest) -> tuple[int, ...]:
+        return (1,) * len(message.tags)
+
+
+class SumsOverAnybody(Client):
+    """Answers for sums of any size."""
+
+    holder_type = Uncounting
 
 
 def sum_over_one_honest_client(kind: type[Client]) -> tuple[Federation, Elements]:
@@ -638,7 +651,7 @@ def sum_over_one_honest_client(kind: type[Client]) -> tuple[Federation, Elements
     colluder, victim = ids[0], ids[-1]
     answers = {}
     for c in (colluder, victim):
-        answer = answer_in(network.clients[c].receive(SERVER, SumRequest(0, (colluder, victim))))
+        answer = answer_in(network.clients[c].receive(SERVER, request((colluder, victim))))
         assert answer is not None
         answers[c] = answer
     uploads = uploads_of(network)

@@ -11,14 +11,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from bundles import Part, whole
+from disk import Disk
 from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network
 from film import Film
 from hypothesis import given
 from hypothesis import strategies as st
-from links import stored
 
 from lightsecagg.crypto import prg
 from lightsecagg.crypto.entropy import Entropy
@@ -32,14 +33,15 @@ from lightsecagg.protocol.messages import (
     AggregatedShare,
     MaskedUpload,
     Message,
+    Reports,
+    ReportsWanted,
     SealedShare,
     SharesClosed,
 )
 from lightsecagg.protocol.roster import Round
-from lightsecagg.protocol.client import Uploaded
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient, CodedMasksServer
 from lightsecagg.protocol.schemes.interface import Findings, MaskRef, PreparedMask
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.share_exchange import OutgoingShare, Share
 
 both_modes = pytest.mark.parametrize("share_mode", [PAPER, SEEDED])
@@ -401,47 +403,54 @@ def is_upload(federation: Federation, data: bytes) -> bool:
     return isinstance(federation.codec.decode(data), MaskedUpload)
 
 
-def test_S46_a_client_reports_once() -> None:
-    """After its upload nothing makes it report again; shares that come again change nothing."""
+def test_S46_a_client_reports_the_same_until_its_shares_are_burnt_and_never_after() -> None:
+    """Shares that come again change nothing; a server that asks again hears the same."""
     scene = Film(MALICIOUS)
+    closed, share = scene.genuine[SharesClosed], whole(scene.shares[0])
+    said = [scene.federation.codec.encode(message) for message in scene.sent[Reports]]
     client = scene.client("Uploaded")
-    assert isinstance(client.state, Uploaded)
     before = client.snapshot()
-    for message in (scene.genuine[SharesClosed], whole(scene.shares[0])):
-        assert scene.deliver(client, message) == []
-        assert client.snapshot() == before
-    assert not hasattr(client.state, "reports")
+    assert scene.deliver(client, share) == []
+    assert scene.deliver(client, closed) == said
+    assert client.snapshot() == before
+    for step in ("Signed", "Answered"):
+        client = scene.client(step)
+        before = client.snapshot()
+        for message in (closed, share):
+            assert scene.deliver(client, message) == []
+            assert client.snapshot() == before
 
 
-def test_S46_reports_leave_with_the_upload_and_are_gone_with_it() -> None:
-    """The state that goes with the upload can no longer make one (S06: older ones are refused)."""
+def test_S46_nothing_is_reported_before_sharing_is_closed() -> None:
     federation, network = make()
-    network.train_at_once = False
+    network.tamper = lambda _sender, _recipient, message: (
+        [] if isinstance(message, SharesClosed) else [message]
+    )
     network.start().run()
-    client = network.clients[federation.ids[0]]
-    generation = client.generation
-    network.train(federation.ids[0])
-    assert client.generation > generation
-    assert isinstance(client.state, Uploaded)
+    assert not network.messages(Reports)
+    owner = federation.ids[1]
+    with pytest.raises(RemoteProtocolError, match="when sharing is closed"):
+        network.clients[federation.ids[0]].receive(SERVER, ReportsWanted(((owner, 0),)))
 
 
 @pytest.mark.parametrize("change", [-2, -1, 1, 2])
-def test_S46_reports_of_another_length_are_refused(change: int) -> None:
+def test_S46_reports_of_another_length_are_refused_and_none_of_them_is_taken(change: int) -> None:
     federation, network = make()
     sender = federation.ids[0]
 
     def tamper(who: int, _recipient: int, message: Message) -> list[Message]:
-        if who == sender and isinstance(message, MaskedUpload):
-            reports = np.resize(message.reports, message.reports.size + change)
-            return [MaskedUpload(message.held, message.vector, reports)]
+        if who == sender and isinstance(message, Reports):
+            *first, last = message.reports
+            values = (last.values * 2)[: len(last.values) + 4 * change]
+            return [Reports((*first, msgspec.structs.replace(last, values=values)))]
         return [message]
 
     network.tamper = tamper
     network.start()
-    with pytest.raises(RemoteProtocolError, match="elements on 10 shares instead of 4 on each"):
-        network.run(
-            until=lambda: network.server.phase not in (Phase.ADVERTISE, Phase.SHARE) and False
-        )
+    with pytest.raises(RemoteProtocolError, match="what is not 4 elements"):
+        network.run()
+    network.run(until=lambda: network.server.phase is not Phase.UPLOAD)
+    assert sender not in network.server._sums.reports  # type: ignore[attr-defined]
 
 
 def test_S46_answers_leave_the_blinds_out() -> None:
@@ -461,8 +470,12 @@ def test_S46_answers_leave_the_blinds_out() -> None:
 def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
     threat_model: ThreatModel, peers: int
 ) -> None:
-    """Uploads are handed over again, and whoever had not uploaded is asked again."""
+    """Reports are stored with the uploads, and whoever had not uploaded is asked again."""
     federation, network = make(threat_model)
+    network.server = Server(
+        federation.settings(), federation.allow_list, federation.ids, durable=True
+    )
+    network.disk = Disk()
     liar, *others = federation.ids
     corrupt(network, liar, cheated=others[:peers])
     network.train_at_once = False
@@ -471,16 +484,10 @@ def test_R31_S46_a_resumed_server_finds_the_same_liars_and_the_same_set(
     for client in early:
         network.train(client)
     network.run()
-    crashed = network.server
-    assert crashed.roster is not None
-    resumed = Server.resume(
-        federation.settings(), federation.allow_list, crashed.roster, crashed.closed
-    )
-    for sender, _, data in network.wire:
-        if isinstance(message := federation.codec.decode(data), MaskedUpload):
-            stored(resumed, resumed.receive(sender, message))
-    network.server = resumed
-    network.send(SERVER, resumed.request_for(last))
+    assert network.disk is not None
+    network.server = resumed = network.disk.restored(federation.allow_list)
+    network.send(SERVER, resumed.resume())
+    network.send(SERVER, resumed.rejoin(last))
     network.train(last)
     network.finish().assert_exact(federation.ids if peers == 1 else others)
     result = aggregate(network)

@@ -27,12 +27,11 @@ from lightsecagg.errors import (
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol import kept_shares
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
 from lightsecagg.protocol.client import Client, Registered
+from lightsecagg.protocol.client_machine import SNAPSHOT_VERSION, Closed
 from lightsecagg.protocol.interface import SERVER, Phase, Update
 from lightsecagg.protocol.kept_shares import Signed
 from lightsecagg.protocol.messages import Message, Report, Reports, ReportsWanted, SumRequest
-from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.settings import Settings
 
 BOTH = pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
@@ -288,7 +287,7 @@ def test_S46_a_restored_client_reports_the_same_again() -> None:
     said = fed.server.intake.stock.reports[mask][0]
     moved = restore(fed, 0, fed.clients[0].snapshot())
     (again,) = moved.receive(SERVER, ReportsWanted((tuple(mask),)))
-    assert again.message == Reports((Report(1, 0, tuple(said)),))  # type: ignore[union-attr]
+    assert again.message == Reports((Report(1, 0, said.tobytes()),))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("state", STATES)

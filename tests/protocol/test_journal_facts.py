@@ -17,7 +17,7 @@ from mortal import Mortal
 from lightsecagg.errors import DecodeError, LocalProtocolError, ParameterError
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
-from lightsecagg.protocol.interface import SERVER, Promised, Persist, Phase
+from lightsecagg.protocol.interface import SERVER, Persist, Phase, Promised
 from lightsecagg.protocol.jobs import Compute, complete
 from lightsecagg.protocol.journal_facts import (
     VERSION,
@@ -308,7 +308,7 @@ def test_R31_after_a_failed_store_and_a_crash_no_lost_share_is_looked_for(
     fed.kill()
     assert fed.server.serials(1) == ready
     for serial in range(3):
-        lacks = Reports((Report(1, serial, ()),))
+        lacks = Reports((Report(1, serial, b""),))
         fed.call(SERVER, partial(fed.server.receive, 5, lacks))
     fed.settle()
     assert not fed.refusals
@@ -351,7 +351,7 @@ def test_R31_without_protection_clients_come_back_to_a_server_that_was_killed() 
     fed.settle()
     fed.kill()
     assert fed.server.intake.waiting == 3
-    assert fed.server.receive(5, Reports((Report(0, 0, ()),))) == []
+    assert fed.server.receive(5, Reports((Report(0, 0, b""),))) == []
     fed.upload(3)
     fed.settle()
     (result,) = fed.results

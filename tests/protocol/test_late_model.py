@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from driver import HONEST, MALICIOUS, Federation, Network
+from film import step_of
 
 from lightsecagg.errors import LocalProtocolError, MaskAlreadyUsed, RemoteProtocolError
 from lightsecagg.params import ThreatModel
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.interface import SERVER, Send
 from lightsecagg.protocol.messages import MaskedUpload, Opening
-from lightsecagg.protocol.client import Client, Sharing
 from lightsecagg.protocol.settings import hash_model, version_hash
 
 MODEL, OTHER = hash_model(b"the model"), hash_model(b"another")
@@ -87,7 +88,7 @@ def test_a_policy_that_leaves_the_model_open_wants_it_with_the_update() -> None:
     network = open_round(Federation(5, 1, 1))
     with pytest.raises(LocalProtocolError, match="leaves the model open"):
         network.clients[2].set_input(network.inputs[2])
-    assert isinstance(network.clients[2].state, Sharing)
+    assert step_of(network.clients[2]) == "Sharing, closed"
 
 
 def test_S42_one_model_one_update_also_where_the_model_comes_late() -> None:

@@ -26,7 +26,6 @@ from lightsecagg.errors import (
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.client import Client
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.interface import (
     SERVER,
     Aggregate,
@@ -38,9 +37,8 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AggregatedShare, Consent, Opening, SumRequest
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.client import Client
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.rounding import uniform_words
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import NO_MODEL, hash_model
 from lightsecagg.protocol.wire import Codec
 

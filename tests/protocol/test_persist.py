@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import links
+import msgspec
 import pytest
 from async_driver import AsyncFederation, model_of
 from driver import HONEST, MALICIOUS, Federation, Network
@@ -22,18 +23,22 @@ from lightsecagg.protocol.interface import (
     Output,
     Persist,
     Phase,
+    Promised,
     Send,
-    SharingClosed,
-    SurvivorsChosen,
     Update,
-    UploadTaken,
 )
 from lightsecagg.protocol.jobs import UploadInMemory
+from lightsecagg.protocol.journal_facts import (
+    Reported,
+    RosterFixed,
+    SharingClosed,
+    SumAnnounced,
+    UploadWaits,
+)
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import (
     Advertise,
     AggregatedShare,
-    MaskedUpload,
     Consent,
     MaskedUpload,
     Message,
@@ -180,10 +185,13 @@ def stage(threat_model: ThreatModel = MALICIOUS) -> Stage:
     return Stage(federation, server, uploads, closed)
 
 
-def take(scene: Stage, client: int) -> UploadTaken:
+def take(scene: Stage, client: int) -> Promised:
     match scene.server.receive(client, scene.uploads[client]):
-        case [Persist(UploadTaken() as record)]:
-            assert record.client == client
+        case [Persist(Promised(upload=MaskedUpload()) as record)]:
+            assert record.sender == client
+            assert record.can_fail
+            assert record.one_sum
+            assert [type(fact) for fact in record.facts] == [Reported, UploadWaits]
             return record
         case outputs:
             raise AssertionError(outputs)
@@ -193,8 +201,23 @@ def store(scene: Stage, *clients: int) -> list[Output]:
     outputs: list[Output] = []
     for client in clients:
         record = take(scene, client)
-        outputs = scene.server.stored(record, UploadInMemory(record.upload.vector))
+        outputs = scene.server.stored(record, kept(record))
     return outputs
+
+
+def kept(record: Promised) -> UploadInMemory:
+    assert record.upload is not None
+    return UploadInMemory(record.upload.vector)
+
+
+def chosen(outputs: list[Output]) -> tuple[int, ...]:
+    """U1, as it is stored before anything else leaves."""
+    first = outputs[0]
+    assert isinstance(first, Persist)
+    assert isinstance(first.record, Promised)
+    (fact,) = first.record.facts
+    assert isinstance(fact, SumAnnounced)
+    return fact.request.survivors
 
 
 def test_R31_closed_sharing_is_stored_before_anybody_hears_of_it() -> None:
@@ -204,17 +227,21 @@ def test_R31_closed_sharing_is_stored_before_anybody_hears_of_it() -> None:
         for output in scene.closed
         if isinstance(output, Persist | Send)
     ]
-    assert kinds.index(SharingClosed) < kinds.index(SharesClosed)
+    assert kinds.index(Promised) < kinds.index(SharesClosed)
     (record,) = (o.record for o in scene.closed if isinstance(o, Persist))
-    assert record == SharingClosed(scene.server.roster, scene.server.closed)  # type: ignore[arg-type]
+    assert isinstance(record, Promised)
+    roster, closed = record.facts
+    assert isinstance(roster, RosterFixed)
+    assert isinstance(closed, SharingClosed)
+    assert [owner for owner, _ in closed.masks] == [*scene.federation.ids]
 
 
 @BOTH
 def test_R31_U1_is_stored_before_anybody_hears_of_it(threat_model: ThreatModel) -> None:
     scene = stage(threat_model)
-    first, *others = store(scene, *scene.federation.ids)
-    assert first == Persist(SurvivorsChosen(scene.federation.ids))
-    assert {o.to for o in others if isinstance(o, Send) and isinstance(o.message, SumRequest)}
+    outputs = store(scene, *scene.federation.ids)
+    assert chosen(outputs) == scene.federation.ids
+    assert {o.to for o in outputs[1:] if isinstance(o, Send) and isinstance(o.message, SumRequest)}
 
 
 def test_R31_an_upload_counts_once_it_is_stored() -> None:
@@ -225,17 +252,17 @@ def test_R31_an_upload_counts_once_it_is_stored() -> None:
     record = take(scene, last)
     assert scene.server.phase is Phase.UPLOAD
     assert last not in scene.server.pending, "nobody waits for it"
-    outputs = scene.server.stored(record, UploadInMemory(record.upload.vector))
-    assert Persist(SurvivorsChosen(scene.federation.ids)) in outputs
-    assert scene.server.stored(record, None) == [], "a second time changes nothing"
+    outputs = scene.server.stored(record, kept(record))
+    assert chosen(outputs) == scene.federation.ids
+    assert scene.server.stored(record, kept(record)) == [], "a second time changes nothing"
 
 
 def test_R31_an_upload_that_cannot_be_stored_harms_its_sender_only() -> None:
     scene = stage()
     *early, last = scene.federation.ids
     store(scene, *early)
-    outputs = scene.server.stored(take(scene, last), None)
-    assert outputs[0] == Persist(SurvivorsChosen(tuple(early)))
+    outputs = scene.server.unstored(take(scene, last))
+    assert chosen(outputs) == tuple(early)
 
 
 def test_R31_a_deadline_waits_for_the_upload_that_is_being_stored() -> None:
@@ -247,8 +274,8 @@ def test_R31_a_deadline_waits_for_the_upload_that_is_being_stored() -> None:
     assert scene.server.proceed() == []
     assert scene.server.drop(gone) == []
     assert scene.server.phase is Phase.UPLOAD
-    outputs = scene.server.stored(record, UploadInMemory(record.upload.vector))
-    assert outputs[0] == Persist(SurvivorsChosen((*early, slow)))
+    outputs = scene.server.stored(record, kept(record))
+    assert chosen(outputs) == (*early, slow)
 
 
 def test_an_upload_that_comes_again_while_it_is_being_stored() -> None:
@@ -259,8 +286,9 @@ def test_an_upload_that_comes_again_while_it_is_being_stored() -> None:
     assert scene.server.receive(client, upload) == []
     other = upload.vector.copy()
     other[0] ^= 1
+    tag = msgspec.structs.replace(upload.tag, digest=bytes(32))
     with pytest.raises(RemoteProtocolError, match="two different uploads"):
-        scene.server.receive(client, MaskedUpload(upload.held, other, upload.reports))
+        scene.server.receive(client, MaskedUpload(tag, other))
 
 
 class Remembered(UploadInMemory):

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from bundles import sealed_alone, whole
-from driver import HONEST, MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation
+from driver import HONEST, MALICIOUS, PAPER, SEEDED, CountingEntropy, Federation, request
 from film import STEPS, Film, step_of
 from rich.pretty import pretty_repr
 
@@ -62,7 +62,6 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     SharesClosed,
     SumRequest,
-    Tag,
     UnmaskingShares,
     UploadDropped,
 )
@@ -76,11 +75,6 @@ from lightsecagg.protocol.settings import Settings, _Fields, hash_model
 from lightsecagg.protocol.share_exchange import OutgoingShare
 
 MODES = list(product((HONEST, MALICIOUS), (PAPER, SEEDED)))
-
-
-def request(survivors: Sequence[int]) -> SumRequest:
-    """A round's, for these clients."""
-    return SumRequest(0, tuple(map(Tag, survivors)))
 
 
 @cache

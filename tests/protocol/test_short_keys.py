@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from async_driver import AsyncFederation, model_of
-from driver import MALICIOUS, SEEDED, CountingEntropy, Federation, Network
+from driver import MALICIOUS, SEEDED, CountingEntropy, Federation, Network, request
 from numpy.typing import NDArray
 
 from lightsecagg.crypto.agreement import AgreementKey
@@ -41,20 +41,17 @@ from lightsecagg.masks.short_keys import (
     public_matrix,
 )
 from lightsecagg.params import PAPER_MODULUS, Decoding, Parameters, ShareMode
-from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.client import Client, Closed, Registered
 from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send, Update
 from lightsecagg.protocol.messages import (
     AggregatedShare,
     MaskedUpload,
-    MaskedUpload,
     Member,
     Opening,
     Roster,
-    SumRequest,
 )
 from lightsecagg.protocol.quantizers import make_quantizer
 from lightsecagg.protocol.roster import Round, fix_round
-from lightsecagg.protocol.client import Closed, Client, Sharing
 from lightsecagg.protocol.schemes.coded_keys import CodedKeysClient
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
 from lightsecagg.protocol.schemes.interface import MaskRef
@@ -235,9 +232,11 @@ def test_S49_the_state_of_a_client_is_small() -> None:
     network.start().run(until=lambda: network.server.phase is Phase.UPLOAD)
     client = network.clients[federation.ids[0]]
     state = client.state
-    assert isinstance(state, Sharing)
-    shares = sum(len(data) for _, data in state.held.values())
-    assert len(state.secret) == 4 * (n + 1) + 32
+    assert isinstance(state, Registered)
+    assert state.holder is not None
+    assert state.contributor is not None
+    shares = state.holder.stored
+    assert len(state.contributor.stock[0].secret) == 4 * (n + 1) + 32
     assert len(client.snapshot()) - shares < 16_000
     assert shares < 6 * 4100
 
@@ -645,7 +644,7 @@ def test_S04_S49_control_two_survivor_sets_give_a_single_update_away() -> None:
     network.run(until=lambda: network.server.phase is Phase.AGREE)
     network.run()
     client = network.clients[federation.ids[0]]
-    smaller = SumRequest(0, tuple(sorted(federation.ids)[:-1]))
+    smaller = request(sorted(federation.ids)[:-1])
     with pytest.raises(RemoteProtocolError, match="second, different survivor set"):
         client.receive(SERVER, smaller)
 

@@ -68,9 +68,12 @@ def make_tag(round_: Round, key: IdentityKey, tag: Tag) -> Tag:
     In a round everything that a sum could be steered by follows from C1: the model, and the one
     mask of each owner.
     """
-    if round_.settings.one_sum:
-        return tag
-    return replace(tag, signature=key.sign(_TAG, round_.context, *_said(tag)))
+    return tag if round_.settings.one_sum else sign_tag(key, round_.context, tag)
+
+
+def sign_tag(key: IdentityKey, context: bytes, tag: Tag) -> Tag:
+    """The tag, signed for the epoch C1."""
+    return replace(tag, signature=key.sign(_TAG, context, *_said(tag)))
 
 
 def _said(tag: Tag) -> tuple[bytes, ...]:

@@ -28,7 +28,7 @@ its `snapshot`, and without one joins the next epoch; `client_machine` says what
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import get_args
+from typing import ClassVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -107,6 +107,7 @@ class Client(ClientMachine[AnyState]):
     """One client and one roster; see the theory of operation and `interface`."""
 
     decoder = msgspec.msgpack.Decoder(_Snapshot)
+    holder_type: ClassVar[type[Holder]] = Holder
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Client(ClientMachine[AnyState]):
         """How many masks of one owner peers keep."""
         self._begins_as = (Ready() if contributes else None, Holding() if holds else None)
         self._contributor = Contributor(client, identity, policy, entropy, self.abort)
-        self._holder = Holder(identity, policy, self.refused_shares, self.late_messages)
+        self._holder = self.holder_type(identity, policy, self.refused_shares, self.late_messages)
 
     # -- the driver's side -------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class Holder:
                 f"a sum of time {message.time} is refused: this client has consented to "
                 f"another of time {state.time}; answering both would reveal a client's model"
             )
-        weights = sum_weights(scheme.round, message, self._policy.minimum)
+        weights = self._weights(message)
         if scheme.settings.one_sum:
             self._check_survivors(message)
         else:
@@ -284,6 +284,9 @@ class Holder:
             return state, [Send(SERVER, Refusal(message.time, missing))]
         self._account_for(message)
         return self._consent(scheme, state, message, terms, held)
+
+    def _weights(self, message: SumRequest) -> tuple[int, ...]:
+        return sum_weights(self._seat.scheme.round, message, self._policy.minimum)
 
     def _shares_for(self, state: AnyHolding, message: SumRequest) -> dict[MaskRef, Share]:
         """Of the masks in the sum; in a round also of the others, for whom SecAgg answers too."""

@@ -14,10 +14,10 @@ from lightsecagg.field.prime import Elements, PrimeField
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffers import sum_statement
 from lightsecagg.protocol.interface import Phase
 from lightsecagg.protocol.jobs import Compute, RecoverMasks, UploadInMemory, complete
-from lightsecagg.protocol.messages import AggregatedShare, SumRequest
-from lightsecagg.protocol.roles.agreement import survivor_statement
+from lightsecagg.protocol.messages import AggregatedShare, SumRequest, Tag
 from lightsecagg.protocol.roles.recovery import Recovery
 from lightsecagg.protocol.roster import Round
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
@@ -25,6 +25,7 @@ from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum, Ter
 from lightsecagg.protocol.settings import Settings
 
 IDS = (2, 3, 5, 7, 11)
+REQUEST = SumRequest(4, (Tag(2), Tag(3)))
 KEYS = {client: IdentityKey.generate() for client in IDS}
 ALLOW_LIST = AllowList({client: key.public for client, key in KEYS.items()})
 PARAMETERS = Parameters(5, 1, 1, 4, threat_model=ThreatModel.MALICIOUS_SERVER)
@@ -75,11 +76,10 @@ def recovery(settings: Settings = SETTINGS) -> tuple[Recovery, Scheme]:
     terms = (Term(MaskRef(2)), Term(MaskRef(3), 3))
     uploads = [UploadInMemory(np.array(v, np.uint32)) for v in ([10, 11, 12], [1, 2, 3])]
     asked = MaskSum(terms, frozenset({2, 3}))
-    statement = survivor_statement(b"C" * 32, (2, 3))
-    request = SumRequest(4, (2, 3))
+    statement = sum_statement(b"C" * 32, REQUEST)
     holders = set(IDS) - {7}
     return Recovery(
-        scheme, ALLOW_LIST, statement, request, asked, IDS, holders, holders, uploads
+        scheme, ALLOW_LIST, statement, REQUEST, asked, IDS, holders, holders, uploads
     ), scheme
 
 
@@ -157,7 +157,7 @@ def test_consent_is_asked_of_a_server_that_may_be_malicious(
 
 def test_its_certificate_names_its_time() -> None:
     flight, _ = recovery()
-    statement = survivor_statement(b"C" * 32, (2, 3))
+    statement = sum_statement(b"C" * 32, REQUEST)
     for client in IDS:
         flight.agreement.on_signature(client, statement.sign(KEYS[client]))
     certificate = flight.certificate

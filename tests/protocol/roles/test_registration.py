@@ -11,9 +11,8 @@ from driver import Federation
 
 from lightsecagg.crypto.entropy import system_entropy
 from lightsecagg.errors import LocalProtocolError, ParameterError, RemoteProtocolError
-from lightsecagg.protocol.client_machine import Advertised, Closed
 from lightsecagg.protocol.client import Client
-from lightsecagg.protocol.server import Server
+from lightsecagg.protocol.client_machine import Advertised, Closed
 from lightsecagg.protocol.interface import SERVER, RoundAborted, Send
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import AbortRound, Advertise, Opening, Roster
@@ -24,8 +23,8 @@ from lightsecagg.protocol.roles.registration import (
     enter_roster,
 )
 from lightsecagg.protocol.roster import sign_keys
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksClient
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import hash_model
 
 
