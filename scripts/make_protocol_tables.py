@@ -12,35 +12,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lightsecagg.protocol import epoch_client, epoch_server, holder, round_client
+from lightsecagg.protocol import client, holder, server
 from lightsecagg.protocol.interface import Phase
+from lightsecagg.protocol.kept_shares import AnyHolding
 from lightsecagg.protocol.wire import TAGS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 # What a handler means to a reader; a handler that is missing here fails the test of these pages.
-MEANING = {
-    "_on_opening": "→ Advertised",
+OF_CLIENTS = {
+    "_on_opening": "→ Advertised / Registered",
     "_on_repeated_opening": "repeat",
-    "_on_roster": "→ Sharing",
+    "_on_roster": "→ Registered",
     "_on_repeated_roster": "repeat",
-    "_on_shares": "keep",
-    "_on_shares_closed": "→ Uploaded",
-    "_on_repeated_close": "repeat",
-    "_on_survivors": "→ Signed / Answered",
-    "_on_repeated_survivors": "repeat",
-    "_on_certificate": "→ Answered",
-    "_on_repeated_certificate": "repeat",
+    "_on_shares_closed": "upload",
+    "_on_dropped": "keep",
+    "_to_holder": "holder",
     "_on_late": "late",
     "_on_abort": "→ Closed",
 }
-OF_EPOCHS = {
-    "_on_roster": "→ Registered",
+OF_HOLDERS = {
+    "_on_shares": "keep",
     "_on_wanted": "report",
-    "_on_dropped": "keep",
-    "_to_holder": "holder",
-    "_on_buffer": "→ Signed / Answered",
-    "_on_another_buffer": "repeat, → Signed / Answered",
+    "_on_request": "→ Signed / Answered",
+    "_on_another_request": "repeat, → Signed / Answered",
+    "_on_certificate": "→ Answered",
+    "_on_repeated_certificate": "repeat",
 }
 OF_SERVERS = {
     "_on_advertise": "take",
@@ -50,6 +47,7 @@ OF_SERVERS = {
     "_on_consent": "take",
     "_on_refusal": "take",
     "_on_answer": "take",
+    "_on_past": "late",
     "_on_late": "late",
 }
 
@@ -82,17 +80,11 @@ def tag_table() -> str:
 
 def pages() -> dict[str, dict[str, str]]:
     """Page -> name -> table."""
-    rounds, epochs = get_args(round_client.AnyState), get_args(epoch_client.AnyState)
-    holding = [holder.Holding, holder.Signed, holder.Answered]
-    of_rounds = transition_table(round_client.TRANSITIONS, rounds, MEANING)
-    of_epochs = transition_table(epoch_client.TRANSITIONS, epochs, MEANING | OF_EPOCHS)
-    of_holders = transition_table(holder.TRANSITIONS, holding, MEANING | OF_EPOCHS)
-    phases = [phase for phase in Phase if phase is not Phase.SHARE]
-    of_server = transition_table(epoch_server.TRANSITIONS, phases, OF_SERVERS)
-    return {
-        "protocol.md": {"transitions": of_rounds, "tags": tag_table()},
-        "asynchronous.md": {"transitions": of_epochs, "holder": of_holders, "phases": of_server},
-    }
+    clients = transition_table(client.TRANSITIONS, get_args(client.AnyState), OF_CLIENTS)
+    holders = transition_table(holder.TRANSITIONS, get_args(AnyHolding), OF_HOLDERS)
+    servers = transition_table(server.TRANSITIONS, list(Phase), OF_SERVERS)
+    tables = {"transitions": clients, "holder": holders, "phases": servers, "tags": tag_table()}
+    return {"protocol.md": tables}
 
 
 def render(page: str, tables: Mapping[str, str]) -> str:

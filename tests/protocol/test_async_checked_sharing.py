@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from async_driver import AsyncFederation
 from bundles import relayed
@@ -399,7 +400,7 @@ def test_S46_the_coefficients_are_those_of_the_header() -> None:
         scheme = fed.clients[holder]._scheme(fed.clients[holder].state)
         share = scheme.elements(MaskRef(owner), kept.share)  # type: ignore[attr-defined]
         expected = report_on_share(fed.field, share, kept.header)
-        assert fed.server.intake.stock.reports[MaskRef(owner)][holder] == tuple(expected)
+        assert fed.server.intake.stock.reports[MaskRef(owner)][holder].tolist() == expected.tolist()
 
 
 def test_S46_a_client_repeats_itself_whoever_asks_and_however() -> None:
@@ -412,7 +413,7 @@ def test_S46_a_client_repeats_itself_whoever_asks_and_however() -> None:
     for serial in (0, 1):
         (said,) = fed.tell(5, ReportsWanted(((0, serial),)))
         stored = fed.server.intake.stock.reports[MaskRef(0, serial)][5]
-        assert said == Reports((Report(0, serial, stored),))
+        assert said == Reports((Report(0, serial, stored.tobytes()),))
     assert fed.tell(5, ReportsWanted(((0, 9),))) == [Reports((Report(0, 9, b""),))]
     with pytest.raises(RemoteProtocolError, match=r"clients \[77\] have no masks"):
         fed.tell(5, ReportsWanted(((77, 0),)))
@@ -459,7 +460,7 @@ def test_S45_an_upload_under_another_header_than_the_shares_is_refused() -> None
         bytes(4),
         bytes(8),
         bytes(20),
-        bytes(12) + DEFAULT_FIELD.modulus.to_bytes(4, "little"),
+        bytes(12) + b"\xff" * 4,
     ],
 )
 def test_S46_malformed_reports_are_refused(values: bytes) -> None:

@@ -295,7 +295,7 @@ def test_S19_a_share_that_does_not_open_is_not_kept_and_blocks_no_good_one() -> 
     ):
         assert fed.tell(VICTIM, bad) == [Reports((Report(0, bad.serial, b""),))]
         assert why in fed.clients[VICTIM].refused_shares[0]
-    assert len(fed.tell(VICTIM, share)[0].reports[0].values) == 4  # type: ignore[union-attr]
+    assert len(fed.tell(VICTIM, share)[0].reports[0].values) == 16  # type: ignore[union-attr]
     assert 0 in fed.clients[VICTIM].state.holder.kept[0]
 
 
@@ -421,7 +421,7 @@ def test_S09_table_scale_and_limits_are_pinned_by_the_policy(change: dict[str, A
 
 def test_S09_weights_are_the_client_s_own() -> None:
     """A buffer has no place for weights; the answer is the sum by the client's own table."""
-    assert SumRequest.__struct_fields__ == ("time", "terms")
+    assert SumRequest.__struct_fields__ == ("time", "tags")
     assert "weight" not in Tag.__struct_fields__
     case = Hostile(versions=(5, 5, 4, 4, 3, 3))
     shares = {
@@ -653,8 +653,9 @@ def test_a_wrong_identity_or_a_policy_without_buffering_is_refused() -> None:
     fed = AsyncFederation()
     with pytest.raises(ParameterError, match="not on the allow-list with this identity"):
         Client(0, fed.keys[1], fed.policy, Ledger.volatile())
-    with pytest.raises(ParameterError, match="needs a policy with buffering"):
-        Client(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger.volatile())
+    rounds = Client(0, fed.keys[0], replace(fed.policy, buffering=None), Ledger.volatile())
+    with pytest.raises(RemoteProtocolError, match="other asynchronous settings"):
+        rounds.receive(SERVER, Opening(fed.settings.to_bytes()))
 
 
 # -- what integer weights leak -----------------------------------------------------------------

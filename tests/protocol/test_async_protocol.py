@@ -373,7 +373,7 @@ def test_a_reconnected_client_gets_its_certificate_again() -> None:
     for _ in range(2):
         fed.step_down(0)
         fed.step_up(0)
-    assert 0 in fed.server._flight.answers
+    assert 0 in fed.server.in_flight.recovery.answers
 
 
 # -- the client's own mistakes, S06 ------------------------------------------------------------

@@ -419,6 +419,7 @@ def bind_only_C0(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(roster_module, "fix_round", naive)
     monkeypatch.setattr(client_machine, "fix_round", naive)
+    monkeypatch.setattr("lightsecagg.protocol.roles.registration.fix_round", naive)
 
 
 def show_another_order(federation: Federation) -> tuple[Network, int, Callable[[int], int]]:

@@ -47,7 +47,7 @@ def test_secagg_needs_t_holders_of_every_secret() -> None:
     federation.advance(Phase.RECOVER)
     said = []
     while server.phase is Phase.RECOVER and federation.step():
-        said.append((len(server._flight.answers), server.can_proceed))
+        said.append((len(server.in_flight.flight.answers), server.can_proceed))
     threshold = server.settings.sharing_threshold
     assert {enough for answers, enough in said if 0 < answers < threshold} == {False}
     assert (threshold, True) in said

@@ -381,7 +381,7 @@ def test_S46_coefficients_follow_from_what_the_owner_has_sealed(share_mode: Shar
     assert not [s for s, _, data in network.wire if s == odd and is_upload(federation, data)]
     refused = network.clients[odd].refused_shares
     assert refused == dict.fromkeys(
-        federation.ids[1:], "the share is not bound to the header that it came with"
+        federation.ids[1:], "share 0: the share is not bound to the header that it came with"
     )
 
 

@@ -205,7 +205,7 @@ def test_S29_every_message_has_an_answer_while_only_a_result_is_awaited(
         server.receive(999, message_of(network, client, kind))
     assert server.proceed() == []
     assert server.drop(federation.ids[1]) == []
-    assert server.request_for(client) == []
+    assert server.rejoin(client) == []
     assert server.pending == server.refusals.keys() == set()
     while network.jobs:
         network.finish_job()

@@ -614,7 +614,7 @@ class SyncRound(Wire):
         match output:
             case NeedInput() if party in self._updates:
                 update = Update(self._updates[party])
-                self.call(party, partial(self.clients[party].set_input, update, self._model))
+                self.call(party, partial(self.clients[party].set_input, update, model=self._model))
             case Aggregate():
                 self.result = self.quantizer.dequantise(output.total, 1)
 

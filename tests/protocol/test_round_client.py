@@ -111,7 +111,7 @@ GENUINE = {
     "Advertised": "r m x x x x m x i",
     "Sharing": "i i m m x x m x x",
     "Sharing, shares held": "i i i m x x m x x",
-    "Sharing, closed": "i i i r x x m x x",
+    "Sharing, closed": "i i i i x x m x x",
     "Uploaded": "i i i r m x m x x",
     "Signed": "i i i i r m m x x",
     "Answered": "i i i i r r m x x",

@@ -17,9 +17,9 @@ A client may be one of the two alone. One that only holds draws no masks; one th
 keeps no share, reports on none and answers for no sum, like a client that is away.
 
 Where the roster serves one sum (`Settings.one_sum`, a round) the mask is drawn with the roster, and
-there is a barrier: SharesClosed names those whose shares are complete. Then the client reports on
-the shares that it holds, and its update leaves. Nothing of a peer is taken after that, and the keys
-go with the upload. Without protection there is no roster: everything begins with the opening.
+there is a barrier: SharesClosed names those whose shares are complete. Then its update leaves, and
+right before it the reports on the shares that are held here. Nothing of a peer is taken after that,
+and the keys go with the upload. Without protection there is no roster: everything begins with the opening.
 
 A failed buffer is never formed again: its masks are burnt. A client whose process ends goes on from
 its `snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.
@@ -314,10 +314,12 @@ class Client(ClientMachine[AnyState]):
             return []
         if state.contributor is None or state.contributor.pending is None:
             return []
-        ready, outputs = self._contributor.upload_pending(self._seat(state), state.contributor)
+        seat = self._seat(state)
+        ready, (*stored, upload) = self._contributor.upload_pending(seat, state.contributor)
+        reports = self._holder.report_all(seat, state.holder) if state.holder else []
         self._key_cache = None
         self.state = replace(state, contributor=ready, private_keys=())
-        return outputs
+        return [*stored, *reports, upload]
 
     # -- the two machines --------------------------------------------------------------------
 
@@ -435,7 +437,7 @@ class Client(ClientMachine[AnyState]):
         return [*drawn.outputs, NeedInput()]
 
     def _on_shares_closed(self, state: Registered, message: SharesClosed) -> list[Output]:
-        """Of a round: report on what is held, and upload; or leave, if no sum can be answered."""
+        """Of a round: upload; or leave, if no sum can be answered."""
         scheme, holder = self._scheme(state), state.holder
         if not scheme.settings.one_sum or holder is None:
             raise RemoteProtocolError(self._unexpected(message, holder))
@@ -449,9 +451,8 @@ class Client(ClientMachine[AnyState]):
             reason = f"the shares of {len(missing)} peers are missing; too few are held here"
             self._forget(reason)
             return [Send(SERVER, Refusal(ROUND, missing)), RoundAborted(reason)]
-        reports = self._holder.report_all(seat, holder)
         self.state = replace(state, owners=message.owners)
-        return [*reports, *self._upload_if_ready()]
+        return self._upload_if_ready()
 
     def _on_repeated_close(
         self, state: Registered, holder: AnyHolding, message: SharesClosed
@@ -459,9 +460,10 @@ class Client(ClientMachine[AnyState]):
         """A server that resumes after a crash says again what it had said, and hears the same."""
         if message.owners != state.owners:
             raise RemoteProtocolError("the server closed sharing twice, with different owners")
-        if holder.time >= 0:
-            return self._on_late(state, message)  # the shares are burnt
-        return self._holder.report_all(self._seat(state), holder)
+        seat = self._seat(state)
+        if not seat.update or holder.time >= 0:
+            return self._on_late(state, message)  # nothing has left yet, or the shares are burnt
+        return self._holder.report_all(seat, holder)
 
 
 TRANSITIONS: Table = table(

@@ -313,12 +313,12 @@ class OneSum(Sums):
             suspects=tuple(sorted({*flight.suspects, *findings.named})),
             accused=tuple(sorted(findings.accused)),
         )
-        self._parts.in_flight.end()
+        flight.end()
         return [aggregate]
 
     def fail(self, reason: str) -> list[Output]:
         """The round has none."""
-        self._parts.in_flight.end()
+        self._parts.in_flight.flight.end()
         return self._course.abort(reason)
 
     # -- who is back, and a server that is ---------------------------------------------------

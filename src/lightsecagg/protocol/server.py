@@ -41,6 +41,7 @@ from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.errors import (
     DecodeError,
     LocalProtocolError,
+    ParameterError,
     RecoveryError,
     RemoteProtocolError,
 )
@@ -121,6 +122,8 @@ class Server(ServerMachine):
             durable,
         )
         one_sum = settings.one_sum
+        if one_sum and buffer_size:
+            raise ParameterError("a round has one sum: buffers need settings with buffering")
         self._sums: Sums = OneSum(parts) if one_sum else Buffers(parts, buffer_size, time)
         self._answers = scheme_of(settings.protocol).server.answer_type
         if Phase.ADVERTISE not in settings.traits.phases and one_sum:
@@ -195,8 +198,9 @@ class Server(ServerMachine):
         flight = self.in_flight.recovery
         if isinstance(message, Consent | Refusal | AggregatedShare) and flight is not None:
             handler = handler if message.time == flight.time else Server._on_late
-        if self.settings.one_sum and sender in self._away.gone:
-            return Server._on_late  # no phase waits for it, and it is out of all that follow
+        settled = flight is not None and flight.collected
+        if self.settings.one_sum and (settled or sender in self._away.gone):
+            return Server._on_late  # all that can still happen is a result, or it is out
         return handler
 
     def leave(self, client: int) -> list[Output]:
