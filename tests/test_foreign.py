@@ -25,9 +25,9 @@ from lightsecagg.drivers.federation.durable import checksummed, write_synced
 from lightsecagg.errors import ConfigurationError, DecodeError, JournalError, LightSecAggError
 from lightsecagg.protocol import settings
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
-from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session import envelope
 

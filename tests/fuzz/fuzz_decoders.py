@@ -17,6 +17,7 @@ from async_driver import AsyncFederation
 from film import Film
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from fuzz_target import Target
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from mortal import Mortal
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
@@ -26,7 +27,6 @@ from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.dashboard.web import Gate, RefusedError, parse_request
 from lightsecagg.drivers.federation.durable import checksummed
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
 from lightsecagg.drivers.flower import node, parcels
 from lightsecagg.drivers.flower.node import Memory as NodeMemory
@@ -51,11 +51,10 @@ from lightsecagg.field.prime import DEFAULT_FIELD, PrimeField
 from lightsecagg.field.words import WORDS
 from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.client import Client
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
-from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session import envelope

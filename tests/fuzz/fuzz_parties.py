@@ -24,7 +24,7 @@ from test_histories import KINDS
 
 from lightsecagg.errors import CryptoError, DecodeError, RemoteProtocolError
 from lightsecagg.protocol.interface import SERVER
-from lightsecagg.protocol.messages import AggregatedShare, MaskedUpload, MaskedUpload
+from lightsecagg.protocol.messages import AggregatedShare, MaskedUpload
 from lightsecagg.session.envelope import name_of
 
 # -- decisions ------------------------------------------------------------------------------------

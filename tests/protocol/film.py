@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bundles import Part, whole
+from bundles import Part as Piece
+from bundles import whole
 from driver import MALICIOUS, Federation
 
 from lightsecagg.crypto.entropy import Entropy, system_entropy
 from lightsecagg.params import ShareMode, ThreatModel
 from lightsecagg.protocol.client import Client, Registered
 from lightsecagg.protocol.interface import SERVER, Send
-from lightsecagg.protocol.kept_shares import Answered, Signed
+from lightsecagg.protocol.kept_shares import Answered, Part, Signed
 from lightsecagg.protocol.messages import (
     AbortRound,
     Advertise,
@@ -34,6 +36,8 @@ from lightsecagg.protocol.messages import (
     UnmaskingShares,
     UploadDropped,
 )
+from lightsecagg.protocol.schemes.interface import MaskRef, Term
+from lightsecagg.protocol.share_exchange import Share
 
 STEPS = (
     "Waiting",
@@ -63,6 +67,24 @@ def step_of(client: Client) -> str:
     return "Sharing, shares held" if full else "Sharing"
 
 
+def held_by(client: Client) -> dict[MaskRef, Share]:
+    """The shares that a client holds."""
+    assert isinstance(client.state, Registered)
+    assert client.state.holder is not None
+    found: dict[MaskRef, Share] = {}
+    for owner, of in client.state.holder.kept.items():
+        for serial, kept in of.items():
+            kind, data = kept.share
+            assert not isinstance(data, Part)
+            found[MaskRef(owner, serial)] = (kind, data)
+    return found
+
+
+def terms(survivors: Iterable[int]) -> list[Term]:
+    """The masks of a round's sum."""
+    return [Term(MaskRef(client)) for client in survivors]
+
+
 @dataclass
 class Film:
     """Snapshots of the first client of a round, and what it was sent."""
@@ -87,7 +109,7 @@ class Film:
         self._keep("Waiting", client)
         network.start()
 
-        def tamper(sender: int, recipient: int, message: Part) -> list[Part]:
+        def tamper(sender: int, recipient: int, message: Piece) -> list[Piece]:
             if recipient == self.me:
                 self.genuine.setdefault(type(whole(message)), whole(message))
                 if isinstance(message, SealedShare):
@@ -162,7 +184,7 @@ class Film:
             entropy=self.entropy,
         )
 
-    def deliver(self, client: Client, part: Part) -> list[bytes]:
+    def deliver(self, client: Client, part: Piece) -> list[bytes]:
         """The bytes that the client sends in return."""
         codec = self.federation.codec
         outputs = client.receive(SERVER, codec.decode(codec.encode(whole(part))))

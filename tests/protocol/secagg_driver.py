@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import parts_of, whole
+from disk import Disk
 from links import stored
 
 from lightsecagg.crypto.identity import IdentityKey
@@ -92,6 +93,8 @@ class Federation(Wire):
     """Whether the server is told who is gone, or has to wait for its deadline."""
     round_number: int = 1
     client_class: type[Client] = Client
+    disk: Disk | None = None
+    """Of a durable server."""
     tamper: Callable[[int, int, Message], Message | None] | None = None
     """(sender, recipient, message) -> what arrives instead; None for nothing."""
     log: list[tuple[int, int, Message]] = field(default_factory=list)
@@ -191,7 +194,7 @@ class Federation(Wire):
 
     def compute(self, party: int, outputs: Sequence[object]) -> Sequence[object]:
         """A durable server's uploads are stored on the spot."""
-        kept = stored(self.server, outputs) if party == SERVER else outputs
+        kept = stored(self.server, outputs, self.disk) if party == SERVER else outputs
         return super().compute(party, kept)
 
     def carry(self, packet: Packet) -> Iterable[Packet]:
@@ -231,7 +234,7 @@ class Federation(Wire):
         assert self.fault is not None
         if self.fault.phase is not Phase.SHARE:
             return True
-        members = len(self.server.roster.members)
+        members = len(self.server.members)
         return self.shares_of(sender) == self.settings.degree(members)
 
     def shares_of(self, sender: int) -> int:

@@ -388,7 +388,7 @@ def test_S46_a_share_under_another_header_is_not_held() -> None:
         assert 1 not in fed.clients[5].state.holder.kept[0]  # type: ignore[union-attr]
     (said,) = fed.tell(5, mine)
     assert isinstance(said, Reports)
-    assert len(said.reports[0].values) == BLINDS
+    assert len(said.reports[0].values) == 4 * BLINDS
 
 
 def test_S46_the_coefficients_are_those_of_the_header() -> None:

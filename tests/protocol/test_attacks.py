@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bundles import relayed
 from driver import HONEST, MALICIOUS, PAPER, SEEDED, Federation, Network, request
-from film import step_of
+from film import held_by, step_of, terms
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import MaskAlreadyUsed, RemoteProtocolError
@@ -47,7 +47,7 @@ from lightsecagg.protocol.messages import (
 )
 from lightsecagg.protocol.roster import Round, sign_keys
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
-from lightsecagg.protocol.schemes.interface import Findings, MaskRef, Term
+from lightsecagg.protocol.schemes.interface import Findings
 from lightsecagg.protocol.settings import Settings
 
 MODES = [PAPER, SEEDED]
@@ -277,15 +277,11 @@ class Split:
         """The colluder's share of the victim's mask, and of the others' sum."""
         state = client.state
         assert isinstance(state, Registered)
-        assert state.holder is not None
         others = tuple(c for c in self.ids if c != self.victim)
-        kept = state.holder.kept
-        held = {
-            MaskRef(owner): (of[0].share[0], bytes(of[0].share[1])) for owner, of in kept.items()
-        }  # type: ignore[arg-type]
+        held = held_by(client)
         scheme, owners = client._scheme(state), state.owners or ()
-        of_victim = scheme.answer(held, [Term(MaskRef(self.victim))], owners)
-        of_others = scheme.answer(held, [Term(MaskRef(c)) for c in others], owners)
+        of_victim = scheme.answer(held, terms([self.victim]), owners)
+        of_others = scheme.answer(held, terms(others), owners)
         assert isinstance(of_victim, AggregatedShare)
         assert isinstance(of_others, AggregatedShare)
         return of_victim.vector, of_others.vector

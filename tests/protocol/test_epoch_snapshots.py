@@ -307,9 +307,9 @@ def test_malformed_snapshots_are_refused(state: str) -> None:
         restore(fed, 0, snapshot + b"\0")
 
 
-def reseal(payload: bytes, mode: str = "epoch") -> bytes:
+def reseal(payload: bytes) -> bytes:
     """With a good checksum: whoever wrote it meant it."""
-    return context_hash(f"{mode} snapshot", payload) + payload
+    return context_hash("client snapshot", payload) + payload
 
 
 def test_S41_a_snapshot_that_holds_something_else_is_refused_whatever_its_checksum() -> None:

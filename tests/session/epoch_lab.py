@@ -18,8 +18,7 @@ from lightsecagg.field.quantization import Quantizer
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.buffering import Buffering
-from lightsecagg.protocol.server import Server
-from lightsecagg.protocol.interface import Promised, LedgerChanged
+from lightsecagg.protocol.interface import LedgerChanged, Promised
 from lightsecagg.protocol.jobs import Upload, UploadInMemory
 from lightsecagg.protocol.journal_facts import (
     SumAnnounced,
@@ -30,10 +29,11 @@ from lightsecagg.protocol.journal_facts import (
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import SealedShare, SumRequest, Tag
 from lightsecagg.protocol.policy import Policy
+from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings, version_hash
 from lightsecagg.session.epoch import EpochInProgress
 from lightsecagg.session.epoch_client import EpochClientSession
-from lightsecagg.session.epoch_server import EpochServerSession, UnfinishedEpoch
+from lightsecagg.session.epoch_server import EpochServerSession
 from lightsecagg.session.interface import (
     Announcement,
     AnyRecord,
@@ -48,7 +48,7 @@ from lightsecagg.session.interface import (
     StoreFailed,
     Trained,
 )
-from lightsecagg.session.past import Past
+from lightsecagg.session.past import Past, Unfinished
 from lightsecagg.session.plan import Flushing
 
 BUFFERING = Buffering(StalenessTable((1,) * 6, 1), max_updates=4)
@@ -122,7 +122,7 @@ class EpochDisk:
     def announcement(self) -> Announcement:
         return Announcement(self.model.tobytes())
 
-    def unfinished(self, lab: EpochLaboratory) -> UnfinishedEpoch | None:
+    def unfinished(self, lab: EpochLaboratory) -> Unfinished | None:
         left = [number for number in self.opened if number not in self.over]
         if not left:
             return None
@@ -135,7 +135,7 @@ class EpochDisk:
             return self.shares.get((owner, serial), ())
 
         settings = self.opened[number]
-        return UnfinishedEpoch(settings, self.facts, recall, recall_shares, lab.allow_list)
+        return Unfinished(settings, self.facts, recall, recall_shares, lab.allow_list)
 
 
 class EpochLaboratory(Laboratory):
@@ -304,7 +304,7 @@ class EpochLaboratory(Laboratory):
     @property
     def promised(self) -> tuple[set[tuple[int, int]], SumRequest | None]:
         """The uploads that are not past, and the buffer in flight."""
-        flight = self.party._flight
+        flight = self.party.in_flight.recovery
         needed = {(mask.owner, mask.serial) for mask in self.party._needed()}
         return needed, None if flight is None else flight.request
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lightsecagg.crypto.identity import IdentityKey
+from lightsecagg.errors import JournalError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import Parameters, ThreatModel
@@ -21,13 +23,13 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
     LedgerChanged,
-    SharingClosed,
-    SurvivorsChosen,
+    Promised,
     Update,
-    UploadTaken,
 )
 from lightsecagg.protocol.jobs import Compute, Job, UploadInMemory, complete
+from lightsecagg.protocol.journal_facts import SumAnnounced, encode_fact
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.messages import Tag
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.envelope import name_of
@@ -55,9 +57,8 @@ from lightsecagg.session.interface import (
     TakeMembers,
     Train,
     Trained,
-    UploadDiscarded,
 )
-from lightsecagg.session.past import Past, PromisedRound, UnfinishedRound
+from lightsecagg.session.past import Past, Unfinished
 from lightsecagg.session.plan import Plan
 from lightsecagg.session.record import RoundRecord
 from lightsecagg.session.round_client import RoundClientSession
@@ -66,6 +67,12 @@ from lightsecagg.session.round_server import RoundServerSession
 DIMENSION = 5
 SESSION = bytes(range(32))
 CLIENTS = 6
+
+
+def recall(uploads: dict[int, UploadInMemory], tag: Tag) -> UploadInMemory:
+    if tag.owner not in uploads:
+        raise JournalError(f"no upload of client {tag.owner} is stored")
+    return uploads[tag.owner]
 
 
 class Disk:
@@ -78,19 +85,21 @@ class Disk:
         """Which records find the disk full."""
 
     def store(self, number: int, record: AnyRecord) -> UploadInMemory | None:
-        entry = self.rounds.setdefault(number, {"uploads": {}, "survivors": None, "over": None})
+        entry = self.rounds.setdefault(
+            number, {"facts": [], "uploads": {}, "survivors": None, "over": None}
+        )
         match record:
             case RoundOpened(settings):
                 entry["settings"] = settings
-            case SharingClosed(roster, closed):
-                entry["roster"], entry["closed"] = roster, closed
-            case UploadTaken(client, upload):
-                entry["uploads"][client] = upload
-                return UploadInMemory(upload.vector)
-            case SurvivorsChosen(survivors):
-                entry["survivors"] = survivors
-            case UploadDiscarded(client):
-                del entry["uploads"][client]
+            case Promised(facts, upload):
+                entry["facts"] += map(encode_fact, facts)
+                for fact in facts:
+                    if isinstance(fact, SumAnnounced):
+                        entry["survivors"] = fact.request.survivors
+                if upload is not None:
+                    stored = UploadInMemory(upload.vector.copy())
+                    entry["uploads"][upload.tag.owner] = stored
+                    return stored
             case RoundAbandoned(reason):
                 entry["over"] = reason
             case LedgerChanged():
@@ -102,13 +111,17 @@ class Disk:
         for number, entry in self.rounds.items():
             if entry["over"] is not None:
                 continue
-            promised = None
-            if entry["uploads"] and "roster" in entry:
-                uploads = [(c, u, UploadInMemory(u.vector)) for c, u in entry["uploads"].items()]
-                promised = PromisedRound(
-                    entry["settings"], entry["roster"], entry["closed"], uploads, entry["survivors"]
+            uploads: dict[int, UploadInMemory] = entry["uploads"]
+            unfinished.append(
+                Unfinished(
+                    entry["settings"],
+                    entry["facts"],
+                    partial(recall, uploads),
+                    lambda owner, serial: (),
+                    allow_list,
+                    bool(uploads),
                 )
-            unfinished.append(UnfinishedRound(number, promised, allow_list))
+            )
         return Past(1 + max(self.rounds, default=0), self.completed, unfinished=unfinished)
 
 

@@ -301,4 +301,5 @@ def test_every_record_comes_before_what_it_accounts_for() -> None:
 
     session.handle = watched  # type: ignore[method-assign]
     lab.settle()
-    assert order == [["Store", "Post"]] * 3, "keys, upload, signature"
+    posts = [["Store", "Post"], ["Store", "Post", "Post"], ["Store", "Post"]]
+    assert order == posts, "keys; reports and upload; signature"

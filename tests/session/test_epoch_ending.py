@@ -30,7 +30,7 @@ def with_somebody_outside(waiting: int, clients: int = 9, **options: Any) -> Epo
     lab = opened(clients=clients, flushing=Flushing(renew=1), **kind)
     lab.hold_jobs = True
     finish_training(lab, *range(K))
-    assert lab.party._flight is not None
+    assert lab.party.in_flight.recovery is not None
     finish_training(lab, *range(K, K + waiting))
     lab.trainings = [each for each in lab.trainings if each[0] != clients - 1]
     lab.restart(clients - 1)
@@ -107,7 +107,7 @@ def test_R31_an_upload_on_its_way_when_the_epoch_closes_is_refused_and_not_ackno
     send(lab, 6)
     send(lab, 5)  # behind that of client 6, with which the epoch closes
     lab.settle()
-    assert lab.party._flight is not None
+    assert lab.party.in_flight.recovery is not None
     assert (lab.clients[6].rounds, lab.clients[5].rounds) == (1, 0)
     refused = "client 5: the server has not taken its update, which is spent all the same"
     assert refused in lab.client_log

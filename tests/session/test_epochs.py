@@ -12,7 +12,7 @@ from epoch_lab import BUFFERING, EpochDisk, EpochLaboratory, finish_training, op
 from laboratory import needs_laboratory
 from lightsecagg.field.staleness import StalenessTable
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.interface import SERVER, Promised, Phase
+from lightsecagg.protocol.interface import SERVER, Phase, Promised
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.messages import Opening, SumRequest
 from lightsecagg.protocol.policy import Policy
@@ -307,7 +307,7 @@ def test_R52_a_buffer_that_would_fail_without_the_absent_waits_until_its_deadlin
     lab.settle(lambda: lab.party.phase is Phase.AGREE)
     lab.disconnect(4, 5)
     lab.wait(lab.plan.grace + 5)
-    assert lab.party._flight is not None
+    assert lab.party.in_flight.recovery is not None
     assert lab.renewals == []
     if come_back:
         lab.connect(4)
@@ -370,7 +370,7 @@ def test_R40_a_server_that_is_told_to_stop_begins_no_other_buffer() -> None:
     lab = opened()
     lab.hold_jobs = True
     finish_training(lab, 0, 1, 2, 3)
-    assert lab.party._flight is not None
+    assert lab.party.in_flight.recovery is not None
     finish_training(lab, 4, 5)
     lab.tell(Stop())
     lab.hold_jobs = False
@@ -418,7 +418,7 @@ def test_fedbuff_runs_without_protection_over_the_same_sessions(crash: bool) -> 
     lab.hold_jobs = True
     lab.connect()
     lab.wait(2)
-    assert lab.party._flight is not None
+    assert lab.party.in_flight.recovery is not None
     kinds = {kind for _, kind in lab.seen}
     assert kinds == {"Hello", "Advertise", "Fetch", "MaskedUpload"}, "nobody is asked for shares"
     if crash:
@@ -534,7 +534,7 @@ def test_R31_a_buffer_in_flight_waits_for_those_who_were_away_when_its_server_wa
     client, train = next(each for each in lab.trainings if each[0] == 3)
     lab.trainings.remove((client, train))
     lab.do(3, lab.clients[3].handle(Trained(0, lab.update(3, 0)), lab.now))
-    lab.settle(lambda: lab.party._flight is not None and len(signatures(lab)) == 3)
+    lab.settle(lambda: lab.party.in_flight.recovery is not None and len(signatures(lab)) == 3)
     (unsigned,) = {0, 1, 2, 3} - set(signatures(lab))
     lab.disconnect(unsigned)
     lab.crash()
@@ -547,7 +547,7 @@ def test_R31_a_buffer_in_flight_waits_for_those_who_were_away_when_its_server_wa
 
 
 def signatures(lab: EpochLaboratory) -> dict[int, bytes]:
-    flight = lab.party._flight
+    flight = lab.party.in_flight.recovery
     return {} if flight is None else dict(flight.agreement.signatures)
 
 
@@ -727,7 +727,7 @@ def test_S09_a_server_that_announces_two_buffers_for_one_time_gets_no_second_ans
     lab = opened()
     lab.hold_jobs = True
     finish_training(lab, 0, 1, 2, 3)
-    flight = lab.party._flight
+    flight = lab.party.in_flight.recovery
     assert flight is not None
     codec, victim = Codec(lab.settings.field), lab.clients[5]
     other = SumRequest(flight.time, flight.request.tags[1:])

@@ -20,21 +20,20 @@ from lightsecagg.protocol.interface import (
     Output,
     Persist,
     Phase,
+    Promised,
     RoundAborted,
     Send,
-    SharingClosed,
-    SurvivorsChosen,
-    UploadTaken,
 )
 from lightsecagg.protocol.jobs import Compute, SumUploads
+from lightsecagg.protocol.journal_facts import SharingClosed, SumAnnounced
 from lightsecagg.protocol.messages import (
     AbortRound,
     Consent,
     MaskedUpload,
     Message,
     Refusal,
-    Roster,
-    SharesClosed,
+    SumRequest,
+    Tag,
 )
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -81,8 +80,19 @@ SETTINGS = Settings(
     AllowList({client: IdentityKey.generate().public for client in EVERYBODY}).digest,
 )
 CODEC = Codec(SETTINGS.field)
-UPLOAD = MaskedUpload(b"\0", np.zeros(DIMENSION, np.uint32))
-CLOSED = SharingClosed(Roster(()), SharesClosed(EVERYBODY[:5]))
+UPLOAD = MaskedUpload(Tag(2), np.zeros(DIMENSION, np.uint32))
+CLOSED = Promised((SharingClosed(tuple((c, b"") for c in EVERYBODY[:5])),), one_sum=True)
+
+
+def taken(client: int) -> Promised:
+    """The record of this client's upload."""
+    return Promised((), MaskedUpload(Tag(client), UPLOAD.vector), one_sum=True)
+
+
+def chosen_of(*survivors: int) -> Promised:
+    """The record of U1."""
+    request = SumRequest(0, tuple(map(Tag, survivors)))
+    return Promised((SumAnnounced(request, (), ()),), one_sum=True)
 
 
 class StubParty:
@@ -92,6 +102,8 @@ class StubParty:
         self.phase = Phase.ADVERTISE
         self.pending: frozenset[int] = frozenset(EVERYBODY)
         self.late_messages: Counter[str] = Counter()
+        self.uploaders: frozenset[int] = frozenset()
+        self.asked: tuple[int, ...] = ()
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, list[Output]] = {}
 
@@ -115,10 +127,13 @@ class StubParty:
         return self._called("computed", job)
 
     def stored(self, record: Any, upload: Any) -> list[Output]:
-        return self._called("stored", record.client, upload is not None)
+        return self._called("stored", record.sender, upload is not None)
 
-    def request_for(self, client: int) -> list[Output]:
-        return self._called("request_for", client)
+    def unstored(self, record: Any) -> list[Output]:
+        return self._called("unstored", record.sender)
+
+    def rejoin(self, client: int) -> list[Output]:
+        return self._called("rejoin", client)
 
 
 class Scene:
@@ -134,8 +149,8 @@ class Scene:
         plan = Plan(grace=GRACE)
         settings = (self.party, SETTINGS, EVERYBODY, plan, self.peers, self.effects.append)
         if stored is not None:
-            self.party.phase = Phase.UPLOAD
-        self.round = RoundInProgress(*settings, self.now, stored=stored)
+            self.party.phase, self.party.uploaders = Phase.UPLOAD, frozenset(stored)
+        self.round = RoundInProgress(*settings, self.now, resumed=stored is not None)
         self.effects.clear()
         self.round.begin([], self.now)
 
@@ -331,16 +346,16 @@ def test_who_can_still_be_in_the_sum_counts_alone() -> None:
 
 def test_of_the_survivors_none_is_given_up_whom_the_sum_needs() -> None:
     scene = Scene([0])
-    chosen = SurvivorsChosen((0, 1, 2, 3))
+    chosen = chosen_of(0, 1, 2, 3)
     scene.release(Persist(chosen))
-    assert scene.round.survivors == chosen.survivors
+    assert scene.round.survivors == (0, 1, 2, 3)
     scene.round.on_stored(chosen, None, scene.now)
     scene.leave(3)
     scene.after(10 * GRACE)
     assert not scene.calls("drop"), "four are needed, and clients 4 and 5 are none of them"
 
 
-@pytest.mark.parametrize("record", [CLOSED, SurvivorsChosen((0, 1, 2, 3))])
+@pytest.mark.parametrize("record", [CLOSED, chosen_of(0, 1, 2, 3)])
 def test_a_phase_waits_for_the_promise_that_it_begins_with(record: Any) -> None:
     scene = Scene()
     scene.party.phase = Phase.RECOVER
@@ -348,7 +363,7 @@ def test_a_phase_waits_for_the_promise_that_it_begins_with(record: Any) -> None:
     scene.release(Persist(record))
     assert scene.of(Store) == [Store(NUMBER, record)]
     assert not scene.of(PhaseBegan)
-    scene.round.on_stored(SurvivorsChosen((9,)), None, scene.now)
+    scene.round.on_stored(chosen_of(9), None, scene.now)
     assert not scene.of(PhaseBegan)
     scene.now += 1.0
     scene.round.on_stored(record, None, scene.now)
@@ -356,11 +371,11 @@ def test_a_phase_waits_for_the_promise_that_it_begins_with(record: Any) -> None:
     assert scene.round.record.phases["advertise"].seconds == 1.0
 
 
-@pytest.mark.parametrize("record", [CLOSED, SurvivorsChosen((0, 1, 2, 3))])
+@pytest.mark.parametrize("record", [CLOSED, chosen_of(0, 1, 2, 3)])
 def test_R36_a_promise_that_cannot_be_stored_ends_the_round(record: Any) -> None:
     scene = Scene()
     scene.release(Persist(record))
-    scene.round.on_store_failed(SurvivorsChosen((9,)), "not this one", scene.now)
+    scene.round.on_store_failed(chosen_of(9), "not this one", scene.now)
     assert not scene.round.is_over
     scene.effects.clear()
     scene.round.on_store_failed(record, "the disk is full", scene.now)
@@ -375,7 +390,7 @@ def test_R36_a_promise_that_cannot_be_stored_ends_the_round(record: Any) -> None
 def test_an_upload_counts_and_is_acknowledged_when_it_is_stored() -> None:
     scene = Scene()
     scene.enter(Phase.UPLOAD)
-    record = UploadTaken(2, UPLOAD)
+    record = taken(2)
     scene.party.answers["receive"] = [Persist(record)]
     scene.say(2, UPLOAD)
     assert scene.of(Store) == [Store(NUMBER, record)]
@@ -399,7 +414,7 @@ def test_an_upload_of_the_round_before_is_none_of_this_one() -> None:
     scene = Scene()
     scene.enter(Phase.UPLOAD)
     scene.effects.clear()
-    old, new = UploadTaken(2, UPLOAD), UploadTaken(3, UPLOAD)
+    old, new = taken(2), taken(3)
     scene.release(Persist(new))
     scene.round.on_stored(old, object(), scene.now)  # type: ignore[arg-type]
     scene.round.on_store_failed(old, "the disk is full", scene.now)
@@ -414,11 +429,11 @@ def test_an_upload_of_the_round_before_is_none_of_this_one() -> None:
 def test_R36_an_upload_that_cannot_be_stored_costs_its_sender_the_round() -> None:
     scene = Scene()
     scene.enter(Phase.UPLOAD)
-    record = UploadTaken(2, UPLOAD)
+    record = taken(2)
     scene.release(Persist(record))
     scene.effects.clear()
     scene.round.on_store_failed(record, "the disk is full", scene.now)
-    assert scene.calls("stored") == [(2, False)]
+    assert scene.calls("unstored") == [(2,)]
     assert scene.told(2) == [RoundOver(NUMBER, "the server could not store the upload")]
     lines = [line.message % line.arguments for line in scene.of(Log)]
     assert lines == [
@@ -492,7 +507,7 @@ def test_who_greets_with_the_number_is_asked_again_and_anybody_else_is_out() -> 
     scene = Scene()
     scene.enter(Phase.UPLOAD)
     scene.effects.clear()
-    scene.party.answers["request_for"] = [Send(1, AbortRound("again"))]
+    scene.party.answers["rejoin"] = [Send(1, AbortRound("again"))]
     scene.round.take(Greeted(1, NUMBER), scene.now)
     assert len(scene.told(1)) == 1
     scene.round.take(Greeted(2, -1), scene.now)
@@ -502,7 +517,7 @@ def test_who_greets_with_the_number_is_asked_again_and_anybody_else_is_out() -> 
     assert scene.calls("drop") == [(2,), (3,)]
     scene.round.take(Greeted(2, NUMBER), scene.now)
     assert scene.told(2) == [RoundOver(NUMBER, "the round goes on without this client")]
-    assert scene.calls("request_for") == [(1,)]
+    assert scene.calls("rejoin") == [(1,)]
 
 
 def test_a_withdrawal_is_heard_once_and_from_members_alone() -> None:

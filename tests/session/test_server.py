@@ -18,11 +18,10 @@ from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
     LedgerChanged,
-    SharingClosed,
-    SurvivorsChosen,
-    UploadTaken,
+    Promised,
 )
 from lightsecagg.protocol.jobs import SumUploads
+from lightsecagg.protocol.journal_facts import SharingClosed, SumAnnounced
 from lightsecagg.session import server
 from lightsecagg.session.envelope import (
     MAX_SEEN,
@@ -121,7 +120,7 @@ EVENTS: dict[str, Event] = {
     "a second hello": Received(0, pack_control(Hello(VERSION, -1))),
     "a withdrawal": Received(0, pack_control(Withdraw(1, "why not"))),
     "a message of another round": Received(0, pack_protocol(99, b"\x01\x01")),
-    "an old record": Stored(SurvivorsChosen((1, 2))),
+    "an old record": Stored(Promised(one_sum=True)),
     "an old record that failed": StoreFailed(RoundAbandoned("x"), "the disk is full"),
     "a result that nobody asked for": Computed(JOB, np.zeros(DIMENSION, np.uint32)),
     "a job that nobody asked for, failed": ComputeFailed(JOB, "a file is gone"),
@@ -197,7 +196,9 @@ def test_R31_another_survivor_set_than_the_announced_one_is_refused() -> None:
     lab.until_seen("Consent", 1)
     lab.crash()
     del lab.disk.rounds[1]["uploads"][0]
-    with pytest.raises(Exception, match="do not give the survivor set that was announced"):
+    with pytest.raises(
+        Exception, match="no upload of client 0 is stored; restore it, or give the round up"
+    ):
         lab.start()
 
 
@@ -295,7 +296,12 @@ def test_a_new_allow_list_is_in_use_from_the_next_round_on(state: str) -> None:
 
 
 def is_upload_of_3(record: AnyRecord) -> bool:
-    return isinstance(record, UploadTaken) and record.client == 3
+    return isinstance(record, Promised) and record.upload is not None and record.sender == 3
+
+
+def promises(record: AnyRecord, kind: type) -> bool:
+    facts = record.facts if isinstance(record, Promised) else ()
+    return any(isinstance(fact, kind) for fact in facts)
 
 
 def test_R36_an_upload_that_is_not_stored_is_not_acknowledged_nor_summed() -> None:
@@ -310,10 +316,10 @@ def test_R36_an_upload_that_is_not_stored_is_not_acknowledged_nor_summed() -> No
     assert "client 3: round 1 was aborted: the server could not store the upload" in lab.client_log
 
 
-@pytest.mark.parametrize("kind", [SharingClosed, SurvivorsChosen])
+@pytest.mark.parametrize("kind", [SharingClosed, SumAnnounced])
 def test_R36_nobody_hears_of_what_is_not_stored(kind: type) -> None:
     lab = Laboratory()
-    lab.disk.refuses = lambda record: isinstance(record, kind)
+    lab.disk.refuses = lambda record: promises(record, kind)
     lab.connect()
     lab.settle()
     (record,) = lab.records
@@ -565,7 +571,7 @@ def test_too_few_clients_end_the_federation_with_a_reason() -> None:
 
 def test_a_failed_round_is_tried_again_and_then_given_up() -> None:
     lab = Laboratory(retries=2)
-    lab.disk.refuses = lambda record: isinstance(record, SharingClosed)
+    lab.disk.refuses = lambda record: promises(record, SharingClosed)
     lab.connect()
     lab.settle()
     assert [record.round for record in lab.records] == [1, 2, 3]

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from driver import request
+from film import held_by, terms
 from secagg_driver import Fault, Federation
 
 from lightsecagg.crypto.agreement import AgreementKey
 from lightsecagg.errors import CryptoError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.field.words import WORDS
-from lightsecagg.protocol.client_machine import Closed, Table
-from lightsecagg.protocol.interface import SERVER, Aggregate, Output, Phase, Send
+from lightsecagg.protocol.client import Client
+from lightsecagg.protocol.client_machine import Closed, Seat
+from lightsecagg.protocol.holder import Holder, Step
+from lightsecagg.protocol.interface import SERVER, Aggregate, Phase, Send
+from lightsecagg.protocol.kept_shares import AnyHolding
 from lightsecagg.protocol.messages import (
     Certificate,
     MaskedUpload,
@@ -30,7 +34,6 @@ from lightsecagg.protocol.messages import (
     SumRequest,
     UnmaskingShares,
 )
-from lightsecagg.protocol.client import TRANSITIONS, Client, Uploaded, _by_mask, _terms
 from lightsecagg.protocol.schemes.registry import SCHEMES
 from lightsecagg.protocol.schemes.traits import TRAITS
 from lightsecagg.protocol.share_exchange import open_share
@@ -50,7 +53,7 @@ def loot(
     federation: Federation, answers: Mapping[int, UnmaskingShares], alive: Collection[int], v: int
 ) -> tuple[Loot, Loot]:
     """The shares of b_v and of sk_v in answers to a request that names `alive` as survivors."""
-    secagg: PairwiseMasks = federation.server._scheme
+    secagg: PairwiseMasks = federation.server._registration.scheme
     dead = set(federation.ids) - set(alive)
     shares: tuple[Loot, Loot] = ({}, {})
     for holder, answer in answers.items():
@@ -67,7 +70,7 @@ def loot(
 
 def rebuild(federation: Federation, shares: Loot) -> bytes | None:
     """The secret, if there are t shares of it."""
-    secagg: PairwiseMasks = federation.server._scheme
+    secagg: PairwiseMasks = federation.server._registration.scheme
     if len(shares) < secagg.threshold:
         return None
     holders = sorted(shares)[: secagg.threshold]
@@ -79,7 +82,7 @@ def rebuild(federation: Federation, shares: Loot) -> bytes | None:
 
 def open_upload(federation: Federation, v: int, seed: bytes, key: bytes) -> Elements:
     """x_v from the victim's upload and both of its secrets."""
-    secagg: PairwiseMasks = federation.server._scheme
+    secagg: PairwiseMasks = federation.server._registration.scheme
     agreement = AgreementKey(key)
     pairwise = {j: secagg.pairwise_seed(agreement, v, j) for j in secagg.neighbours(v)}
     (upload,) = federation.sent(MaskedUpload, v)
@@ -94,9 +97,7 @@ def ask(
     answers = {}
     for client in clients:
         try:
-            (send,) = federation.clients[client].receive(
-                SERVER, SumRequest(0, tuple(sorted(survivors)))
-            )
+            (send,) = federation.clients[client].receive(SERVER, request(tuple(sorted(survivors))))
         except RemoteProtocolError:
             continue
         if isinstance(send.message, UnmaskingShares):
@@ -107,14 +108,22 @@ def ask(
 # -- overlapping lists -----------------------------------------------------------------------
 
 
-class AnswersEverything(Client):
+class Forgetful(Holder):
     """Naive: answers every survivor set, as Algorithm descriptions that stop there suggest."""
 
-    def answer(self, state: Uploaded, message: SumRequest) -> list[Output]:
-        held, terms = _by_mask(state.held), _terms(message.survivors)
-        return [Send(SERVER, self._scheme(state).answer(held, terms, state.owners))]
+    def take(self, seat: Seat, state: AnyHolding, message: object) -> Step | None:
+        if not isinstance(message, SumRequest):
+            return super().take(seat, state, message)
+        self._seat = seat
+        held = self._shares_for(state, message)
+        answer = seat.scheme.answer(held, terms(message.survivors), seat.owners or ())
+        return state, [Send(SERVER, answer)]
 
-    transitions: ClassVar[Table] = {**TRANSITIONS, (Uploaded, SumRequest): answer}
+
+class AnswersEverything(Client):
+    """Holds shares for as many sums as the server likes."""
+
+    holder_type = Forgetful
 
 
 def ask_twice(federation: Federation) -> tuple[int, bytes | None, bytes | None]:
@@ -177,7 +186,7 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
     believed = []
     secrets = []
     for which, (alive, told) in enumerate(stories):
-        survivors = SumRequest(0, tuple(sorted(alive)))
+        survivors = request(tuple(sorted(alive)))
         parties = {
             client: federation.clients[client]
             for client in told
@@ -190,12 +199,11 @@ def test_S15_two_stories_never_give_both_secrets_in_malicious_server_mode(split:
                 federation.policy(),
                 generation=0,
             )
+        held = {c: held_by(parties[c]) for c in colluders}
         signed = {c: party.receive(SERVER, survivors)[-1].message for c, party in parties.items()}
         certificate = Certificate(0, tuple((c, m.signature) for c, m in sorted(signed.items())))
         answers = {
-            c: parties[c]
-            ._scheme(parties[c].state)
-            .answer(_by_mask(parties[c].state.held), _terms(alive), federation.ids)
+            c: parties[c]._scheme(parties[c].state).answer(held[c], terms(alive), federation.ids)
             for c in colluders
         }
         for client in set(parties) - set(colluders):
@@ -222,7 +230,7 @@ def test_S15_an_uploader_declared_dead_stays_hidden_by_its_self_mask() -> None:
     assert of_seed == {}
     key = rebuild(federation, of_key)
     assert key is not None
-    assert AgreementKey(key).public == federation.server._scheme.mask_key(v)
+    assert AgreementKey(key).public == federation.server._registration.scheme.mask_key(v)
     stolen = open_upload(federation, v, bytes(32), key)
     assert np.count_nonzero(stolen == federation.quantised(v)) <= 1
 
@@ -267,7 +275,9 @@ def read_what_was_sealed_to_the_dead(
             m for m in federation.sent(SealedShare, v) if m.owner == v and m.recipient == j
         )
         try:
-            opened = open_share(federation.server._scheme.round, AgreementKey(key), j, sealed)
+            opened = open_share(
+                federation.server._registration.scheme.round, AgreementKey(key), j, sealed
+            )
         except CryptoError:
             continue
         of_key[j] = opened[64:]
@@ -299,7 +309,7 @@ def test_S15_client_does_not_mask_with_a_few_accomplices_only(named: int) -> Non
     """A server that names only its friends as owners would know every mask but one."""
     federation = Federation(N=8, T=2, D=2)
     federation.advance(Phase.SHARE)
-    roster = federation.server.roster
+    roster = federation.server._registration.roster
     assert isinstance(roster, Roster)
     v = federation.clients[federation.ids[0]]
     v.receive(SERVER, roster)

@@ -270,14 +270,6 @@ def test_shares_are_seeds_where_the_mode_has_them() -> None:
         assert settings.traits.shares(settings) == expected
 
 
-def test_S46_an_upload_reports_four_elements_a_share_and_in_buffers_none() -> None:
-    coded, secagg = Coded().settings(), Federation().settings
-    assert coded.traits.report_length(coded) == BLINDS == 4
-    assert secagg.traits.report_length(secagg) == 0
-    buffered = AsyncFederation().settings
-    assert buffered.traits.report_length(buffered) == 0
-
-
 def test_the_longest_answer_is_foretold_whoever_drops() -> None:
     """A survivor of 20 holds shares of 10 neighbours and of itself; k of them may have dropped.
 

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
+
 from lightsecagg.drivers.federation import programs
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.demo_notes import write_sum
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.observer import set_up_logging
 from lightsecagg.drivers.federation.training_tables import VectorsTable

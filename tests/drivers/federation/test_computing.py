@@ -24,8 +24,8 @@ from lightsecagg.field.prime import DEFAULT_FIELD, Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
+from lightsecagg.protocol.server import Server
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
 from lightsecagg.session.round_server import RoundServerSession

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from network_federation import DIMENSION, NetworkFederation, contribution
 
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.messages import MaskedUpload, Message
+from lightsecagg.protocol.server import Server
 from lightsecagg.session.record import RoundRecord
 
 SERVER = Path(__file__).with_name("crashing_server.py")

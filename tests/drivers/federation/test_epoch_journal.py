@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 
 from lightsecagg.crypto.sealing import ShareKind
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from lightsecagg.errors import JournalError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
