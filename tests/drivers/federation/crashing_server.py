@@ -1,6 +1,6 @@
 """A server process for the crash tests: kills itself with SIGKILL at a chosen durable point.
 
-    python crashing_server.py server.toml DIMENSION ROUNDS [METHOD before|after COUNT]
+    python crashing_server.py server.toml DIMENSION ROUNDS [METHOD|FACT before|after COUNT]
 
 Not a test: `test_crashes` runs it.
 """
@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
-
 from lightsecagg.drivers.federation import programs
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.demo_notes import write_sum
@@ -25,22 +23,27 @@ from lightsecagg.drivers.federation.observer import set_up_logging
 from lightsecagg.drivers.federation.training_tables import VectorsTable
 
 
-def doom(method: str, moment: str, count: int) -> None:
-    kind = Journal if hasattr(Journal, method) else EpochJournal
-    original: Callable[..., Any] = getattr(kind, method)
+def doom(point: str, moment: str, count: int) -> None:
+    """Die before or after the call of a method, or the storing of a fact, for the n-th time."""
+    method = point if hasattr(Journal, point) else "store_all"
+    original: Callable[..., Any] = getattr(Journal, method)
     calls = 0
 
-    def doomed(self: Journal, *arguments: Any) -> Any:
+    def doomed(self: Journal, number: Any, *arguments: Any) -> Any:
         nonlocal calls
-        calls += 1
-        if calls == count and moment == "before":
+        facts = (
+            [fact for record in arguments[0] for fact in record.facts] if method != point else []
+        )
+        counts = method == point or any(type(fact).__name__ == point for fact in facts)
+        calls += counts
+        if counts and calls == count and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        result = original(self, *arguments)
-        if calls == count:
+        result = original(self, number, *arguments)
+        if counts and calls == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(kind, method, doomed)
+    setattr(Journal, method, doomed)
 
 
 def main() -> None:

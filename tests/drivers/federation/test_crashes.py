@@ -135,13 +135,15 @@ async def crash_and_restart(setting: Setting, death: tuple[str, str, str]) -> di
 
 POINTS = [
     ("open_round", "after", "1"),
-    ("close_sharing", "before", "1"),
-    ("close_sharing", "after", "1"),
-    ("store_uploads", "before", "2"),
-    ("store_uploads", "after", "1"),
-    ("store_uploads", "after", "2"),
-    ("announce", "before", "1"),
-    ("announce", "after", "1"),
+    ("SharingClosed", "before", "1"),
+    ("SharingClosed", "after", "1"),
+    ("UploadWaits", "before", "2"),
+    ("UploadWaits", "after", "1"),
+    ("UploadWaits", "after", "2"),
+    ("SumAnnounced", "before", "1"),
+    ("SumAnnounced", "after", "1"),
+    ("SumAgreed", "before", "1"),
+    ("SumAgreed", "after", "1"),
     ("complete", "before", "1"),
     ("complete", "after", "1"),
 ]
@@ -167,7 +169,7 @@ def test_R31_server_killed_at_every_durable_point(
         assert (old, list(survivors)) == (number, included)
     for client, rounds in found["acknowledged"].items():
         assert not rounds or number not in rounds or client in included
-    assert record["resumed"] is (death[0] in ("store_uploads", "announce", "complete"))
+    assert record["resumed"] is (death[0] not in ("open_round", "SharingClosed"))
     with np.load(setting.made.server.parent / "result.npz") as stored:
         result = stored["result"]
     expected = np.sum([setting.jobs[client].given[number] for client in included], axis=0)

@@ -483,8 +483,8 @@ def test_a_round_under_way_is_seen_in_the_folder_of_a_server_that_runs(tmp_path:
         return store_and_look
 
     journal = server._journal
-    journal.store = and_look(journal.store)  # type: ignore[method-assign]
-    journal.store_uploads = and_look(journal.store_uploads)  # type: ignore[method-assign]
+    journal.open_round = and_look(journal.open_round)  # type: ignore[method-assign]
+    journal.store_all = and_look(journal.store_all)  # type: ignore[method-assign]
 
     async def scenario() -> None:
         async with federation.connected([federation.client(i) for i in range(5)]):

@@ -17,7 +17,7 @@ from network_federation import Contribution, NetworkFederation, contribution
 
 from laboratory import needs_laboratory
 from lightsecagg.crypto.identity import IdentityKey
-from lightsecagg.drivers.federation import epoch_journal
+from lightsecagg.drivers.federation import promise_store
 from lightsecagg.drivers.federation.client import FederationClient, _is_brief
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.tables import BufferingTable
@@ -213,14 +213,14 @@ def test_R36_an_upload_that_finds_the_disk_full_is_lost_and_the_server_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not acknowledged; its owner's update from the next version counts."""
-    original = epoch_journal.write_synced
+    original = promise_store.write_synced
 
     def write(path: Path, data: bytes) -> None:
         if path.name == "1-3-0.u32":
             raise OSError(errno.ENOSPC, "No space left on device")
         original(path, data)
 
-    monkeypatch.setattr(epoch_journal, "write_synced", write)
+    monkeypatch.setattr(promise_store, "write_synced", write)
     federation = NetworkFederation(tmp_path, clients=4, buffer=3)
 
     async def scenario() -> list[RoundRecord]:

@@ -21,28 +21,47 @@ import numpy as np
 import pytest
 from small_federation import SESSION, Federation
 
-from lightsecagg.drivers.federation import durable, marked_database
+from lightsecagg.drivers.federation import durable, marked_database, promise_store
 from lightsecagg.drivers.federation import journal as journal_module
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.errors import Aborted, ConfigurationError, JournalError
-from lightsecagg.protocol.interface import Phase
-from lightsecagg.protocol.messages import MaskedUpload, Member, Roster, SharesClosed
-from lightsecagg.protocol.server import Server
-from lightsecagg.session.interface import Store
+from lightsecagg.protocol.interface import Phase, Promised
+from lightsecagg.protocol.journal_facts import (
+    SharingClosed,
+    SumAnnounced,
+    UploadWaits,
+    encode_fact,
+)
+from lightsecagg.protocol.messages import MaskedUpload, SumRequest, Tag
 from lightsecagg.session.record import RoundRecord
-from lightsecagg.session.server import State
 from memory_transport import MemoryServer
 
 UPLOADS = {
-    client: MaskedUpload(
-        b"\xff",
-        np.arange(5, dtype=np.uint32) + np.uint32(client),
-        np.arange(16, dtype=np.uint32) * np.uint32(client),
-    )
+    client: MaskedUpload(Tag(client), np.arange(5, dtype=np.uint32) + np.uint32(client))
     for client in range(8)
 }
-ROSTER = Roster(tuple(Member(i, (bytes([i]) * 32,), bytes(64)) for i in range(8)))
-CLOSED = SharesClosed(tuple(range(8)))
+
+
+def taken(client: int) -> Promised:
+    """The record of this client's upload."""
+    upload = UPLOADS[client]
+    return Promised((UploadWaits(upload.tag, 0),), upload, one_sum=True)
+
+
+def announced(*survivors: int) -> Promised:
+    """The record of U1."""
+    request = SumRequest(0, tuple(map(Tag, survivors)))
+    return Promised((SumAnnounced(request, survivors, survivors),), one_sum=True)
+
+
+def uploads_of(journal: Journal, number: int) -> dict[int, list[int]]:
+    """What is stored of a round."""
+    recall = journal.left(number, None).recall
+    return {c: recall(Tag(c)).read(0, 5).tolist() for c in journal.uploads(number)}
+
+
+EXPECTED = {client: upload.vector.tolist() for client, upload in UPLOADS.items()}
+CLOSED = Promised((SharingClosed(tuple((client, b"") for client in range(8))),), one_sum=True)
 
 
 @pytest.fixture
@@ -53,13 +72,12 @@ def state(tmp_path: Path) -> Path:
     journal = server._journal
     for number in (1, 2, 3):
         journal.open_round(replace(server._settings, round=number))
-        journal.close_sharing(number, ROSTER, CLOSED)
-        for client, upload in UPLOADS.items():
-            journal.store_upload(number, client, upload)
+        for record in (CLOSED, *map(taken, range(8))):
+            journal.store(number, record)
         if number < 3:
-            journal.announce(number, tuple(range(8)))
+            journal.store(number, announced(*range(8)))
             journal.complete(number, number, b"the model after %d rounds" % number)
-    journal.announce(3, tuple(range(8)))
+    journal.store(3, announced(*range(8)))
     journal.close()
     return tmp_path / "state"
 
@@ -91,15 +109,13 @@ def opened(state: Path) -> Journal:
 def test_everything_comes_back_as_it_was_stored(state: Path) -> None:
     journal = opened(state)
     assert journal.unfinished() == [3]
-    pending = journal.pending(3)
-    assert pending is not None
-    assert pending.settings.round == 3
-    assert pending.roster == ROSTER
-    assert pending.closed == CLOSED
-    uploaded = tuple(client for client, _, _ in pending.uploads)
-    assert uploaded == pending.survivors == tuple(range(8))
-    for client, upload in UPLOADS.items():
-        assert journal.load_upload(3, client) == upload
+    left = journal.left(3, None)
+    assert left.number == left.settings.round == 3
+    records = (CLOSED, *map(taken, range(8)), announced(*range(8)))
+    assert left.facts == [encode_fact(fact) for record in records for fact in record.facts]
+    assert left.has_uploads
+    assert uploads_of(journal, 3) == EXPECTED
+    assert journal.announced(3) == tuple(range(8))
     assert journal.load_model() == (2, b"the model after 2 rounds")
     assert journal.next_round() == 4
     journal.close()
@@ -109,15 +125,12 @@ def test_S06_it_knows_whose_latest_upload_is_in_a_sum(state: Path) -> None:
     """What a server says to a client that was away, also after a restart."""
     journal = opened(state)
     assert journal.summed() == dict.fromkeys(range(8), 2), "the third round is not over"
-    pending = journal.pending(3)
-    assert pending is not None
+    settings = journal.settings(3)
     journal.abandon(3, "too few")
     assert (journal.uploaders(), journal.summed()) == (dict.fromkeys(range(8), 3), {})
-    journal.open_round(replace(pending.settings, round=4))
-    journal.close_sharing(4, ROSTER, CLOSED)
-    for client in (0, 1, 2, 3, 4, 5):
-        journal.store_upload(4, client, UPLOADS[client])
-    journal.announce(4, (0, 1, 2, 3, 4))
+    journal.open_round(replace(settings, round=4))
+    for record in (CLOSED, *map(taken, range(6)), announced(0, 1, 2, 3, 4)):
+        journal.store(4, record)
     journal.complete(4, 3, b"the model after 3 rounds")
     journal.close()
     journal = opened(state)
@@ -127,15 +140,14 @@ def test_S06_it_knows_whose_latest_upload_is_in_a_sum(state: Path) -> None:
 
 def test_uploads_that_are_stored_together_are_one_change(state: Path) -> None:
     journal = opened(state)
-    journal.open_round(replace(journal.pending(3).settings, round=4))  # type: ignore[union-attr]
+    journal.open_round(replace(journal.settings(3), round=4))
     before = journal._db._mark.changes
-    results = journal.store_uploads(4, UPLOADS)
+    results = journal.store_all(4, [taken(client) for client in range(8)])
     assert journal._db._mark.changes == before + 1
-    assert list(results) == list(UPLOADS)
-    for client, upload in UPLOADS.items():
-        assert journal.load_upload(4, client) == upload
-        assert results[client] == journal.upload(4, client)
-    assert journal.store_uploads(4, {}) == {}
+    assert uploads_of(journal, 4) == EXPECTED
+    recall = journal.left(4, None).recall
+    assert results == [recall(Tag(client)) for client in range(8)]
+    assert journal.store_all(4, []) == []
     assert journal._db._mark.changes == before + 1
     journal.close()
 
@@ -144,18 +156,19 @@ def test_R36_of_uploads_stored_together_each_is_durable_or_refused(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(state)
-    full_disk_for(monkeypatch, lambda path: path.name == "4-3.u32")
-    results = journal.store_uploads(4, UPLOADS)
-    assert [c for c, result in results.items() if isinstance(result, JournalError)] == [3]
-    assert journal.load_upload(4, 7) == UPLOADS[7]
-    with pytest.raises(JournalError, match="no upload of client 3"):
-        journal.upload(4, 3)
+    journal.open_round(replace(journal.settings(3), round=4))
+    full_disk_for(monkeypatch, lambda path: path.name == "4-3-0.u32")
+    results = journal.store_all(4, [taken(client) for client in range(8)])
+    assert [c for c, result in enumerate(results) if isinstance(result, JournalError)] == [3]
+    assert uploads_of(journal, 4) == {c: v for c, v in EXPECTED.items() if c != 3}
+    with pytest.raises(JournalError, match="no upload 0 of client 3"):
+        journal.left(4, None).recall(Tag(3))
     with pytest.raises(JournalError, match="No space left"):
-        journal.store_upload(4, 3, UPLOADS[3])
+        journal.store(4, taken(3))
     monkeypatch.undo()
     journal._db._db.execute("DROP TABLE uploads")
-    results = journal.store_uploads(5, UPLOADS)
-    assert all(isinstance(result, JournalError) for result in results.values())
+    results = journal.store_all(5, [taken(client) for client in range(8)])
+    assert all(isinstance(result, JournalError) for result in results)
     journal.close()
 
 
@@ -168,7 +181,7 @@ def test_uploads_of_a_finished_round_are_gone(state: Path) -> None:
 
 
 def test_files_that_a_crash_left_are_swept(state: Path) -> None:
-    for name in ("uploads/2-1.u32", "uploads/3-9.u32", "uploads/3-1.tmp", "models/9.tmp"):
+    for name in ("uploads/2-1-0.u32", "uploads/3-9-0.u32", "uploads/3-1-0.tmp", "models/9.tmp"):
         (state / name).write_bytes(b"left behind")
     opened(state).close()
     assert len(list((state / "uploads").iterdir())) == 8
@@ -193,7 +206,7 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         journal = Journal(tmp_path / "state", SESSION.hex())
-        journal.store_upload(1, 0, UPLOADS[0])
+        journal.store(1, taken(0))
         modes = {
             path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777
             for path in (tmp_path / "state", *(tmp_path / "state").rglob("*"))
@@ -217,7 +230,7 @@ def flip(path: Path, position: int) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "longer", "gone", "swapped"])
 def test_R36_a_damaged_upload_is_refused(state: Path, damage: str) -> None:
-    path = state / "uploads" / "3-5.u32"
+    path = state / "uploads" / "3-5-0.u32"
     match damage:
         case "truncated":
             path.write_bytes(path.read_bytes()[:-4])
@@ -228,12 +241,10 @@ def test_R36_a_damaged_upload_is_refused(state: Path, damage: str) -> None:
         case "gone":
             path.unlink()
         case "swapped":
-            path.write_bytes((state / "uploads" / "3-4.u32").read_bytes())
+            path.write_bytes((state / "uploads" / "3-4-0.u32").read_bytes())
     journal = opened(state)
-    with pytest.raises(JournalError, match="the stored upload of client 5 in round 3 is"):
-        journal.pending(3)
-    with pytest.raises(JournalError, match="the stored upload of client 5 in round 3 is"):
-        journal.upload(3, 5).read(0, 5)
+    with pytest.raises(JournalError, match="the stored upload 0 of client 5 in round 3 is"):
+        journal.left(3, None).recall(Tag(5))
     journal.close()
 
 
@@ -252,7 +263,7 @@ def test_R36_a_damaged_checkpoint_is_refused(state: Path, damage: str) -> None:
     journal.close()
 
 
-@pytest.mark.parametrize("column", ["settings", "roster", "closed", "survivors"])
+@pytest.mark.parametrize("column", ["settings", "survivors"])
 def test_R36_an_altered_row_is_refused(state: Path, column: str) -> None:
     journal = opened(state)
     with sqlite3.connect(state / "journal.sqlite") as database:
@@ -262,7 +273,8 @@ def test_R36_an_altered_row_is_refused(state: Path, column: str) -> None:
         database.execute(f"UPDATE rounds SET {column} = ? WHERE number = 3", (altered,))  # noqa: S608
     database.close()
     with pytest.raises(JournalError, match=f"entry 3/{column} is damaged"):
-        journal.pending(3)
+        journal.left(3, None)
+        journal.announced(3)
     journal.close()
     with pytest.raises(JournalError, match="its rows are not those that were stored"):
         opened(state)
@@ -278,7 +290,7 @@ def test_R36_an_entry_of_another_round_does_not_pass(state: Path) -> None:
         )
     database.close()
     with pytest.raises(JournalError, match="entry 3/survivors is damaged"):
-        journal.pending(3)
+        journal.announced(3)
     journal.close()
 
 
@@ -359,10 +371,9 @@ def test_R36_no_flipped_bit_of_the_database_makes_it_forget(state: Path) -> None
     data, mark = path.read_bytes(), (state / "journal.mark").read_bytes()
 
     def content(journal: Journal) -> object:
-        pending = journal.pending(3)
-        assert pending is not None
-        uploaded = tuple(client for client, _, _ in pending.uploads)
-        return journal.ended(), journal.load_model(), uploaded, pending.survivors
+        left = journal.left(3, None).facts
+        sets = journal.announced(3)
+        return journal.ended(), journal.load_model(), uploads_of(journal, 3), left, sets
 
     journal = opened(state)
     whole = content(journal)
@@ -402,7 +413,7 @@ def test_R36_a_mark_that_finds_the_disk_full_is_written_with_the_next_change(
         full_disk_for(patched, lambda path: path.name == "journal.mark")
         for _ in range(2):
             with pytest.raises(JournalError, match="No space left"):
-                journal.discard_upload(3, 0)
+                journal.store(3, Promised((), past=((0, 0),), one_sum=True))
     journal.abandon(3, "room again")
     journal.close()
     journal = opened(state)
@@ -427,21 +438,21 @@ def attempt(federation: Federation, **rounds: Any) -> list[RoundRecord]:
 
 
 def full_disk_for(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
-    original = journal_module.write_synced
+    original = durable.write_synced
 
     def write(path: Path, data: bytes) -> None:
         if refused(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         original(path, data)
 
-    for module in (journal_module, marked_database):
+    for module in (journal_module, promise_store, marked_database):
         monkeypatch.setattr(module, "write_synced", write)
 
 
 def test_R36_an_upload_that_finds_the_disk_full_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full_disk_for(monkeypatch, lambda path: path.name == "1-3.u32")
+    full_disk_for(monkeypatch, lambda path: path.name == "1-3-0.u32")
     federation = Federation(tmp_path)
     records = attempt(federation, number=2, upload=600)
     assert records[0].included == [0, 1, 2, 4, 5, 6, 7]
@@ -465,18 +476,18 @@ def test_R36_a_full_disk_aborts_the_round_and_the_server_lives(
 def test_R36_damage_between_upload_and_sum_gives_no_partial_aggregate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Journal.store_uploads
+    original = Journal.store_all
 
-    def store(self: Journal, number: int, uploads: dict[int, MaskedUpload]) -> dict[int, Any]:
-        results = original(self, number, uploads)
-        if number == 1 and 6 in uploads:
-            flip(tmp_path / "uploads" / "1-6.u32", 9)
+    def store(self: Journal, number: int, records: list[Promised]) -> list[Any]:
+        results = original(self, number, records)
+        if number == 1 and any(each.upload and each.sender == 6 for each in records):
+            flip(tmp_path / "uploads" / "1-6-0.u32", 9)
         return results
 
-    monkeypatch.setattr(Journal, "store_uploads", store)
+    monkeypatch.setattr(Journal, "store_all", store)
     federation = Federation(tmp_path)
     records = attempt(federation, retries=1)
-    assert records[0].aborted == "the stored upload of client 6 in round 1 is damaged"
+    assert records[0].aborted == "the stored upload 0 of client 6 in round 1 is damaged"
     assert records[0].included == []
     federation.check(records[1])
 
@@ -484,14 +495,15 @@ def test_R36_damage_between_upload_and_sum_gives_no_partial_aggregate(
 def test_R36_U1_that_cannot_be_stored_is_not_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Journal.announce
+    original = Journal.store
 
-    def announce(self: Journal, number: int, survivors: tuple[int, ...]) -> None:
-        if number == 1:
+    def store(self: Journal, number: int, record: Any) -> Any:
+        facts = record.facts if isinstance(record, Promised) else ()
+        if number == 1 and any(isinstance(fact, SumAnnounced) for fact in facts):
             raise JournalError("cannot write the journal")
-        original(self, number, survivors)
+        return original(self, number, record)
 
-    monkeypatch.setattr(Journal, "announce", announce)
+    monkeypatch.setattr(Journal, "store", store)
     federation = Federation(tmp_path)
     records = attempt(federation, retries=1)
     assert records[0].aborted == "cannot write the journal"
@@ -502,7 +514,7 @@ def test_R36_U1_that_cannot_be_stored_is_not_announced(
 def test_R36_a_server_refuses_to_resume_a_damaged_round_until_told_to_give_it_up(
     state: Path,
 ) -> None:
-    (state / "uploads" / "3-5.u32").unlink()
+    (state / "uploads" / "3-5-0.u32").unlink()
     federation = Federation(state)
     federation.job.load = lambda data: None  # the fixture's checkpoint is no vector
     with pytest.raises(JournalError, match=r"client 5 in round 3 is gone.*--abandon-round"):
@@ -540,10 +552,9 @@ def test_R59_S42_a_round_that_is_given_up_renews_the_model_unless_its_set_was_an
 
 def test_R59_the_model_of_a_sum_is_not_renewed_for_what_failed_before_it(state: Path) -> None:
     journal = opened(state)
-    pending = journal.pending(3)
-    assert pending is not None
+    settings = journal.settings(3)
     journal.abandon(3, "no set", renews=True)
-    journal.open_round(replace(pending.settings, round=4))
+    journal.open_round(replace(settings, round=4))
     journal.complete(4, 3, b"the model after 3 rounds")
     journal.close()
     journal = opened(state)
@@ -568,31 +579,6 @@ def test_R36_a_checkpoint_of_another_kind_of_job_is_refused(
     assert "state folder" in str(caught.value)
 
 
-def test_S41_a_stored_upload_that_breaks_the_party_does_not_end_every_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server died between storing it and finding out."""
-    server = Federation(tmp_path).server()
-    server._journal.open_round(replace(server._settings, round=3))
-    server._journal.close_sharing(3, ROSTER, CLOSED)
-    for client, upload in UPLOADS.items():
-        server._journal.store_upload(3, client, upload)
-
-    def receive(party: Server, client: int, message: object) -> list[object]:
-        return [] if client != 5 else [1 // 0]
-
-    monkeypatch.setattr(Server, "receive", receive)
-    session = server._begin(abandon=False)
-    for effect in session.start(0.0):
-        if isinstance(effect, Store):
-            server._journal.store(effect.round, effect.record)
-    pending = server._journal.pending(3)
-    assert pending is not None
-    assert [client for client, _, _ in pending.uploads] == [0, 1, 2, 3, 4, 6, 7]
-    assert session.state is State.RESUMING
-    server._journal.close()
-
-
 def test_R36_the_backup_recipe_works_and_a_mixture_is_refused(state: Path) -> None:
     backup = state.with_name("backup")
     shutil.copytree(state, backup)
@@ -606,7 +592,7 @@ def test_R36_the_backup_recipe_works_and_a_mixture_is_refused(state: Path) -> No
     shutil.copytree(backup, state)
     journal = opened(state)
     assert journal.unfinished() == [3]
-    assert journal.pending(3) is not None
+    assert journal.left(3, None).has_uploads
     journal.close()
 
 
@@ -616,12 +602,12 @@ def test_R36_the_backup_recipe_works_and_a_mixture_is_refused(state: Path) -> No
 @pytest.mark.parametrize(
     "write",
     [
-        lambda journal: journal.store_upload(3, 0, UPLOADS[0]),
-        lambda journal: journal.announce(3, (0, 1)),
+        lambda journal: journal.store(3, replace(taken(0), past=((0, 0),))),
+        lambda journal: journal.store(3, announced(0, 1)),
         lambda journal: journal.complete(3, 3, b"the model after 3 rounds"),
         lambda journal: journal.abandon(3, "nobody came"),
         lambda journal: journal.keep_models({1}),
-        lambda journal: journal.load_upload(3, 0),
+        lambda journal: uploads_of(journal, 3),
     ],
 )
 def test_R60_a_journal_waits_for_a_descriptor_and_goes_on(
@@ -640,5 +626,5 @@ def test_R60_a_journal_does_not_wait_for_ever(state: Path, monkeypatch: pytest.M
     monkeypatch.setattr(durable, "_PATIENCE", 0.0)
     journal = opened(state)
     with no_descriptor_left(until=None), pytest.raises(JournalError, match="Too many open files"):
-        journal.announce(3, (0, 1))
+        journal.store(3, announced(0, 1))
     journal.close()

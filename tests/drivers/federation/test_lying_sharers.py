@@ -263,15 +263,19 @@ def cheating(round_: Any, bundle: ShareBundle) -> ShareBundle:
     party, shares = round_.party, spoilt(bundle, owner=0, recipient=VICTIM).shares
     scheme = party._scheme(party.state)
     context = scheme.round
-    key = AgreementKey(party.state.sealing_key)
+    key = AgreementKey(party.state.private_keys[0])
     root, salt = root_of(shares), shares[0].salt
     header = mask_header(context.context, 0, 0, salt, root)
     bound = []
     for s in shares:
         head = ShareHeader(context.context, s.kind, 0, s.recipient, 0, s.length, salt)
         bound.append(replace(s, mac=keys_with(context, key, s.recipient, head).bind(header)))
-    own = party._report(scheme, 0, party.state.held[0], header)
-    party.state = structs.replace(party.state, reports={**party.state.reports, 0: own})
+    holder = party.state.holder
+    own = structs.replace(holder.kept[0][0], header=header)
+    holder = structs.replace(holder, kept={**holder.kept, 0: {0: own}})
+    stock = {0: structs.replace(party.state.contributor.stock[0], header=header)}
+    contributor = structs.replace(party.state.contributor, stock=stock)
+    party.state = structs.replace(party.state, holder=holder, contributor=contributor)
     return ShareBundle(tuple(bound))
 
 

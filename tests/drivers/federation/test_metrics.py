@@ -85,14 +85,14 @@ class Run:
             bound=BOUND,
             port=free_port(),
         )
-        store = Journal.store_uploads
+        store = Journal.store_all
 
         def store_and_look(journal: Journal, *arguments: Any) -> Any:
             results = store(journal, *arguments)
             self.stored += self._files()
             return results
 
-        monkeypatch.setattr(Journal, "store_uploads", store_and_look)
+        monkeypatch.setattr(Journal, "store_all", store_and_look)
 
     def _files(self) -> bytes:
         state = self.made.server.parent / "state"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from small_federation import Federation
 
 from lightsecagg.drivers.federation import upload_store
 from lightsecagg.drivers.federation.journal import Journal
-from lightsecagg.drivers.federation.stored_upload import StoredUpload
 from lightsecagg.drivers.federation.upload_store import UploadStore
 from lightsecagg.errors import JournalError
-from lightsecagg.protocol.interface import UploadTaken
-from lightsecagg.protocol.messages import MaskedUpload
+from lightsecagg.protocol.interface import Promised
+from lightsecagg.protocol.messages import MaskedUpload, Tag
 from lightsecagg.session.interface import Stored, StoreFailed
 
-UPLOADS = {c: UploadTaken(c, MaskedUpload(b"", np.full(4, c, np.uint32))) for c in range(6)}
+UPLOADS = {
+    c: Promised((), MaskedUpload(Tag(c), np.full(4, c, np.uint32)), one_sum=True) for c in range(6)
+}
 
 
 class SlowJournal:
@@ -32,12 +33,13 @@ class SlowJournal:
         self.groups: list[tuple[int, list[int]]] = []
         self.error: Exception | None = None
 
-    def store_uploads(self, number: int, uploads: Mapping[int, Any]) -> dict[int, Any]:
-        self.groups.append((number, list(uploads)))
+    def store_all(self, number: int, records: Sequence[Promised]) -> list[Any]:
+        clients = [record.sender for record in records]
+        self.groups.append((number, clients))
         assert self.may_store.acquire(timeout=60)
         if self.error is not None:
             raise self.error
-        return {c: JournalError("full") if c == 3 else f"stored {c}" for c in uploads}
+        return [JournalError("full") if c == 3 else f"stored {c}" for c in clients]
 
 
 class Scene:
@@ -140,24 +142,23 @@ def test_R31_nothing_is_acknowledged_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All uploads wait in the journal's thread; meanwhile the server listens, and says nothing."""
-    original, release = Journal.store_uploads, threading.Event()
-    groups: list[list[int]] = []
+    original, release = Journal.store_all, threading.Event()
+    groups: list[int] = []
 
-    def store(
-        self: Journal, number: int, uploads: Mapping[int, MaskedUpload]
-    ) -> dict[int, StoredUpload | JournalError]:
-        groups.append(list(uploads))
-        assert release.wait(60)
-        return original(self, number, uploads)
+    def store(self: Journal, number: int, records: Sequence[Promised]) -> list[Any]:
+        if any(record.upload is not None for record in records):
+            groups.append(len(records))
+            assert release.wait(60)
+        return original(self, number, records)
 
-    monkeypatch.setattr(Journal, "store_uploads", store)
+    monkeypatch.setattr(Journal, "store_all", store)
     federation = Federation(tmp_path)
     server = federation.server(upload=600)
 
     async def scenario() -> None:
         async with federation.connected([federation.client(i) for i in federation.jobs]):
             running = asyncio.create_task(server.run())
-            while sum(map(len, groups)) + len(server._uploads._waiting) < 8:
+            while sum(groups) + len(server._uploads._waiting) < 8:
                 await asyncio.sleep(0.001)
             assert server._session._round.stored == set()  # type: ignore[attr-defined]
             assert list(tmp_path.glob("uploads/*.u32")) == []

@@ -153,7 +153,7 @@ class PromiseStore:
                 "SELECT place, content FROM facts WHERE number = ? ORDER BY place", (number,)
             ).fetchall()
         if [place for place, _ in rows] != list(range(len(rows))):
-            raise JournalError(f"a fact of {number} is missing in the journal")
+            raise JournalError(f"a fact of round {number} is missing in the journal")
         return [verified(fact_of(number, place), content) for place, content in rows]
 
     def recall(self, number: int) -> Callable[[Tag], Upload]:
@@ -167,7 +167,7 @@ class PromiseStore:
                 ).fetchone()
             if row is None:
                 raise JournalError(
-                    f"no upload {tag.serial} of client {tag.owner} in {number} is stored"
+                    f"no upload {tag.serial} of client {tag.owner} in round {number} is stored"
                 )
             place = _place(number, tag)
             try:
@@ -201,7 +201,7 @@ class PromiseStore:
 
     def _stored(self, number: int, tag: Tag, row: _Row) -> StoredUpload:
         return StoredUpload(
-            f"the stored upload {tag.serial} of client {tag.owner} in {number}",
+            f"the stored upload {tag.serial} of client {tag.owner} in round {number}",
             self._path(number, tag.owner, tag.serial),
             row.length,
             row.checksums,
