@@ -25,8 +25,8 @@ from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import Promised
 from lightsecagg.protocol.jobs import SumUploads, Unmask, UploadInMemory
 from lightsecagg.protocol.messages import MaskedUpload, Tag
+from lightsecagg.protocol.one_sum import OneSum
 from lightsecagg.protocol.schemes.coded_masks import CodedMasksServer
-from lightsecagg.protocol.server import Server
 from lightsecagg.session.envelope import name_of
 from lightsecagg.session.interface import Effect
 from lightsecagg.session.round_server import RoundServerSession
@@ -166,7 +166,7 @@ def test_no_phase_of_long_work_ends_on_the_loop(
 ) -> None:
     """At its end all shares are bundled for everybody, or all reports examined."""
     threads: list[threading.Thread] = []
-    before(monkeypatch, Server, step, lambda: threads.append(threading.current_thread()))
+    before(monkeypatch, OneSum, step, lambda: threads.append(threading.current_thread()))
     federation = Federation(tmp_path)
     (record,) = asyncio.run(federation.run())
     federation.check(record)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import logging
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from network_federation import DIMENSION, NetworkFederation
@@ -24,6 +24,7 @@ from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.errors import ConfigurationError, RecoveryError
 from lightsecagg.field.prime import PrimeField
 from lightsecagg.params import DEFAULT_MODULUS as Q
+from lightsecagg.protocol.buffers import hash_upload
 from lightsecagg.protocol.messages import MaskedUpload
 from lightsecagg.protocol.wire import Codec
 from lightsecagg.session.envelope import RoundOver, name_of, pack_protocol, unpack
@@ -49,7 +50,8 @@ class Liar(FederationClient):
             vector = message.vector.copy()
             for entry, quanta in self.lie.items():
                 vector[entry] = (int(vector[entry]) + quanta) % Q
-            data = pack_protocol(1, codec.encode(dataclasses.replace(message, vector=vector)))
+            tag = msgspec.structs.replace(message.tag, digest=hash_upload(codec._group, vector))
+            data = pack_protocol(1, codec.encode(MaskedUpload(tag, vector)))
         await super()._post(data)
 
     async def _tell(self, event: Event) -> None:

@@ -117,7 +117,6 @@ def test_a_node_loads_nothing_of_the_server() -> None:
     assert not loaded & {
         "lightsecagg.drivers.flower.strategy",
         "lightsecagg.protocol.server",
-        "lightsecagg.protocol.client",
         "lightsecagg.drivers.federation.provisioning",
     }
 
