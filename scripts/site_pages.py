@@ -344,19 +344,6 @@ def api_page() -> str:
     return "\n".join(parts)
 
 
-# -- results ---------------------------------------------------------------------------------------
-
-
-def recorded() -> list[tuple[str, Path]]:
-    """Titles and files of the recorded results."""
-    found = []
-    folder = ROOT / "docs" / "results"
-    for page in sorted(set(folder.rglob("*.md")) - {folder / "README.md"}):
-        title = re.search(r"^# (.*)$", page.read_text("utf-8"), re.MULTILINE)
-        found.append((title[1] if title else page.stem, page))
-    return found
-
-
 # -- what MkDocs calls -----------------------------------------------------------------------------
 
 GENERATED = {
@@ -366,14 +353,6 @@ GENERATED = {
     "reference/metrics.md": metrics_page,
     "reference/messages.md": messages_page,
 }
-
-
-def on_config(config: Any) -> Any:
-    """Every recorded result has its place in the navigation."""
-    for section in config.nav:
-        if "Results" in section:
-            section["Results"] += [{title: site_path(page)} for title, page in recorded()]
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -405,3 +384,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     homes = {site: name for name, site in PAGES_OF_THE_PROJECT.items()}
     source = ROOT / homes[uri] if uri in homes else ROOT / "docs" / uri
     return relink(markdown, source)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Every picture leads to itself in full size."""
+    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
