@@ -121,6 +121,8 @@ def _option(option: Any) -> str:
     default = option.default() if callable(option.default) else option.default
     if option.required:
         shown = "required"
+    elif isinstance(option.show_default, str):
+        shown = _cell(option.show_default)
     elif default in (None, False, ()) or default == []:
         shown = ""
     else:

@@ -88,10 +88,15 @@ class LazyGroup(TyperGroup):
 
 
 def _flowing(command: Any) -> Any:
-    """With each paragraph of its help on one line: typer breaks them where the source does."""
+    """With help that fits 80 columns: whole paragraphs, and long lists of choices in the text."""
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for each in command.params:
+        choices = ", ".join(getattr(each.type, "choices", ()))
+        if len(choices) > 11 and each.metavar is None:
+            each.metavar = "NAME"
+            each.help = f"{each.help or ''} One of {choices}.".strip()
     for each in getattr(command, "commands", {}).values():
         _flowing(each)
     return command

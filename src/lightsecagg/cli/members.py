@@ -73,7 +73,7 @@ def list_members(federation: Federation, as_json: AsJson = False) -> None:
 def add(
     federation: Federation,
     count: Annotated[
-        int | None, typer.Option(help="How many. [default: 1, or as many as names]")
+        int | None, typer.Option(help="How many.", show_default="1, or as many as names")
     ] = None,
     names: Annotated[str, typer.Option(help="Names for people, separated by commas.")] = "",
     days: Days = 365,
@@ -139,7 +139,7 @@ def revoke(
 def renew(
     federation: Federation,
     clients: Annotated[
-        list[int] | None, typer.Argument(help="The ids of clients. [default: everybody]")
+        list[int] | None, typer.Argument(help="The ids of clients.", show_default="everybody")
     ] = None,
     server: Annotated[
         bool, typer.Option("--server", help="Renew the server's certificate.")

@@ -27,10 +27,11 @@ def protocol_named(name: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-_NAMES = "|".join(protocols())
-
 ProtocolChoice = Annotated[
-    str, typer.Option(parser=protocol_named, metavar=f"[{_NAMES}]", help="Which protocol.")
+    str,
+    typer.Option(
+        parser=protocol_named, metavar="NAME", help=f"Which protocol: {', '.join(protocols())}."
+    ),
 ]
 HowToDecode = Annotated[
     Decoding | None,

@@ -51,7 +51,10 @@ def run(
     protocol: options.ProtocolChoice = LIGHTSECAGG,
     threat_model: Annotated[
         ThreatModel | None,
-        typer.Option(help="[default: malicious-server; honest-but-curious for secagg+ and plain]"),
+        typer.Option(
+            help="The server to protect against.",
+            show_default="malicious-server; honest-but-curious for secagg+ and plain",
+        ),
     ] = None,
     task: Annotated[
         str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
@@ -95,7 +98,7 @@ def run(
     rounds: Annotated[int, _of_rounds(help="Rounds of training.")] = 4,
     dropout: Annotated[
         int | None,
-        _of_rounds(help="Clients killed per round, at most. [default: D]"),
+        _of_rounds(help="Clients killed per round, at most.", show_default="D"),
     ] = None,
     client_metrics: Annotated[
         bool,

@@ -54,25 +54,29 @@ def _buffered() -> list[str]:
     return [traits.name for traits in all_traits() if traits.buffered and traits.protected]
 
 
-_NAMES = "|".join(protocols())
+_NAMES = ", ".join(protocols())
 
 ProtocolOrAll = Annotated[
-    str, typer.Option(parser=protocol_or_all, metavar=f"[{_NAMES}|{ALL}]", help="Which protocol.")
+    str,
+    typer.Option(
+        parser=protocol_or_all, metavar="NAME", help=f"Which protocol: {_NAMES} or {ALL}."
+    ),
 ]
 BufferedProtocol = Annotated[
     str,
     typer.Option(
         parser=buffered_or_fedbuff,
-        metavar=f"[{'|'.join([*_buffered(), FEDBUFF])}]",
-        help="Protected, or unprotected FedBuff.",
+        metavar="NAME",
+        help=f"Protected ({', '.join(_buffered())}), or unprotected ({FEDBUFF}).",
     ),
 ]
 Protocols = Annotated[
     list[str] | None,
     typer.Option(
         parser=protocol_named,
-        metavar=f"[{_NAMES}]",
-        help="Repeatable. [default: plain and lightsecagg]",
+        metavar="NAME",
+        help=f"Which protocol: {_NAMES}. Repeatable.",
+        show_default="plain and lightsecagg",
     ),
 ]
 Clients = Annotated[int, typer.Option(help="N, the clients.")]
@@ -107,6 +111,6 @@ ShareModeChoice = Annotated[
 ]
 SharesTravel = Annotated[Topology, typer.Option(help="Shares go through the server, or direct.")]
 TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
-Overlap = Annotated[
-    bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
+NoOverlap = Annotated[
+    bool, typer.Option("--no-overlap", help="Train after the offline phase, not during it.")
 ]

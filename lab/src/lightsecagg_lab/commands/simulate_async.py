@@ -76,8 +76,8 @@ def simulate(
     local_scale: Annotated[
         float | None,
         typer.Option(
-            help="c_l; the bound is then the largest that cannot wrap around. "
-            "[default: the finest for --bound]"
+            help="c_l; the bound is then the largest that cannot wrap around.",
+            show_default="the finest for --bound",
         ),
     ] = None,
     bound: Annotated[
