@@ -41,7 +41,7 @@ class LightSecAggError(Exception):
 
         The message itself is for this side's own log; it may speak of an update (S44).
         """
-        return f"{type(self).__name__}: this side cannot go on; its own log says why"
+        return f"{type(self).__name__}: this side cannot go on; see its own log"
 
 
 class ParameterError(LightSecAggError, ValueError):

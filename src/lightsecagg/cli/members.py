@@ -146,7 +146,9 @@ def renew(
     ] = False,
     authority: Annotated[
         bool,
-        typer.Option("--authority", help="Renew the authority's own; everybody then needs ca.pem."),
+        typer.Option(
+            "--authority", help="Renew the authority's own; all members then need the new ca.pem."
+        ),
     ] = False,
     days: Days = 365,
     revoke_old: Annotated[

@@ -63,7 +63,7 @@ def bench_chaos(
     changes: Annotated[int, _of_rounds(help="Other parameters of the server.")] = 10,
     seconds: Annotated[
         float | None,
-        _of_rounds(help="Go on for so long; the numbers then say how often each comes.", min=1),
+        _of_rounds(help="Go on for this long; the numbers are then proportions.", min=1),
     ] = None,
     buffer: Annotated[int, _of_buffers(help="K, the updates in a buffer.")] = 4,
     timeout: Annotated[float, _of_buffers(help="Give up after this many seconds.")] = 3600.0,
