@@ -165,6 +165,8 @@ def test_the_reference_is_complete(site: Path) -> None:
     for kind in (ServerConfig, ClientConfig):
         for table in kind.model_fields:
             assert f": [{table}]" in configuration, table
+    assert "Undefined" not in configuration
+    assert "honest-but-curious or malicious-server" in configuration
     assert "lightsecagg_phase_seconds" in page("metrics")
     assert "SumRequest" in page("messages")
 
