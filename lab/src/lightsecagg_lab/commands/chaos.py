@@ -70,7 +70,7 @@ def bench_chaos(
 ) -> None:
     """Damage a real federation at random, in many ways, and account for every vector.
 
-    Of two defaults the second is that of `--mode async`. Fails if a sum is wrong, an acknowledged
+    Of two defaults, the second is for `--mode async`. Fails if a sum is wrong, an acknowledged
     upload is lost, a vector is summed twice, a client speaks for two sets, damage goes unnoticed,
     it hangs, or anything is left behind. Ctrl-C ends it and reports the results so far (exit code
     130).
