@@ -88,15 +88,10 @@ class LazyGroup(TyperGroup):
 
 
 def _flowing(command: Any) -> Any:
-    """With help that fits 80 columns: whole paragraphs, and long lists of choices in the text."""
+    """With each paragraph of its help on one line: typer breaks them where the source does."""
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    for each in command.params:
-        choices = ", ".join(getattr(each.type, "choices", ()))
-        if len(choices) > 11 and each.metavar is None:
-            each.metavar = "NAME"
-            each.help = f"{each.help or ''} One of {choices}.".strip()
     for each in getattr(command, "commands", {}).values():
         _flowing(each)
     return command

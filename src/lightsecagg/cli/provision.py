@@ -60,7 +60,8 @@ def provision(
     share_mode: Annotated[
         ShareMode | None,
         typer.Option(
-            help="How masks are shared; short-key is experimental.",
+            metavar="NAME",
+            help="How masks are shared: paper, seeded, or short-key (experimental).",
             show_default="seeded; clients also take paper",
         ),
     ] = None,
@@ -72,7 +73,9 @@ def provision(
     ] = None,
     staleness: Annotated[
         Staleness | None,
-        typer.Option(help="How old updates are discounted, async.", show_default="constant"),
+        typer.Option(
+            metavar="NAME", help="s(tau), async: constant, poly or hinge.", show_default="constant"
+        ),
     ] = None,
     server_name: Annotated[str, typer.Option(help="Host name that clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,

@@ -52,7 +52,8 @@ def run(
     threat_model: Annotated[
         ThreatModel | None,
         typer.Option(
-            help="The server to protect against.",
+            metavar="NAME",
+            help="The server to protect against: honest-but-curious or malicious-server.",
             show_default="malicious-server; honest-but-curious for secagg+ and plain",
         ),
     ] = None,
@@ -76,7 +77,9 @@ def run(
     ] = 4.0,
     overlap: Annotated[
         demonstration.Overlap,
-        typer.Option(help="Where clients train while they share their masks."),
+        typer.Option(
+            metavar="NAME", help="Where clients train while they share masks: process, thread, off."
+        ),
     ] = demonstration.Overlap.THREAD,
     samples: Annotated[
         int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")

@@ -16,7 +16,6 @@ from lightsecagg.cli.options import Mode, refuse_other_mode
 from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ShareMode
-from lightsecagg_lab.commands import lab_options
 
 _of_rounds = partial(typer.Option, rich_help_panel=options.SYNC_ONLY, min=0)
 _of_buffers = partial(typer.Option, rich_help_panel=options.ASYNC_ONLY)
@@ -45,7 +44,7 @@ def bench_chaos(
         int | None,
         typer.Option(help="d, the length of the vectors.", min=1, show_default="100; 1000"),
     ] = None,
-    share_mode: lab_options.ShareModeChoice = ShareMode.SEEDED,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     pause: Annotated[
         float | None,
         typer.Option(help="Seconds between two faults, at most.", show_default="1; 3"),
