@@ -7,16 +7,20 @@ tables, metrics from what a server exposes, messages from the wire's table, name
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import os
 import re
 import runpy
+import types
+import typing
 import urllib.request
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,6 +125,8 @@ def _option(option: Any) -> str:
     default = option.default() if callable(option.default) else option.default
     if option.required:
         shown = "required"
+    elif isinstance(option.show_default, str):
+        shown = _cell(option.show_default)
     elif default in (None, False, ()) or default == []:
         shown = ""
     else:
@@ -145,7 +151,7 @@ def configuration_page() -> str:
         "",
         "Made from the tables that read the files; "
         "[Operate a federation](../federation.md#configuration) "
-        "says how they are read and overridden, and what the keys are for.",
+        "explains how they are read and overridden.",
         "",
     ]
     for title, kind in (("server.toml", config.ServerConfig), ("client.toml", config.ClientConfig)):
@@ -184,17 +190,29 @@ def _table(title: str, kind: type, defaults: Any) -> list[str]:
     source = _griffe(kind)
     about = re.sub(r"^\[[\w.]+\] ", "", source.docstring.value) if source.docstring else ""
     parts = [f"### {title}", "", about, "", "| key | type | default | |", "|---|---|---|---|"]
+    kinds = typing.get_type_hints(kind)
     for name, default in defaults(kind).items():
         attribute = source.all_members[name]
         text = _cell(attribute.docstring.value) if attribute.docstring else ""
-        parts.append(f"| `{name}` | `{_cell(_plain(attribute.annotation))}` | {default} | {text} |")
+        parts.append(f"| `{name}` | {_kind(kinds[name])} | {default} | {text} |")
     return [*parts, ""]
 
 
-def _plain(annotation: Any) -> str:
+def _kind(annotation: Any) -> str:
     """A type as a reader of a TOML file sees it."""
-    text = str(annotation).replace("Path", "path").replace(" | None", "")
-    return re.sub(r"Registered(Protocol)|(\w+) = .*", r"\1\2", text).lower()
+    inside = [each for each in get_args(annotation) if each is not type(None)]
+    match get_origin(annotation):
+        case typing.Literal:
+            return " or ".join(inside)
+        case typing.Union | types.UnionType:
+            return _kind(inside[0])
+        case builtins.tuple:
+            return "list"
+        case builtins.dict:
+            return "table"
+    if issubclass(annotation, Enum):
+        return " or ".join(str(each.value) for each in annotation)
+    return {Path: "path", str: "text", bool: "true or false"}.get(annotation, annotation.__name__)
 
 
 @cache
@@ -211,7 +229,9 @@ def _griffe(kind: type) -> Any:
 
 def _model_defaults(model: Any) -> dict[str, str]:
     return {
-        name: "required" if field.is_required() else _shown(field.get_default())
+        name: "required"
+        if field.is_required()
+        else _shown(field.get_default(call_default_factory=True))
         for name, field in model.model_fields.items()
         if _model_of(field.annotation) is None
     }
@@ -344,19 +364,6 @@ def api_page() -> str:
     return "\n".join(parts)
 
 
-# -- results ---------------------------------------------------------------------------------------
-
-
-def recorded() -> list[tuple[str, Path]]:
-    """Titles and files of the recorded results."""
-    found = []
-    folder = ROOT / "docs" / "results"
-    for page in sorted(set(folder.rglob("*.md")) - {folder / "README.md"}):
-        title = re.search(r"^# (.*)$", page.read_text("utf-8"), re.MULTILINE)
-        found.append((title[1] if title else page.stem, page))
-    return found
-
-
 # -- what MkDocs calls -----------------------------------------------------------------------------
 
 GENERATED = {
@@ -366,14 +373,6 @@ GENERATED = {
     "reference/metrics.md": metrics_page,
     "reference/messages.md": messages_page,
 }
-
-
-def on_config(config: Any) -> Any:
-    """Every recorded result has its place in the navigation."""
-    for section in config.nav:
-        if "Results" in section:
-            section["Results"] += [{title: site_path(page)} for title, page in recorded()]
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -405,3 +404,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     homes = {site: name for name, site in PAGES_OF_THE_PROJECT.items()}
     source = ROOT / homes[uri] if uri in homes else ROOT / "docs" / uri
     return relink(markdown, source)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Every picture leads to itself in full size."""
+    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -40,6 +42,7 @@ class Page(HTMLParser):
         self.anchors: set[str] = {""}
         self.links: list[str] = []
         self.loads: list[str] = []
+        self.pictures: list[str] = []
         self.classes: set[str] = set()
         self.feed(path.read_text(encoding="utf-8"))
 
@@ -52,6 +55,8 @@ class Page(HTMLParser):
                 self.classes.update(value.split())
             elif (tag, name) in LOADS:
                 self.loads.append(value)
+                if tag == "img":
+                    self.pictures.append(value)
             elif (tag, name) == ("a", "href"):
                 self.links.append(value)
 
@@ -118,6 +123,28 @@ def test_no_page_asks_another_host(site: Path, pages: dict[Path, Page]) -> None:
         assert "url(//" not in text, sheet
 
 
+def test_every_picture_leads_to_its_full_size(pages: dict[Path, Page]) -> None:
+    pictures = [(picture, page.links) for page in pages.values() for picture in page.pictures]
+    assert len(pictures) > 20
+    for picture, links in pictures:
+        assert picture in links, picture
+
+
+def test_titles_in_the_menu_fit_on_one_line() -> None:
+    import yaml
+
+    def titles(entries: list[Any]) -> Iterator[str]:
+        for entry in entries:
+            for title, inside in entry.items() if isinstance(entry, dict) else ():
+                yield title
+                if isinstance(inside, list):
+                    yield from titles(inside)
+
+    found = list(titles(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]))
+    assert len(found) > 60
+    assert not [title for title in found if len(title) > 25]
+
+
 def test_search_knows_pages_that_were_written_and_pages_that_were_made(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     text = {entry["location"]: entry["text"] for entry in index["docs"]}
@@ -138,6 +165,8 @@ def test_the_reference_is_complete(site: Path) -> None:
     for kind in (ServerConfig, ClientConfig):
         for table in kind.model_fields:
             assert f": [{table}]" in configuration, table
+    assert "Undefined" not in configuration
+    assert "honest-but-curious or malicious-server" in configuration
     assert "lightsecagg_phase_seconds" in page("metrics")
     assert "SumRequest" in page("messages")
 

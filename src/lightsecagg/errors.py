@@ -23,8 +23,8 @@
     └── Aborted                 the round ended without a result, for the stated reason
 
 The type names the culprit; the message names the value, the limit and what to do about it.
-No message ever carries a key, a seed, a mask, a share or a model. A peer is told `public`, not the
-message, which may say of an update that it was beyond the bound.
+No message ever carries a key, a seed, a mask, a share or a model. A peer receives `public`, not the
+message, which may reveal that an update was beyond the bound.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class LightSecAggError(Exception):
 
     @property
     def public(self) -> str:
-        """What a peer may be told: why this side does not go on, and nothing about its data.
+        """What a peer may learn: why this side does not go on, and nothing about its data.
 
-        The message itself is for this side's own log; it may speak of an update (S44).
+        The message itself is for this side's own log; it may describe an update (S44).
         """
-        return f"{type(self).__name__}: this side cannot go on; its own log says why"
+        return f"{type(self).__name__}: this side cannot go on; see its own log"
 
 
 class ParameterError(LightSecAggError, ValueError):
@@ -99,7 +99,7 @@ class NotEnoughAnswers(RecoveryError):  # noqa: N818
 
 
 class InconsistentAnswers(RecoveryError):  # noqa: N818
-    """Answers contradict each other: somebody's share or answer is wrong.
+    """Answers contradict each other: a share or an answer is wrong.
 
     `suspects` holds the positions of the inconsistent answers, or is empty when there are too
     few answers to tell. A suspect is not proof: the responder or a sharer lied.
@@ -136,7 +136,7 @@ class TransportError(LightSecAggError):
 
 
 class Refused(TransportError):  # noqa: N818
-    """No stream, and another attempt would end like this one: somebody must fix something."""
+    """No stream, and another attempt would end like this one: a person must fix the cause."""
 
 
 class PeerGone(TransportError):  # noqa: N818

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 from lightsecagg import __version__, plugins
 from lightsecagg.cli import main
-from lightsecagg.cli.main import COMMANDS, app
+from lightsecagg.cli.main import COMMANDS, LABORATORY, app
 from lightsecagg.errors import MissingExtra
 from lightsecagg.field import kernels
 
@@ -38,7 +40,12 @@ def other_distribution(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """As if another distribution that is installed had these commands."""
     value = "lightsecagg.cli.task:app"
     points = {name: EntryPoint(name, value, main.GROUP) for name in names}
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points.values())
+    real = plugins.entry_points
+
+    def entry_points(group: str) -> Iterable[EntryPoint]:
+        return points.values() if group == main.GROUP else real(group=group)
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     monkeypatch.setattr(main, "added", plugins.added.__wrapped__)
 
 
@@ -94,6 +101,27 @@ def test_help_breaks_sentences_where_the_terminal_does(monkeypatch: pytest.Monke
     paragraph = lines[begin : lines.index("", begin)]
     assert len(paragraph) > 2
     assert all(len(line) > 65 for line in paragraph[:-1]), paragraph
+
+
+@pytest.mark.parametrize("command", [*LABORATORY, *COMMANDS])
+def test_help_cuts_nothing_at_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich ends in an ellipsis what is too long for its column, and takes [text] for a style."""
+    monkeypatch.setenv("COLUMNS", "80")
+    if command in LABORATORY:
+        pytest.importorskip("lightsecagg_lab")
+
+    def check(path: list[str], found: Any) -> None:
+        assert "…" not in CliRunner().invoke(app, [*path, "--help"]).output, path
+        for each in found.params:
+            assert "[default" not in (each.help or ""), f"{path}: {each.name}: use show_default"
+            # Old typers lose the help of arguments with click 8.5, so constraints.txt stays below.
+            assert each.help, f"{path}: {each.name}"
+        for name, child in getattr(found, "commands", {}).items():
+            check([*path, name], child)
+
+    root: Any = typer.main.get_command(app)
+    context = root.make_context("lightsecagg", [], resilient_parsing=True)
+    check([command], root.get_command(context, command))
 
 
 def test_the_package_is_a_program() -> None:

@@ -382,7 +382,7 @@ def test_S24_clients_that_may_not_take_part_hear_why(programs: Programs) -> None
         (
             ('server.address="127.0.0.1:1"', "client.reconnect=0.5"),
             1,
-            "gives up after 0.5 s: nobody listens at 127.0.0.1:1",
+            "gives up after 0.5 s: no server listens at 127.0.0.1:1",
         ),
         (('server.name="elsewhere.example"',), 1, "[server] name to it (it is elsewhere.example"),
         (

@@ -180,7 +180,7 @@ def test_S44_a_client_without_an_update_withdraws_when_the_upload_is_due(point: 
     assert record.included == OTHERS
     assert record.dropped == {"upload": [ME]}
     assert record.withdrawn == {"it has no update to upload": [ME]}
-    assert any("NaN in client 2's data" in line for line in lab.client_log), "its own log says why"
+    assert any("NaN in client 2's data" in line for line in lab.client_log), "see its own log"
 
 
 @pytest.mark.parametrize(

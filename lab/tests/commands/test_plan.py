@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,41 @@ def run(*arguments: str, columns: int = 80) -> str:
 def document(*arguments: str) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(run(*arguments, "--json"))
     return made
+
+
+def page(name: str) -> str:
+    return (Path(__file__).parents[3] / "docs" / name).read_text("utf-8")
+
+
+def test_the_first_page_has_the_seconds_that_its_commands_print() -> None:
+    text = page("get-started.md")
+    commands = re.findall(r"^lightsecagg plan (.*) --stated$", text, re.MULTILINE)
+    few, many = (document(*command.split())["round_seconds"] for command in commands)
+    assert f"{few['lightsecagg-seeded']:.2f} s, 1.14 times unprotected" in text
+    assert f"SecAgg+ takes {few['secagg+']:.2f} s" in text
+    assert f"{many['lightsecagg-seeded']:.2f} s beside {many['secagg+']:.2f} s" in text
+    assert f"would take {many['lightsecagg-short-key']:.2f} s" in text
+
+
+def test_the_costs_of_room_for_a_liar_are_those_of_the_planner() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+), (\d+) \| (\d+), .* \| (.* MB) \| (.* s) \| (.*) \|$",
+        page("how-to-choose.md"),
+        re.MULTILINE,
+    )
+    assert len(rows) == 9
+    for clients, privacy, dropouts, survivors, *stated in rows:
+        found = []
+        for each in (survivors, str(int(clients) - int(dropouts))):
+            made = document(
+                *("--clients", clients, "--privacy", privacy, "--dropouts", dropouts),
+                *("--dim", "1e6", "--survivors", each),
+            )
+            seconds = made["round_seconds"]["lightsecagg-seeded"]
+            phases = made["protocols"]["lightsecagg-seeded"].values()
+            sent = sum(phase["client_upload_bytes"] for phase in phases if isinstance(phase, dict))
+            found += [f"{sent / 1e6:.1f} MB", f"{seconds:.2f} s"]
+        assert [*found[:2], ", ".join(found[2:])] == stated, clients
 
 
 @pytest.mark.parametrize("threat_model", list(ThreatModel))

@@ -190,7 +190,7 @@ def test_a_closed_server_is_followed_by_another_on_the_same_port(run: Run) -> No
         server, _events = await started(port=free_port())
         address = server.address
         await server.close()
-        with pytest.raises(TransportError, match=f"nobody listens at {address}"):
+        with pytest.raises(TransportError, match=f"no server listens at {address}"):
             await party(server, 0).connect()
         again = TorchRpcServer(address, range(4), limits=LIMITS)
         await again.start()

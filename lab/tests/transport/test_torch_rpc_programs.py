@@ -28,7 +28,7 @@ def test_a_federation_over_pytorch_rpc(programs: Programs) -> None:
     clients = [programs.clients(*ids, settings=(transport,)) for ids in ((0, 1, 2), (3, 4))]
     code, out, err = programs.finish(server, timeout=240)
     assert code == 0, err
-    assert "with PyTorch RPC: no TLS, and whoever reaches it can execute code" in err
+    assert "with PyTorch RPC: no TLS, and anybody who reaches it can execute code" in err
     (record,) = json.loads(out)["rounds"]
     assert record["included"] == list(range(CLIENTS))
     assert [programs.finish(process, timeout=240)[0] for process in clients] == [0, 0]

@@ -33,7 +33,8 @@ def show(config: Config, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"last_round": last_round, "uploads": uploads})
         return
-    typer.echo(f"latest round {last_round}, {len(uploads)} global models")
+    latest = "no round yet" if last_round < 0 else f"latest round {last_round}"
+    typer.echo(f"{latest}, {len(uploads)} global models")
     for model, count in sorted(uploads.items()):
         typer.echo(f"  {model}: {count} uploads")
 

@@ -73,7 +73,7 @@ def list_members(federation: Federation, as_json: AsJson = False) -> None:
 def add(
     federation: Federation,
     count: Annotated[
-        int | None, typer.Option(help="How many. [default: 1, or as many as names]")
+        int | None, typer.Option(help="How many.", show_default="1, or as many as names")
     ] = None,
     names: Annotated[str, typer.Option(help="Names for people, separated by commas.")] = "",
     days: Days = 365,
@@ -139,14 +139,16 @@ def revoke(
 def renew(
     federation: Federation,
     clients: Annotated[
-        list[int] | None, typer.Argument(help="The ids of clients. [default: everybody]")
+        list[int] | None, typer.Argument(help="The ids of clients.", show_default="everybody")
     ] = None,
     server: Annotated[
         bool, typer.Option("--server", help="Renew the server's certificate.")
     ] = False,
     authority: Annotated[
         bool,
-        typer.Option("--authority", help="Renew the authority's own; everybody then needs ca.pem."),
+        typer.Option(
+            "--authority", help="Renew the authority's own; all members then need the new ca.pem."
+        ),
     ] = False,
     days: Days = 365,
     revoke_old: Annotated[

@@ -25,10 +25,10 @@ def _group() -> None:
 def export(
     out: Annotated[Path, typer.Option(help="The file to write: .pt, .safetensors or .npz.")],
     config: Annotated[
-        Path | None, typer.Option(help="server.toml. [default: the one next to --state]")
+        Path | None, typer.Option(help="server.toml.", show_default="the one next to --state")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="The server's state folder. [default: --config's]")
+        Path | None, typer.Option(help="The server's state folder.", show_default="--config's")
     ] = None,
     which: Annotated[
         str, typer.Option(help="best, last, or a number of rounds whose model was kept.")

@@ -27,14 +27,16 @@ def protocol_named(name: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-_NAMES = "|".join(protocols())
-
 ProtocolChoice = Annotated[
-    str, typer.Option(parser=protocol_named, metavar=f"[{_NAMES}]", help="Which protocol.")
+    str,
+    typer.Option(
+        parser=protocol_named, metavar="NAME", help=f"Which protocol: {', '.join(protocols())}."
+    ),
 ]
 HowToDecode = Annotated[
     Decoding | None,
     typer.Option(
+        metavar="NAME",
         help="Short keys: exact removes the noise from a sum, dithered leaves it in.",
         show_default="exact where it leaves 8 bits per entry",
     ),
@@ -49,7 +51,10 @@ ExecutesCode = Annotated[
 ]
 
 AnswersNeeded = Annotated[int, typer.Option(help="U, the answers needed; 0 for N - D.")]
-HowShared = Annotated[ShareMode, typer.Option(help="LightSecAgg: how shares are made.")]
+HowShared = Annotated[
+    ShareMode,
+    typer.Option(metavar="NAME", help="How masks are shared: paper, seeded or short-key."),
+]
 Timeout = Annotated[float, typer.Option(help="Give up after this many seconds.")]
 
 SYNC_ONLY, ASYNC_ONLY = "Options of rounds", "Options of --mode async"

@@ -22,7 +22,7 @@ def provision(
     clients: Annotated[
         int | None,
         typer.Option(
-            help="N: how many clients; their ids are 0 to N-1. [default: as many as names]"
+            help="N: how many clients; their ids are 0 to N-1.", show_default="as many as names"
         ),
     ] = None,
     names: Annotated[
@@ -30,20 +30,22 @@ def provision(
     ] = "",
     privacy: Annotated[
         int | None,
-        typer.Option(help="T: how many clients may collude with the server. [default: N/4]"),
+        typer.Option(help="T: how many clients may collude with the server.", show_default="N/4"),
     ] = None,
     dropouts: Annotated[
-        int | None, typer.Option(help="D: how many clients may drop out of a round. [default: N/4]")
+        int | None,
+        typer.Option(help="D: how many clients may drop out of a round.", show_default="N/4"),
     ] = None,
     survivors: Annotated[
         int | None,
         typer.Option(
-            help="U: answers needed; 0 for N - D, with the fewest bytes. [default: leaves room for "
-            "one liar]"
+            help="U: answers needed; 0 for N - D, with the fewest bytes.",
+            show_default="leaves room for one liar",
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="What to learn; see `lightsecagg task`. [default: digits]")
+        str | None,
+        typer.Option(help="What to learn; see `lightsecagg task`.", show_default="digits"),
     ] = None,
     vectors: Annotated[
         int | None,
@@ -58,7 +60,8 @@ def provision(
     share_mode: Annotated[
         ShareMode | None,
         typer.Option(
-            help="How masks are shared; short-key is experimental.",
+            metavar="NAME",
+            help="How masks are shared: paper, seeded, or short-key (experimental).",
             show_default="seeded; clients also take paper",
         ),
     ] = None,
@@ -66,11 +69,13 @@ def provision(
         Mode, typer.Option(help="sync: rounds; async: buffers of updates as they come.")
     ] = Mode.SYNC,
     buffer: Annotated[
-        int | None, typer.Option(help="K: updates per buffer, async. [default: N/2]")
+        int | None, typer.Option(help="K: updates per buffer, async.", show_default="N/2")
     ] = None,
     staleness: Annotated[
         Staleness | None,
-        typer.Option(help="How old updates are discounted, async. [default: constant]"),
+        typer.Option(
+            metavar="NAME", help="s(tau), async: constant, poly or hinge.", show_default="constant"
+        ),
     ] = None,
     server_name: Annotated[str, typer.Option(help="Host name that clients dial.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 7700,

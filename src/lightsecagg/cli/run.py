@@ -51,7 +51,11 @@ def run(
     protocol: options.ProtocolChoice = LIGHTSECAGG,
     threat_model: Annotated[
         ThreatModel | None,
-        typer.Option(help="[default: malicious-server; honest-but-curious for secagg+ and plain]"),
+        typer.Option(
+            metavar="NAME",
+            help="The server to protect against: honest-but-curious or malicious-server.",
+            show_default="malicious-server; honest-but-curious for secagg+ and plain",
+        ),
     ] = None,
     task: Annotated[
         str, typer.Option(help="A built-in task, see `lightsecagg task list`, or module:Task.")
@@ -73,7 +77,9 @@ def run(
     ] = 4.0,
     overlap: Annotated[
         demonstration.Overlap,
-        typer.Option(help="Where clients train while they share their masks."),
+        typer.Option(
+            metavar="NAME", help="Where clients train while they share masks: process, thread, off."
+        ),
     ] = demonstration.Overlap.THREAD,
     samples: Annotated[
         int | None, typer.Option(help="Examples per client, at most (exactly, if synthetic).")
@@ -95,7 +101,7 @@ def run(
     rounds: Annotated[int, _of_rounds(help="Rounds of training.")] = 4,
     dropout: Annotated[
         int | None,
-        _of_rounds(help="Clients killed per round, at most. [default: D]"),
+        _of_rounds(help="Clients killed per round, at most.", show_default="D"),
     ] = None,
     client_metrics: Annotated[
         bool,

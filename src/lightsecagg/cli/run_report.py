@@ -45,7 +45,7 @@ def judge(config: DemoConfig, result: DemoResult) -> None:
     if not result.audit.clean:
         raise Aborted(f"this must not happen: {asdict(result.audit)}")
     if result.hung:
-        raise Aborted("no buffer was recovered for a long time; the report tells of those before")
+        raise Aborted("no buffer was recovered for a long time; the report covers the earlier ones")
 
 
 def _of_rounds(result: DemoResult) -> dict[str, Any]:

@@ -65,9 +65,7 @@ def check_public_key(raw: bytes, owner: int) -> bytes:
             f"client {owner}'s public key is not canonical: another encoding of the same key exists"
         )
     if coordinate in _LOW_ORDER:
-        raise CryptoError(
-            f"client {owner}'s public key has low order: everybody knows what it agrees on"
-        )
+        raise CryptoError(f"client {owner}'s public key has low order: what it agrees on is public")
     return raw
 
 

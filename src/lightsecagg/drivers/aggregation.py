@@ -113,15 +113,15 @@ def aggregate(
 
     * `vectors`: one array of numbers, or dict of arrays such as a state dict, per client, all
       alike. Where the first client's are torch tensors, so are the results, of the same type, on
-      the CPU. Lists will do, and integers become floats. `None` for a client that drops out after
+      the CPU. Lists work too, and integers become floats. `None` for a client that drops out after
       it has shared its mask and before it uploads.
     * `privacy` T, `dropouts` D, `survivors` U: see `Parameters`.
     * `bound`: the largest absolute value of an entry. It is public and fixed beforehand; larger
-      entries are refused, or clipped if you say `clip=True`.
+      entries are refused, or clipped with `clip=True`.
     * `weights`: a positive integer per client, such as its number of training samples. The server
       learns their sum only.
     * `share_mode="short-key"` shares keys that do not grow with the arrays (experimental, see
-      `docs/short-keys.md`); `decoding`, "exact" or "dithered", says what becomes of their noise.
+      `docs/short-keys.md`); `decoding`, "exact" or "dithered", removes their noise or leaves it in.
 
     Raises `InputRefused` for arrays that must not be masked, `ParameterError` for parameters that
     cannot work, `Aborted` if too few clients are left.

@@ -72,7 +72,7 @@ class Quantizer:
     step: int = 1
     """t: masks may add multiples of it to a sum, which are removed where it exceeds 1."""
     noise: int = 0
-    """Emax: at most so many multiples; 0 where masks are removed without a rest."""
+    """Emax: the most multiples; 0 where masks are removed without a rest."""
 
     def __post_init__(self) -> None:
         given: object = self.bound
@@ -375,8 +375,8 @@ def quantizer_of_scale(modulus: int, buffer: int, max_weight: int, scale: float)
 def clip_to_bound(x: Reals, bound: float) -> Reals:
     """`x` with its finite entries cut to [-bound, bound]; NaN and infinities stay, to be refused.
 
-    `x` itself if nothing is to be cut. How many entries were tells about the data: keep it to
-    yourself.
+    Returns `x` itself if nothing is to be cut. The number of cut entries reveals something about
+    the data: keep it to yourself.
     """
     limit = _in_precision(bound, x.dtype)
     is_plain = x.flags.c_contiguous and x.dtype in (np.float32, np.float64)

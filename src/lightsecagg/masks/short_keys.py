@@ -31,7 +31,7 @@ from lightsecagg.field.ring import times_key
 
 ASSUMPTION: Final = (
     "short keys are experimental: they also rest on ring-LWE (n = 2048, 31 bits, binomial noise), "
-    "and nobody independent has reviewed them"
+    "and no independent expert has reviewed them"
 )
 """What must be said wherever they are offered."""
 

@@ -88,7 +88,7 @@ class Ledger:
     * `Ledger()` begins a session that is new to this client. Store `to_bytes()` before anything
       is sent that it accounts for (a party's `snapshot` includes it), and go on from
       `Ledger.from_bytes` ever after.
-    * `Ledger.volatile()` says that you will not store it.
+    * `Ledger.volatile()` declares that you will not store it.
     """
 
     durable = True
@@ -194,7 +194,7 @@ class Ledger:
             )
 
     def fingerprint(self, update: Update) -> bytes:
-        """A keyed hash that tells updates apart and nothing else.
+        """A keyed hash that distinguishes updates, and nothing else.
 
         Precision, the sign of a zero and the sample count are left out: the same vector with
         another weight is still the same update.
@@ -207,13 +207,13 @@ class Ledger:
         return digest.digest()
 
     def commitment(self, fingerprint: bytes, samples: int, reading: bytes) -> bytes:
-        """A keyed hash of all that an upload says: the update, its count and `Settings.reading`."""
+        """A keyed hash of the whole upload: the update, its count and `Settings.reading`."""
         return self._derive("commitment", fingerprint, uint(samples), reading)
 
     def rounding_seed(self, model: bytes, commitment: bytes) -> bytes:
         """What decides the rounding of an upload.
 
-        A repeat is rounded alike, so that its sum tells nothing new; anything else, be it another
+        A repeat is rounded alike, so its sum reveals nothing new. Anything else, even another
         update of the same model, is rounded by independent coins.
         """
         return self._derive("rounding", model, commitment)
@@ -291,10 +291,10 @@ class Ledger:
         self._entries.spent.add(fingerprint)
 
     def spend_upload(self, number: int) -> None:
-        """The upload of round `number` is in a sum, says the server: others have consented to it.
+        """The upload of round `number` is in a sum, by the server's word: others consented to it.
 
         So it is while this client is away, after its upload and before its consent. A server that
-        says so falsely makes a client sit out, which it can do anyway.
+        lies about it makes a client sit out, which it can do anyway.
         """
         newest, fingerprint = self._entries.uploaded
         if newest == number and fingerprint:

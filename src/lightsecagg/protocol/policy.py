@@ -12,13 +12,13 @@ from lightsecagg.protocol.schemes.traits import LIGHTSECAGG, refused
 from lightsecagg.protocol.settings import NO_MODEL, Settings
 
 MAX_UNANNOUNCED_DIMENSION = 2**26
-"""The longest vector for which a client makes masks without having been told to expect it."""
+"""The longest vector for which a client makes masks without being configured for it."""
 
 SINGLED_OUT_SCALE = 2.0**16
 """The least c_l where an update may have a weight of its own: the paper's."""
 
 GRAPH_SECURITY = 40
-"""A random sharing graph may leave somebody unprotected with a probability below 2^-40."""
+"""A random sharing graph may leave a client unprotected with a probability below 2^-40."""
 
 MAX_ATTEMPTS = 2
 """The most uploads for one global model: a round, and one repeat of it (S42)."""
@@ -28,8 +28,8 @@ MAX_ATTEMPTS = 2
 class Policy:
     """What a client demands of every round; the server may only tighten it (S01).
 
-    `docs/security.md` goes through all settings and says which of them a policy bounds, and why
-    the others are the server's to choose.
+    `docs/security.md` lists all settings: those that a policy bounds, and why the server may
+    choose the others.
     """
 
     allow_list: AllowList
@@ -51,7 +51,7 @@ class Policy:
     trained from, and nothing is masked unless the server had named it. At most `max_openings`
     rounds are then opened between two uploads, whatever they are named after."""
     instructions: bytes = b""
-    """Hash of how this client was told to train, which the server must name to everybody."""
+    """Hash of this client's training instructions, which the server must name to all clients."""
     buffering: Buffering | None = None
     """The asynchronous mode's settings, exactly; None for synchronous rounds (S09)."""
     max_attempts: int = MAX_ATTEMPTS
@@ -59,12 +59,12 @@ class Policy:
     `MAX_ATTEMPTS`; in rounds without a model, how often in the whole session. In the asynchronous
     mode its peers see to it that one of them is summed, so that there is no limit."""
     max_openings: int = 16
-    """In how many rounds from one and the same global model this client takes part, those
-    included that end before its upload (S44); without a model, in the whole session. Of the
-    asynchronous mode, so many epochs between two uploads."""
+    """In how many rounds from one global model this client takes part, including those that end
+    before its upload (S44); without a model, in the whole session. In the asynchronous mode, the
+    most epochs between two uploads."""
     minimum: int = 0
     """The fewest clients whose updates may be summed. T + 2 is always demanded; a client that
-    wants to hide in a larger crowd says so here, and takes `max_attempts` = 1: two sums from one
+    wants a larger crowd raises this, and takes `max_attempts` = 1, because two sums from one
     model may differ by fewer."""
     share_mode: ShareMode | None = None
     """LightSecAgg: how masks are shared. None takes seeded or paper: seeded shares rest on AES as a

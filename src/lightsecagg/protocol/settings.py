@@ -2,7 +2,7 @@
 
 A server proposes `Settings`; a client holds a `Policy` and refuses what falls short of it. The
 server may tighten what a policy demands, never loosen it. Every signature of the advertise step
-is over C0, so two clients that were told different settings never accept each other's keys.
+is over C0, so two clients with different settings never accept each other's keys.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Settings:
     threshold: int = 0
     """SecAgg+: how many of its neighbours rebuild a client's secret; 0 stands for U."""
     instructions: bytes = b""
-    """Hash of how clients are told to train; empty where they are told nothing. All must be told
-    the same: if one alone trained with a large learning rate, the sum would be its update."""
+    """Hash of the training instructions; empty without instructions. All clients must have the
+    same: if only one trained with a large learning rate, the sum would be its update."""
 
     def __post_init__(self) -> None:
         for name in ("session", "allow_list", "model"):

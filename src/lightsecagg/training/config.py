@@ -61,7 +61,7 @@ class TaskConfig:
     image_size: int | None = None
     """Side in pixels to which image folders are resized, and of synthetic images."""
     samples_per_client: int | None = None
-    """At most so many examples per client (exactly so many, if synthetic)."""
+    """The most examples per client (the exact number, if synthetic)."""
     seed: int = 0
     """Seed of the partition and of synthetic data; all clients of a federation share it."""
     client_metrics: bool = False

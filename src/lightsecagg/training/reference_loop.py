@@ -1,7 +1,7 @@
-"""Federated averaging in one process, in the clear unless told otherwise.
+"""Federated averaging in one process, by default in the clear.
 
-It says what accuracy to expect, and what the secure sum must agree with. `average` puts another
-way of averaging in the place of the plain one, and everything else stays the same.
+It shows which accuracy to expect, and the sum that secure aggregation must equal. `average`
+replaces the plain average with another; everything else stays the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Round:
     model: Vector = field(repr=False)
     """Its vector."""
     metrics: dict[str, float]
-    """What the task's `evaluate` says of it."""
+    """The figures of the task's `evaluate`."""
 
 
 def federated_averaging(
@@ -41,7 +41,7 @@ def federated_averaging(
     clients_per_round: int | None = None,
     average: Callable[[Sequence[LocalUpdate]], AverageUpdate] = weighted_average,
 ) -> Iterator[Round]:
-    """Train for so many rounds; yields after each one, so the caller may stop early."""
+    """Train for `rounds` rounds; yields after each one, so the caller may stop early."""
     task, local = as_task(task), local or LocalConfig()
     clients = task.config.clients
     chosen = clients_per_round or clients

@@ -1,8 +1,8 @@
 """The task interface: what a user implements to federate their own model and data.
 
-A task says what the model is, which examples client i holds, what the loss is and how a model is
-evaluated. Everything else (batches, optimisers, vectors, masks, the network) is not its business.
-`docs/own-task.md` is the tutorial and `lightsecagg task template` writes a file to start from.
+A task defines the model, the examples of client i, the loss, and the evaluation of a model. It does
+not deal with batches, optimisers, vectors, masks or the network. `docs/own-task.md` is the
+tutorial, and `lightsecagg task template` writes a file to start from.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Task(ABC):
         """The training examples of client 0, ..., clients - 1."""
 
     def test_data(self) -> Data:
-        """The examples that `evaluate` uses; only whoever evaluates needs them."""
+        """The examples that `evaluate` uses; only the evaluating party needs them."""
         raise ConfigurationError(
             f"the task {self.config.task!r} has no test data; override test_data or evaluate"
         )
@@ -121,7 +121,7 @@ class Task(ABC):
 
     @property
     def can_evaluate(self) -> bool:
-        """Whether this task says how to evaluate a model, by `test_data` or by `evaluate`."""
+        """Whether this task can evaluate a model, with `test_data` or `evaluate`."""
         own = type(self)
         return own.test_data is not Task.test_data or own.evaluate is not Task.evaluate
 

@@ -84,7 +84,7 @@ class TcpClient(StreamClient):
 
     async def _open(self) -> tuple[Read, Write]:
         if self._server.port is None:
-            raise TransportError("nobody listens yet")  # the client's driver tries again
+            raise TransportError("no server listens yet")  # the client's driver tries again
         reader, self._writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         self._writer.write(self._client.to_bytes(4, "big"))
         return ends(reader, self._writer)

@@ -158,7 +158,7 @@ def test_close_lets_queued_messages_leave_and_tells_why(run: Run) -> None:
             await closing
             kinds = [type(event) async for event in events]
             assert kinds == [Connected, Disconnected]
-            with pytest.raises(TransportError, match="nobody listens"):
+            with pytest.raises(TransportError, match="no server listens"):
                 await client.connect()
             await client.close()
 
@@ -338,7 +338,7 @@ def test_S24_only_a_client_that_was_never_let_in_is_refused_for_good(
             inside = GrpcClient(address, 1, credentials, limits=LIMITS)
             await inside.connect()
             await inside.close()
-        with pytest.raises(TransportError, match="nobody listens") as down:
+        with pytest.raises(TransportError, match="no server listens") as down:
             await GrpcClient(address, 1, credentials, limits=LIMITS).connect()
         assert not isinstance(down.value, Refused)
         false = GrpcServer(address, range(2), impostor, limits=LIMITS)
@@ -652,7 +652,9 @@ def test_R35_connecting_to_nobody_ends(run: Run, save: Save, authority: Authorit
             GrpcClient(address, 0, None, plaintext=True, limits=LIMITS),
             GrpcClient(address, 0, credentials, limits=LIMITS),
         ):
-            with pytest.raises(TransportError, match=r"nobody listens at .* is the server running"):
+            with pytest.raises(
+                TransportError, match=r"no server listens at .* is the server running"
+            ):
                 await client.connect()
 
     run(scenario)

@@ -32,7 +32,7 @@ def bench_federation(
     lost: Annotated[int, typer.Option(help="Clients lost after sharing, before upload.")] = 15,
     processes: Annotated[int, typer.Option(help="Processes that host the clients.")] = 2,
     protocol: lab_options.Protocols = None,
-    share_mode: lab_options.ShareModeChoice = ShareMode.SEEDED,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     pages: Annotated[int, typer.Option(help="Pages of the dashboard that are open.", min=0)] = 0,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     as_json: AsJson = False,
@@ -189,7 +189,7 @@ def bench_flushes(
         typer.Option(help="Seconds in which a client pretends to train, on average.", min=0),
     ] = 0.0,
     protocol: lab_options.Protocols = None,
-    share_mode: lab_options.ShareModeChoice = ShareMode.SHORT_KEY,
+    share_mode: options.HowShared = ShareMode.SHORT_KEY,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 1800.0,
     as_json: AsJson = False,
 ) -> None:

@@ -16,7 +16,6 @@ from lightsecagg.cli.options import Mode, refuse_other_mode
 from lightsecagg.cli.output import AsJson, print_json
 from lightsecagg.errors import Aborted, ConfigurationError
 from lightsecagg.params import ShareMode
-from lightsecagg_lab.commands import lab_options
 
 _of_rounds = partial(typer.Option, rich_help_panel=options.SYNC_ONLY, min=0)
 _of_buffers = partial(typer.Option, rich_help_panel=options.ASYNC_ONLY)
@@ -45,7 +44,7 @@ def bench_chaos(
         int | None,
         typer.Option(help="d, the length of the vectors.", min=1, show_default="100; 1000"),
     ] = None,
-    share_mode: lab_options.ShareModeChoice = ShareMode.SEEDED,
+    share_mode: options.HowShared = ShareMode.SEEDED,
     pause: Annotated[
         float | None,
         typer.Option(help="Seconds between two faults, at most.", show_default="1; 3"),
@@ -63,14 +62,14 @@ def bench_chaos(
     changes: Annotated[int, _of_rounds(help="Other parameters of the server.")] = 10,
     seconds: Annotated[
         float | None,
-        _of_rounds(help="Go on for so long; the numbers then say how often each comes.", min=1),
+        _of_rounds(help="Go on for this long; the numbers are then proportions.", min=1),
     ] = None,
     buffer: Annotated[int, _of_buffers(help="K, the updates in a buffer.")] = 4,
     timeout: Annotated[float, _of_buffers(help="Give up after this many seconds.")] = 3600.0,
 ) -> None:
     """Damage a real federation at random, in many ways, and account for every vector.
 
-    Of two defaults the second is that of `--mode async`. Fails if a sum is wrong, an acknowledged
+    Of two defaults, the second is for `--mode async`. Fails if a sum is wrong, an acknowledged
     upload is lost, a vector is summed twice, a client speaks for two sets, damage goes unnoticed,
     it hangs, or anything is left behind. Ctrl-C ends it and reports the results so far (exit code
     130).

@@ -38,24 +38,26 @@ def asynchronous(
     ] = "0,4,8,12,16,20,24,28,30,31",
     sweep_seeds: Annotated[int, typer.Option(min=1, help="Runs per point of the sweep.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option(help="Buffers per run. [default: the task's]")
+        int | None, typer.Option(help="Buffers per run.", show_default="the task's")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of the clients' steps. [default: the task's]")
+        float | None, typer.Option(help="Of the clients' steps.", show_default="the task's")
     ] = None,
     momentum: Annotated[
-        float | None, typer.Option(help="Of the clients' steps. [default: the task's]")
+        float | None, typer.Option(help="Of the clients' steps.", show_default="the task's")
     ] = None,
     server_rate: Annotated[
-        float | None, typer.Option(help="eta_g, the server's step. [default: the task's]")
+        float | None, typer.Option(help="eta_g, the server's step.", show_default="the task's")
     ] = None,
     annealing: Annotated[
         str | None,
-        typer.Option(help="Of eta_g: constant, or cosine, down to 0. [default: the task's]"),
+        typer.Option(help="Of eta_g: constant, or cosine, down to 0.", show_default="the task's"),
     ] = None,
     evaluate_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Buffers from one evaluation to the next. [default: the task's]"),
+        typer.Option(
+            min=1, help="Buffers from one evaluation to the next.", show_default="the task's"
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="20 clients on digits, one seed: minutes.")
@@ -120,7 +122,9 @@ def accuracy(
     task: Annotated[str, typer.Option(help="digits, or mnist (LeNet-5).")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set is.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 3,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Of each run.  [default: 20]")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of each run.", show_default="20")
+    ] = None,
     as_json: laboratory.AsJson = False,
 ) -> None:
     """Accuracy through the masks (seeded, short keys exact and dithered) and in the clear."""

@@ -12,7 +12,7 @@ import typer
 
 from lightsecagg.cli.options import protocol_named
 from lightsecagg.errors import ParameterError
-from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ShareMode, ThreatModel
+from lightsecagg.params import DEFAULT_MODULUS, PAPER_MODULUS, ThreatModel
 from lightsecagg.protocol.schemes.traits import protocols
 from lightsecagg_lab.planning import Topology
 from lightsecagg_lab.schemes.baselines import all_traits
@@ -54,25 +54,29 @@ def _buffered() -> list[str]:
     return [traits.name for traits in all_traits() if traits.buffered and traits.protected]
 
 
-_NAMES = "|".join(protocols())
+_NAMES = ", ".join(protocols())
 
 ProtocolOrAll = Annotated[
-    str, typer.Option(parser=protocol_or_all, metavar=f"[{_NAMES}|{ALL}]", help="Which protocol.")
+    str,
+    typer.Option(
+        parser=protocol_or_all, metavar="NAME", help=f"Which protocol: {_NAMES} or {ALL}."
+    ),
 ]
 BufferedProtocol = Annotated[
     str,
     typer.Option(
         parser=buffered_or_fedbuff,
-        metavar=f"[{'|'.join([*_buffered(), FEDBUFF])}]",
-        help="Protected, or unprotected FedBuff.",
+        metavar="NAME",
+        help=f"Protected ({', '.join(_buffered())}), or unprotected ({FEDBUFF}).",
     ),
 ]
 Protocols = Annotated[
     list[str] | None,
     typer.Option(
         parser=protocol_named,
-        metavar=f"[{_NAMES}]",
-        help="Repeatable. [default: plain and lightsecagg]",
+        metavar="NAME",
+        help=f"Which protocol: {_NAMES}. Repeatable.",
+        show_default="plain and lightsecagg",
     ),
 ]
 Clients = Annotated[int, typer.Option(help="N, the clients.")]
@@ -96,17 +100,19 @@ Dimension = Annotated[
         parser=whole_number, metavar="NUMBER", help="d, the length of the vectors, such as 1e6."
     ),
 ]
-DefendAgainst = Annotated[ThreatModel, typer.Option(help="The server that clients defend against.")]
+DefendAgainst = Annotated[
+    ThreatModel,
+    typer.Option(
+        metavar="NAME", help="The server to protect against: honest-but-curious, malicious-server."
+    ),
+]
 FieldChoice = Annotated[Field, typer.Option(help="default: 2^31 - 2^19 + 1; paper: 2^32 - 5.")]
 Bandwidth = Annotated[float, typer.Option(help="Of a client, in Mbit/s each way.")]
 ServerBandwidth = Annotated[float, typer.Option(help="Of the server, in Mbit/s each way.")]
 ServerCores = Annotated[int, typer.Option(min=1, help="Cores that share the server's work.")]
 Latency = Annotated[float, typer.Option(metavar="MS", help="One way, in milliseconds.")]
-ShareModeChoice = Annotated[
-    ShareMode, typer.Option(help="LightSecAgg: what is shared, and how shares are made.")
-]
-SharesTravel = Annotated[Topology, typer.Option(help="Shares go through the server, or direct.")]
+SharesTravel = Annotated[Topology, typer.Option(help="Through the server, or client to client.")]
 TrainingSeconds = Annotated[float, typer.Option(help="How long training takes.")]
-Overlap = Annotated[
-    bool, typer.Option("--overlap/--no-overlap", help="Train during the offline phase.")
+NoOverlap = Annotated[
+    bool, typer.Option("--no-overlap", help="Train after the offline phase, not during it.")
 ]

@@ -38,16 +38,16 @@ def plan(
     topology: lab_options.SharesTravel = Topology.RELAY,
     threat_model: lab_options.DefendAgainst = ThreatModel.MALICIOUS_SERVER,
     training_seconds: lab_options.TrainingSeconds = 0.0,
-    overlap: lab_options.Overlap = True,
+    no_overlap: lab_options.NoOverlap = False,
     survivors: Annotated[
         int, typer.Option(help="U of the forecast.", show_default="recommended")
     ] = 0,
     liars: Annotated[
         int, typer.Option(help="E, how many wrong answers the server must be able to name.")
     ] = 0,
-    measure: Annotated[
-        bool, typer.Option("--measure/--stated", help="Measure this machine, or use constants.")
-    ] = True,
+    stated: Annotated[
+        bool, typer.Option("--stated", help="Use recorded constants; do not measure this machine.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also show the cost of every phase for every party.")
     ] = False,
@@ -74,12 +74,12 @@ def plan(
         network=Network(bandwidth, server_bandwidth, latency, topology),
         threat_model=threat_model,
         training_seconds=training_seconds,
-        overlap=overlap,
+        overlap=not no_overlap,
         liars=liars,
         survivors=survivors,
         server_cores=server_cores,
     )
-    costs = _measured() if measure else STATED
+    costs = STATED if stated else _measured()
     plans = {
         each.name: make_plan(
             replace(federation, privacy=each.privacy, dropouts=each.dropouts), costs

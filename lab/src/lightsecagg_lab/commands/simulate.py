@@ -79,9 +79,9 @@ def simulate(
     drop: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PHASE[:MOMENT]=COUNT",
-            help="Let clients vanish, e.g. upload=60 or share:during=2; MOMENT is before "
-            "(default), during or after. Repeatable.",
+            metavar="PHASE=COUNT",
+            help="Let clients vanish before a phase, as in upload=60; share:during=2 and "
+            "share:after=2 choose another moment. Repeatable.",
         ),
     ] = None,
     neighbours: Annotated[
@@ -100,7 +100,7 @@ def simulate(
     latency: lab_options.Latency = 0.0,
     topology: lab_options.SharesTravel = Topology.RELAY,
     training_seconds: lab_options.TrainingSeconds = 0.0,
-    overlap: lab_options.Overlap = True,
+    no_overlap: lab_options.NoOverlap = False,
     bound: Annotated[
         float, typer.Option(help="Largest entry; the inputs are uniform in [-1, 1).")
     ] = 1.0,
@@ -137,7 +137,7 @@ def simulate(
         drops=tuple(map(Drop.parse, drop or ())),
         network=Network(bandwidth, server_bandwidth, latency, topology),
         training_seconds=training_seconds,
-        overlap=overlap,
+        overlap=not no_overlap,
         seed=seed,
         sample_clients=sample_clients,
         server_cores=server_cores,

@@ -68,7 +68,7 @@ def simulate(
     threat_model: lab_options.DefendAgainst = ThreatModel.HONEST_BUT_CURIOUS,
     field: lab_options.FieldChoice = lab_options.Field.DEFAULT,
     staleness: Annotated[
-        Staleness, typer.Option(help="How old updates are discounted: s(tau).")
+        Staleness, typer.Option(metavar="NAME", help="s(tau): constant, poly or hinge.")
     ] = Staleness.POLY,
     staleness_alpha: Annotated[float, typer.Option(help="Exponent of poly, slope of hinge.")] = 1.0,
     hinge_at: Annotated[int, typer.Option(help="Where hinge begins.")] = 3,
@@ -76,8 +76,8 @@ def simulate(
     local_scale: Annotated[
         float | None,
         typer.Option(
-            help="c_l; the bound is then the largest that cannot wrap around. "
-            "[default: the finest for --bound]"
+            help="c_l; the bound is then the largest that cannot wrap around.",
+            show_default="the finest for --bound",
         ),
     ] = None,
     bound: Annotated[

@@ -71,7 +71,7 @@ def alone(work: Callable[[], Result]) -> Result:
             process.join()
             raise ConfigurationError(
                 f"the process that measured ended with {process.exitcode} and no result: "
-                "what it wrote above says why; -9 is often too little memory"
+                "see what it wrote above; -9 often means too little memory"
             ) from None
     if not done:
         raise ConfigurationError(outcome)

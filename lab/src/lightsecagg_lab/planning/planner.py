@@ -397,9 +397,9 @@ def _about_graph(settings: Settings) -> str:
             f"complete graph, k = {k}, t = {t}"
         )
     if not leak:
-        return f"secagg+: k = {k} and t = {t} protect everybody, whatever the random graph"
+        return f"secagg+: k = {k} and t = {t} protect all clients, whatever the random graph"
     return (
-        f"secagg+: with k = {k} and t = {t} somebody is left unprotected with a probability of up "
+        f"secagg+: with k = {k} and t = {t} a client is left unprotected with a probability of up "
         f"to {float(leak):.1g} (allowed: 2^-{GRAPH_SECURITY}), and "
         "the sum is lost with less than 2^-30"
     )

@@ -145,7 +145,7 @@ class TorchRpcServer(PipeServer):
         _serving = self
         await super().start()
         _log.warning(
-            "listening on %s with PyTorch RPC: no TLS, and whoever reaches it can execute code",
+            "listening on %s with PyTorch RPC: no TLS, and anybody who reaches it can execute code",
             self.address,
         )
 
@@ -327,12 +327,12 @@ class TorchRpcClient(StreamClient):
         self._token = payload
 
     async def _knock(self) -> None:
-        """PyTorch tries again for long where nobody listens, and logs much."""
+        """PyTorch tries again for long where no server listens, and logs much."""
         try:
             _, writer = await asyncio.open_connection(self._host, self._port)
         except ConnectionRefusedError:
             address = join_address(self._host, self._port)
-            raise TransportError(f"nobody listens at {address}; is the server running?") from None
+            raise TransportError(f"no server listens at {address}; is it running?") from None
         except OSError as error:
             raise TransportError(f"{self._host} cannot be reached: {error.strerror}") from error
         writer.close()
@@ -399,7 +399,7 @@ def check_address(host: str, understood: bool) -> None:
     """Loopback, or by explicit wish anything (S21)."""
     if not is_loopback(host) and not understood:
         raise ConfigurationError(
-            f"PyTorch RPC on or to {host} is refused: whoever reaches a port of it can execute "
+            f"PyTorch RPC on or to {host} is refused: anybody who reaches a port of it can execute "
             'code in the process behind; use server.transport = "grpc", a loopback address in a '
             f"laboratory, or say {FLAG}"
         )

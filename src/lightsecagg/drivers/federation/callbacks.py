@@ -1,12 +1,12 @@
-"""Your own code, told of every round: for dashboards, trackers of experiments, alarms.
+"""Your own code for every round: dashboards, experiment trackers, alarms.
 
 Name a class in the configuration (`server.callbacks`, `client.callbacks`), or hand objects to
-`build_server` and `build_client`. Calls of one object come one after the other in a thread of its
-own: no round waits for them, nor does another callback, and one that raises is a warning with its
-traceback in the log.
+`build_server` and `build_client`. Each object has a thread of its own, which runs its calls one
+after the other. No round and no other callback waits for them. If a call raises, the log has a
+warning with the traceback.
 
-A server's callback is told what the log and `rounds.json` say, a client's what its own log says:
-no update, no metric of one client, no sample count.
+A server's callback receives the content of the log and of `rounds.json`, a client's that of its own
+log: no update, no metric of one client, no sample count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Overview:
 
 
 class ServerCallback:
-    """What a server tells; override what you need."""
+    """Events of a server; override what you need."""
 
     def begins(self, overview: Overview, past: Sequence[dict[str, Any]]) -> None:
         """The server is up, with the records of all rounds before, as `rounds.json` has them.
@@ -91,14 +91,14 @@ class ServerCallback:
         """A round is over, done or aborted, and its record is stored."""
 
     def finished(self, reason: str) -> None:
-        """The federation is over; clients were told the same."""
+        """The federation is over; clients receive the same reason."""
 
     def close(self) -> None:
-        """The program ends; nothing is told after this."""
+        """The program ends; this is the last call."""
 
 
 class ClientCallback:
-    """What a client tells; override what you need."""
+    """Events of a client; override what you need."""
 
     def round_begins(self, number: int) -> None:
         """The global model of a round has arrived."""
@@ -113,7 +113,7 @@ class ClientCallback:
         """The server has said goodbye."""
 
     def close(self) -> None:
-        """The program ends; nothing is told after this."""
+        """The program ends; this is the last call."""
 
 
 Kind = TypeVar("Kind", ServerCallback, ClientCallback)
@@ -139,7 +139,7 @@ def load_callbacks(names: Iterable[str], kind: type[Kind], key: str) -> list[Kin
 
 
 class Callbacks(Generic[Kind]):
-    """Tells each of them in a thread of its own; a failing one harms nobody."""
+    """Calls each member in a thread of its own; a failing one harms no other."""
 
     def __init__(self, members: Iterable[Kind] = ()) -> None:
         self._members = [_Told(member) for member in members]
@@ -150,7 +150,7 @@ class Callbacks(Generic[Kind]):
             member.tell(event, arguments)
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Wait until all are told, of the end too, but not for ever."""
+        """Wait until all calls are done, the last ones too, but not for ever."""
         self.tell("close")
         deadline = time.monotonic() + patience
         returned = [member.ends(deadline) for member in self._members]

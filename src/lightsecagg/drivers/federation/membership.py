@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LABEL: Final = "signed allow-list"
 _VERSION: Final = 2
-_FETCH: Final = "fetch the newest from whoever holds the federation's authority/ folder"
+_FETCH: Final = "fetch the newest from the holder of the federation's authority/ folder"
 
 
 class _Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ class KnownMembers:
         if self._client not in found.allow_list or found.allow_list[self._client] != own:
             raise RemoteProtocolError(
                 f"{source}, number {found.number}, does not name this client with its key: it was "
-                "revoked, or admitted anew; ask whoever holds the authority/ folder"
+                "revoked, or admitted anew; ask the holder of the authority/ folder"
             )
         removed = [client for client in held.allow_list.clients if client not in found.allow_list]
         if len(removed) > max_removed:

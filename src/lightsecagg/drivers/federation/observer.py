@@ -248,7 +248,7 @@ class Metrics:
             "clients_connected": ("Clients that are connected", lambda: len(self.here)),
             "clients_admitted": ("Clients on the allow-list", lambda: self.admitted),
             "clients_needed": ("Clients that a round waits for", lambda: self.needed),
-            "round": ("Round or epoch under way; 0 if none is", lambda: self.round),
+            "round": ("Current round or epoch; 0 if there is none", lambda: self.round),
             "rounds_completed": ("Sums, with those of earlier runs", lambda: self.done),
             "rounds_wanted": ("Sums that there are to be", lambda: self.wanted),
             "last_success_timestamp_seconds": ("End of the latest sum", lambda: self.last_success),

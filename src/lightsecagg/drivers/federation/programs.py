@@ -112,7 +112,9 @@ def build_server(
         host = f"[{address}]" if ":" in address else address
         log.info("metrics on http://%s:%d/metrics", host, metrics.port)
         if not is_loopback(address):
-            log.warning("whoever reaches %s, port %d, reads the metrics", address, metrics.port)
+            log.warning(
+                "anybody who reaches %s, port %d, can read the metrics", address, metrics.port
+            )
     dashboard = None
     try:
         dashboard = make_dashboard(config)

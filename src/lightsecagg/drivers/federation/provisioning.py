@@ -360,8 +360,8 @@ def describe_liars(parameters: Parameters) -> str:
         else f"room for one liar takes N >= T + 3 = {T + 3} clients"
     )
     return (
-        f"one client that lies about its shares can stop every round, and the server cannot tell "
-        f"which: N = {N} and U = {U} leave too few spare uploads; {remedy}"
+        f"one client that lies about its shares can stop every round, and the server cannot "
+        f"identify it: N = {N} and U = {U} leave too few spare uploads; {remedy}"
     )
 
 
@@ -471,7 +471,7 @@ def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def free_port() -> int:
-    """On which nobody listens now, for federations on one machine.
+    """On which no server listens now, for federations on one machine.
 
     No system hands it out by itself: a server that is killed finds it free when it comes back.
     """

@@ -34,7 +34,7 @@ class Table(BaseModel):
 
 
 class FederationTable(Table):
-    """[federation] what all its parties share."""
+    """[federation] What all parties share."""
 
     session: str = Field(pattern=r"^[0-9a-f]{64}$")
     """32 bytes in hex that name this federation."""
@@ -45,24 +45,29 @@ class FederationTable(Table):
 
 
 class TlsTable(Table):
-    """[tls] mutual TLS; the certificate's identity is the sender's id."""
+    """[tls] Mutual TLS; the certificate's identity is the sender's id."""
 
     ca: Path | None = None
+    """PEM file of the authority."""
     certificate: Path | None = None
+    """PEM file of this party's certificate."""
     key: Path | None = None
+    """PEM file of its private key."""
     insecure: bool = False
-    """Plaintext. Only accepted on loopback addresses; for laboratories."""
+    """Plaintext, for laboratories; accepted on loopback addresses only."""
 
 
 class AggregationTable(Table):
-    """[aggregation] the protocol and its parameters; the server's choice, within client policy."""
+    """[aggregation] Protocol and parameters; the server chooses, within the clients' policies."""
 
     mode: Literal["sync", "async"] = "sync"
-    """Rounds, or buffers of whatever updates come, by the table [buffering]."""
+    """Rounds, or buffers of updates as they come, with the table [buffering]."""
     protocol: RegisteredProtocol = LIGHTSECAGG
+    """lightsecagg; the laboratory adds secagg, secagg+ and plain."""
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
+    """The server that clients are protected against."""
     clients: int = Field(ge=2)
-    """N: how many clients are invited to a round or epoch, at most."""
+    """N: the most clients that are invited to a round or epoch."""
     privacy: int = Field(ge=0)
     """T: how many clients may collude with the server."""
     dropouts: int = Field(ge=0)
@@ -70,12 +75,13 @@ class AggregationTable(Table):
     survivors: int = Field(default=0, ge=0)
     """U: answers needed; 0 for N - D. SecAgg's threshold t."""
     share_mode: ShareMode = ShareMode.SEEDED
-    """LightSecAgg: seeded, paper, or short-key (experimental), which clients must name too."""
+    """LightSecAgg: seeded, paper, or short-key (experimental), which clients must name as well."""
     decoding: Decoding | None = None
-    """Short keys: exact or dithered; left out, exact where all clients keep 8 bits per entry."""
+    """Short keys; by default, exact where all clients keep 8 bits per entry."""
     field: Literal["default", "paper"] = "default"
+    """q = 2^31 - 2^19 + 1, or the paper's 2^32 - 5."""
     neighbours: int = Field(default=0, ge=0)
-    """SecAgg+: degree of the sharing graph; 0 for the finder's."""
+    """SecAgg+: degree of the sharing graph; 0 finds it."""
     bound: float = Field(default=1.0, gt=0)
     """Largest entry of an update; larger ones are refused (or clipped by the client)."""
     max_samples: int = Field(default=100_000, ge=1)
@@ -88,16 +94,18 @@ class AggregationTable(Table):
 
 
 class RoundsTable(Table):
-    """[rounds] how many, and how long each phase may take (seconds)."""
+    """[rounds] How many, and how long each phase may take, in seconds."""
 
     number: int = Field(default=10, ge=1)
+    """Rounds to complete, including those before a restart."""
     min_clients: int = Field(default=0, ge=0)
-    """Fewest connected clients that start a round; 0 for N - D."""
+    """The fewest connected clients that start a round; 0 for N - D."""
     wait_for_clients: float = Field(default=120.0, gt=0)
     """How long to wait for `min_clients` before giving up."""
     settle: float = Field(default=1.0, ge=0)
     """Once `min_clients` are there, how long to wait for more, up to N."""
     advertise: float = Field(default=30.0, gt=0)
+    """Includes the download of the model."""
     share: float = Field(default=120.0, gt=0)
     upload: float = Field(default=900.0, gt=0)
     """Includes local training."""
@@ -108,27 +116,27 @@ class RoundsTable(Table):
     retries: int = Field(default=2, ge=0)
     """How often an aborted round is tried again, with newly trained updates."""
     sampling: Sampling = "random"
-    """Who is invited when more than N are ready: by lot, or (`fair`) the least recently invited."""
+    """If more than N are ready, invite by lot, or (`fair`) the least recently invited."""
     seed: int = 0
-    """Of the lots."""
+    """Seed of the lots."""
 
 
 class BufferingTable(Table):
-    """[buffering] asynchronous mode: which sums are formed. A client demands exactly its own (S09).
+    """[buffering] Asynchronous mode: which sums are formed. A client demands exactly its own (S09).
 
-    A client's file with this table takes part in the asynchronous mode, and in no other.
+    With this table, a client takes part in the asynchronous mode only.
     """
 
     size: int = Field(ge=2)
-    """K: how many updates make a buffer; T + 2 at least."""
+    """K: the updates that make a buffer; at least T + 2."""
     staleness: Staleness = Staleness.CONSTANT
-    """s(tau), by which an update counts that is tau versions old: constant, poly or hinge."""
+    """s(tau), the weight of an update that is tau versions old."""
     alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Exponent of poly, slope of hinge."""
     knee: int = Field(default=3, ge=0)
     """Where hinge begins to fall."""
     tau_max: int = Field(default=10, ge=0)
-    """Updates that are older are not summed."""
+    """Older updates are not summed."""
     c_g: int = Field(default=64, ge=1)
     """Steps in which s is rounded to integer weights."""
     max_ratio: float = Field(default=64.0, ge=1, allow_inf_nan=False)
@@ -154,96 +162,98 @@ class BufferingTable(Table):
 
 
 class ServerBufferingTable(BufferingTable):
-    """[buffering] server: the same, and when buffers are formed (seconds) and epochs ended."""
+    """[buffering] Server: the same, and when buffers are formed (in seconds) and epochs end."""
 
     flush_after: float = Field(default=60.0, gt=0)
-    """Since the last buffer, until one of fewer than K updates is formed; T + 2 at least."""
+    """Time since the last buffer after which T + 2 updates are enough."""
     reports: float = Field(default=10.0, gt=0)
     """How long an upload waits for reports on its mask."""
     renew: int = Field(default=5, ge=1)
-    """Buffers of an epoch after which clients that wait outside are let in, by another epoch."""
+    """Buffers of an epoch after which waiting clients are let in, by a new epoch."""
 
 
 class ServerTable(Table):
-    """[server] where it listens and keeps its state."""
+    """[server] Where the server listens and keeps its state."""
 
     address: str = "127.0.0.1:7700"
+    """Where the server listens, or where a client finds it."""
     transport: str = "grpc"
-    """What carries the messages. Other distributions add theirs; the laboratory has torch-rpc."""
+    """What carries the messages; the laboratory adds torch-rpc."""
     state: Path = Path("state")
     """Journal, checkpoints and reports."""
     cores: int = Field(default=1, ge=1)
-    """How many of them sum uploads and recover masks."""
+    """Threads that sum uploads and recover masks."""
     name: str | None = None
     """Client: the name in the server's certificate, if it is not the address's host."""
     metrics_port: int | None = None
-    """Prometheus metrics and /health; none if left out."""
+    """Prometheus metrics and /health; 0 picks a port."""
     metrics_address: str = "127.0.0.1"
-    """Where they listen. Whoever reaches another address reads them: they have no token."""
+    """Where they listen. They have no token: anybody who reaches the address can read them."""
     dashboard_port: int | None = Field(default=None, ge=0, le=65535)
-    """The live page, for browsers; none if left out."""
+    """The live page, for browsers; 0 picks a port."""
     dashboard_address: str = "127.0.0.1"
-    """Where the page listens; beyond loopback a token is needed, and [tls] certificate is used."""
+    """Where the page listens; beyond loopback it needs a token and uses the [tls] certificate."""
     dashboard_token: Path | None = None
-    """A file with the token that a browser must know; nobody else may read it (chmod 600)."""
+    """A file with the token for browsers, readable by its owner only (chmod 600)."""
     names: dict[int, str] = {}
-    """What log and page call clients beside their ids: `names = {0 = "berlin"}`; for people."""
+    """Names of clients for log and page: `names = {0 = "berlin"}`."""
     callbacks: tuple[str, ...] = ()
-    """`module:Class`, each a `ServerCallback`: your own code, told of every round."""
+    """`module:Class`, each a `ServerCallback`: your own code for every round."""
 
 
 class TrackingTable(Table):
-    """[tracking] server: every round's numbers, where you watch your experiments."""
+    """[tracking] Server: the figures of every round, for experiment trackers."""
 
     tensorboard: Path | None = None
     """Folder for TensorBoard's event files."""
     mlflow: str | None = None
     """MLflow's tracking URI, such as http://127.0.0.1:5000; one run per federation."""
     experiment: str = Field(default="lightsecagg", min_length=1)
-    """Under which MLflow files the run."""
+    """MLflow's experiment for the run."""
 
 
 class ClientTable(Table):
-    """[client] who it is and what it demands."""
+    """[client] Who the client is, and what it demands."""
 
     id: int = Field(ge=0)
+    """Its number on the allow-list."""
     identity: Path
     """Its Ed25519 key."""
     privacy: int = Field(default=1, ge=0)
     """The least T that this client accepts."""
     threat_model: ThreatModel = ThreatModel.MALICIOUS_SERVER
-    """The weakest server that this client accepts to trust."""
+    """The weakest protection that this client accepts."""
     protocols: tuple[RegisteredProtocol, ...] = (LIGHTSECAGG,)
+    """The protocols in which this client takes part."""
     minimum: int = Field(default=0, ge=0)
-    """The fewest clients in a sum that this client accepts to be part of; T + 2 always."""
+    """The fewest clients in a sum; T + 2 is always demanded."""
     share_mode: ShareMode | None = None
-    """How its masks may be shared; left out, seeded or paper, as the server likes."""
+    """How masks must be shared; by default, seeded or paper."""
     bound: float = Field(gt=0)
     """The bound of every round, exactly: a server that could vary it could search for the largest
-    entry of an update, by who is missing from the sum."""
+    entry of an update."""
     scale: float | None = Field(default=None, gt=0)
-    """The least c_l, steps per unit of an update; left out, as the server likes."""
+    """The least c_l, the steps per unit of an update; by default, no limit."""
     max_dimension: int = Field(default=MAX_UNANNOUNCED_DIMENSION, gt=0)
-    """The longest update that it trains and masks: parameters of the model, lest a server that
-    asks for more exhaust the memory."""
+    """The longest update, in parameters, so that a server cannot exhaust the memory."""
     max_share_bytes: int | None = Field(default=None, gt=0)
-    """The most bytes that the shares of one round may take here, 4 N L."""
+    """The most bytes that the shares of one round may take, 4 N L; by default, no limit."""
     ledger: Path = Path("ledger")
-    """What it must remember across restarts: the updates that are spent, the uploads per model."""
+    """What it must remember across restarts: spent updates, uploads per model."""
     max_removed: int | None = Field(default=None, ge=0)
-    """Clients that an allow-list from the server may remove; left out, as many as `privacy` says.
-    The list that lies at `federation.allow_list` when the client starts may remove any."""
+    """How many clients an allow-list from the server may remove; by default, T. The file at
+    `federation.allow_list` may remove any number."""
     max_attempts: int = Field(default=2, ge=1, le=2)
     """Uploads for one global model, at most."""
     max_openings: int = Field(default=16, ge=1)
-    """Rounds that the server may open from one global model, those included that fail early."""
+    """Rounds that may be opened from one global model, including those that fail early."""
     clip: bool = False
-    """Clip entries beyond the bound instead of missing the round, which the server would see."""
+    """Clip entries beyond the bound. Otherwise the server sees that the client is missing."""
     overlap: Literal["process", "thread", "off"] = "process"
-    """Where training runs while masks are encoded and shared; `off`: before it."""
+    """Where training runs while masks are shared; `off`: before."""
     reconnect: float = Field(default=120.0, gt=0)
-    """Seconds of failed reconnection after which the client gives up."""
+    """Seconds without a connection until the client gives up."""
     patience: float = Field(default=86_400.0, gt=0)
-    """Seconds of silence of a connected server after which the client gives up."""
+    """Seconds of silence of a connected server until the client gives up."""
     callbacks: tuple[str, ...] = ()
-    """`module:Class`, each a `ClientCallback`: your own code, told of every round."""
+    """`module:Class`, each a `ClientCallback`: your own code for every round."""

@@ -23,9 +23,9 @@ PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class AcceptTable(Table):
-    """[training.accept] client: which settings of local training the server may choose.
+    """[training.accept] Client: ranges in which the server may choose settings of local training.
 
-    Least and largest value; without a range, the client's own value only.
+    [least, largest]; without a range, only the client's own value is accepted.
     """
 
     epochs: Range[int] | None = None
@@ -34,9 +34,10 @@ class AcceptTable(Table):
 
 
 class DecayTable(Table):
-    """[training.schedule.decay] server: the learning rate falls as rounds are completed."""
+    """[training.schedule.decay] Server: the learning rate falls as rounds are completed."""
 
     factor: float = Field(gt=0, le=1)
+    """Multiplies the learning rate at each step."""
     every: int = Field(default=1, ge=1)
     """Completed rounds between two steps."""
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -44,42 +45,42 @@ class DecayTable(Table):
 
 
 class ScheduleTable(Table):
-    """[training.schedule] server: settings of local training that change with the rounds.
+    """[training.schedule] Server: settings of local training that change with the rounds.
 
-    `{1 = 5, 20 = 1}` is 5 from the first and 1 from the twentieth completed round on; before the
-    first that is named, the value of [training.local] holds.
+    `{1 = 5, 20 = 1}` is 5 from the first completed round on, and 1 from the twentieth. Before the
+    first step, the value in [training.local] holds.
     """
 
     epochs: dict[PositiveInt, PositiveInt] = Field(default={})
     batch_size: dict[PositiveInt, PositiveInt] = Field(default={})
     learning_rate: dict[PositiveInt, PositiveFinite] = Field(default={})
     decay: DecayTable | None = None
-    """Of the learning rate, whichever of the two tables it comes from."""
+    """Decay of the learning rate, from either table."""
 
 
 class StoppingTable(Table):
-    """[early_stopping] end the federation when a figure has stopped improving."""
+    """[early_stopping] End the federation when a figure has stopped improving."""
 
     figure: str = Field(min_length=1)
-    """One that the task's `evaluate` reports, or `clients.NAME`: one that the clients measure."""
+    """A figure of the task's `evaluate`, or `clients.NAME`, a metric of the clients."""
     goal: Literal["lower", "higher"]
     """Which values are better."""
     patience: int = Field(default=5, ge=1)
-    """Rounds in a row that do not improve it."""
+    """How many rounds in a row without an improvement end the federation."""
     least_change: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """What is no more than this is no improvement."""
+    """Smaller changes do not count as an improvement."""
     min_rounds: int = Field(default=1, ge=1)
-    """Completed rounds before which it never stops."""
+    """The federation never ends before this many completed rounds."""
 
 
 class CheckpointsTable(Table):
-    """[checkpoints] which models stay in the state folder, beside the best."""
+    """[checkpoints] Which models stay in the state folder, beside the best."""
 
     keep: int = Field(default=2, ge=1)
-    """The models of so many latest rounds."""
+    """How many of the latest models."""
     figure: str | None = Field(default=None, min_length=1)
-    """By which the best is judged: one that `evaluate` reports, or `clients.NAME`. Left out, that
-    of [early_stopping], or else `loss` (lower) or `accuracy` (higher) if there is one."""
+    """The figure that decides which is best: of `evaluate`, or `clients.NAME`. By default that of
+    [early_stopping], or else `loss` (lower) or `accuracy` (higher) if there is one."""
     goal: Literal["lower", "higher"] | None = None
     """Which values are better."""
 
@@ -91,14 +92,13 @@ class CheckpointsTable(Table):
 
 
 class TrainingTable(Table):
-    """[training] a PyTorch task; the same on the server and on every client."""
+    """[training] A PyTorch task; the same on the server and on every client."""
 
     task: dict[str, Any] = Field(default_factory=lambda: {"task": "digits"})
     """`TaskConfig`: task, clients, data_dir, partition, seed, ..."""
     local: dict[str, Any] = Field(default_factory=dict)
-    """`LocalConfig`: epochs, batch_size, learning_rate, algorithm, ... What the server names here
-    it tells its clients, who refuse a round that asks for anything but their own, or accepted,
-    value."""
+    """`LocalConfig`: epochs, batch_size, learning_rate, algorithm, ... The server sends its values
+    to the clients, which accept only their own values and those within [training.accept]."""
     accept: AcceptTable = AcceptTable()
     """Ranges in which the server may choose (client only)."""
     schedule: ScheduleTable = ScheduleTable()
@@ -106,10 +106,11 @@ class TrainingTable(Table):
     server: dict[str, Any] = Field(default_factory=dict)
     """`ServerConfig`: algorithm, learning_rate, ... (server only)"""
     seed: int = 0
+    """Steers the initial model."""
 
 
 class VectorsTable(Table):
-    """[vectors] aggregation without training: sum (or average) plain vectors."""
+    """[vectors] Aggregation without training: the sum or average of plain vectors."""
 
     dimension: int = Field(default=0, ge=0)
     """Entries of a vector; a client takes it from its input."""
@@ -118,4 +119,4 @@ class VectorsTable(Table):
     input: Path | None = None
     """Client: .npy, or .npz with `vector` and optionally `samples`."""
     output: Path | None = None
-    """Server: where the result of each round is written, as .npz."""
+    """Server: the file, .npz, for the latest result."""

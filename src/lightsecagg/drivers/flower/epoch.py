@@ -324,7 +324,7 @@ class Epoch:
         except LightSecAggError as error:
             log(WARNING, "LightSecAgg: node %d is ignored: %s", node, shown(error))
             return shown(error)
-        return "it could not train; its log says why" if parcel.numbers.get("failed") else None
+        return "it could not train; see its log" if parcel.numbers.get("failed") else None
 
     def _take(self, node: int, parcel: Parcel) -> None:
         received = parcel.numbers.get("received")

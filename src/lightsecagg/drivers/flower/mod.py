@@ -81,7 +81,7 @@ from lightsecagg.protocol.messages import MaskedUpload, Opening, UploadDropped
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
 
-REFUSED = "lightsecagg: this node refused; its own log says why"
+REFUSED = "lightsecagg: this node refused; see its own log"
 UNPROTECTED = (
     "lightsecagg_mod refuses to send an update in the clear; wrap the server's strategy: "
     "LightSecAgg(FedAvg(...), privacy=..., dropouts=..., bound=...)"

@@ -378,8 +378,8 @@ class LightSecAgg(Strategy):
             raise Aborted(
                 f"{len(epoch.uploaded)} of {len(round_.content)} nodes have sent an update, and "
                 f"{least} are needed: {parameters.dropouts} of those who enrolled may be missing, "
-                f"and a sum over fewer than T + 2 = {parameters.privacy + 2} protects nobody. The "
-                "nodes' own logs say why they sent none"
+                f"and a sum over fewer than T + 2 = {parameters.privacy + 2} protects nobody. See "
+                "the nodes' own logs"
             )
 
     def _recover(self, message_type: str) -> Average:

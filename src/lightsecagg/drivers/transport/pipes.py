@@ -40,7 +40,7 @@ class PipeServer(StreamServer):
     def accept(self, client: int) -> tuple[Pipe, Pipe]:
         """A client's pipes, to the server and from it; each holds one chunk."""
         if not self._listening:
-            raise TransportError("nobody listens: start the server first")
+            raise TransportError("no server listens: start the server first")
         link = self._admit(client)
         inwards: Pipe = Mailbox(1)
         outwards: Pipe = Mailbox(1)

@@ -198,7 +198,7 @@ async def explain_failure(
     try:
         await _probe(host, port, credentials, server_name)
     except ConnectionRefusedError:
-        return TransportError(f"nobody listens at {host}:{port}; is the server running?")
+        return TransportError(f"no server listens at {host}:{port}; is the server running?")
     except ssl.SSLCertVerificationError as error:
         return _explain_server_certificate(error, credentials, server_name)
     except ssl.SSLError as error:
@@ -265,7 +265,7 @@ def _explain_alert(error: ssl.SSLError) -> TransportError:
     reason = (error.reason or "").upper()
     if "UNKNOWN_CA" in reason:
         return Refused(
-            "the server does not know the authority of this client's certificate; "
+            "the server does not trust the authority of this client's certificate; "
             "check [tls] ca and certificate"
         )
     if "CERTIFICATE_EXPIRED" in reason:

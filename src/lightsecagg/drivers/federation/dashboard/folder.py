@@ -34,8 +34,8 @@ class FolderBoard(Board):
         self._rounds, self._journal = folder / "rounds.json", folder / "journal.sqlite"
         if not self._journal.is_file():
             raise ConfigurationError(
-                f"{folder} is no state folder: it has no journal.sqlite; name the folder of "
-                "`server.state`"
+                f"{folder} is no state folder: it has no journal.sqlite. Either the server has not "
+                "started yet, or this is not the folder of `server.state`"
             )
         self._stamps: tuple[Any, ...] = ()
 
@@ -73,7 +73,7 @@ class FolderBoard(Board):
             self.show("recorded", f"round {number} was the last", None)
             return
         if opened.buffering is not None:
-            self.show("running", f"epoch {number}, as far as the journal knows", None)
+            self.show("running", f"epoch {number}, according to the journal", None)
             return
         live = LiveRound(number, (), self._journal.stat().st_mtime)
         if fact is None:
@@ -85,7 +85,7 @@ class FolderBoard(Board):
             live.progress("upload", members - uploaded, live.start)
             if survivors is not None:
                 live.progress("recover", uploaded, live.start)
-        self.show("running", "as far as the journal knows", live)
+        self.show("running", "according to the journal", live)
 
 
 def _overview(settings: Settings) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class Gate:
     def __init__(self, address: str, token: str | None, *, secure: bool) -> None:
         if token is None and not is_loopback(address):
             raise ConfigurationError(
-                f"the dashboard may listen on {address} only with a token: everybody who reaches "
+                f"the dashboard may listen on {address} only with a token: anybody who reaches "
                 "it could look; name a file with one, or use 127.0.0.1"
             )
         self._address = address.lower()
@@ -383,7 +383,7 @@ class PageServer:
 
 async def _slow_down() -> None:
     """What a wrong token costs."""
-    log.warning("the dashboard: somebody gave a wrong token")
+    log.warning("the dashboard: a wrong token was given")
     await asyncio.sleep(_WRONG_TOKEN_PAUSE)
 
 
