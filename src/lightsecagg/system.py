@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,8 @@ else:
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from multiprocessing.context import ForkServerContext, SpawnContext
+
+_log = logging.getLogger(__name__)
 
 KILLED: Final = -signal.SIGKILL if UNIX else -signal.SIGTERM
 """`exitcode` of a process that was killed."""
@@ -94,9 +98,10 @@ def too_open(descriptor: int) -> str | None:
     """The mode that a file with a secret should have, if others may read or change it (S61).
 
     The group may read a file that is not ours: that is how a container's user reads a secret that
-    root has mounted for it. Windows has no such bits: there, keep the folder to yourself.
+    root has mounted for it. Windows has no such bits: one warning asks for a folder of one's own.
     """
     if not UNIX:
+        _warn_of_readers()
         return None
     status = os.fstat(descriptor)
     ours = status.st_uid == os.geteuid()
@@ -195,6 +200,14 @@ def ctrl_c_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@cache
+def _warn_of_readers() -> None:
+    _log.warning(
+        "Windows: nothing checks who else may read keys, ledgers and state; keep them in a folder "
+        "that only your account may open"
+    )
 
 
 def _kernel32() -> Any:

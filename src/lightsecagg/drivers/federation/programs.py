@@ -215,7 +215,7 @@ def run_server(
     `abandon` gives up a round that a crash left unfinished instead of resuming it.
     """
 
-    _guard_secrets()
+    system.leave_no_core()
 
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress, understood=understood, learned=learned)
@@ -228,15 +228,6 @@ def run_server(
         return await server.run(abandon=abandon)
 
     return asyncio.run(main())
-
-
-def _guard_secrets() -> None:
-    system.leave_no_core()
-    if not system.UNIX:
-        log.warning(
-            "Windows: nothing checks who else may read the keys, the ledger and the state; keep "
-            "them in a folder that only your account may open"
-        )
 
 
 def prepare_to_serve() -> None:
@@ -261,7 +252,7 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     ends it by default.
     """
 
-    _guard_secrets()
+    system.leave_no_core()
 
     async def run(client: FederationClient) -> LightSecAggError | None:
         try:
