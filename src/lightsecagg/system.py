@@ -8,7 +8,7 @@ uses it. Where it has none, the docstring names what is missing.
     no link is followed         O_NOFOLLOW        the path is looked at first
     names survive a crash       fsync of a folder what NTFS does by itself
     others cannot read a file   permission bits   the folder's list of access: nobody checks it
-    no file after a crash       RLIMIT_CORE       no dialogue and no dump by SetErrorMode
+    no file after a crash       RLIMIT_CORE       no error reporting, by SetErrorMode
     number of open files        RLIMIT_NOFILE     sockets are no files there
     end in order                SIGTERM, Ctrl-C   Ctrl-Break, Ctrl-C
     processes of a demo         fork server       spawned, each with its own imports
