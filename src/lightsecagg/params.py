@@ -94,7 +94,7 @@ def check_integer(name: str, value: int, least: int) -> None:
 
 def plain_integer(value: Any) -> Any:
     """An integer of NumPy as one of Python, which the settings can carry; the rest as it is."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
 def check_modulus(modulus: int) -> None:
