@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lightsecagg import system
 from lightsecagg.field import kernels
 
 # Pytest's importlib mode leaves `sys.path` alone; `newcomer` and `sound_files` are there.
@@ -35,6 +36,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 def _enabled_loggers() -> list[logging.Logger]:
     loggers = list(logging.Logger.manager.loggerDict.values())
     return [log for log in loggers if isinstance(log, logging.Logger) and not log.disabled]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """On Windows, or where it is played (tests/windows), leave out what it lacks."""
+    if not system.UNIX and item.get_closest_marker("unix"):
+        pytest.skip("Windows lacks what it tests")
 
 
 @pytest.fixture(autouse=True)

@@ -432,10 +432,21 @@ def test_decoding_is_for_short_keys_and_has_two_names() -> None:
         aggregate(vectors, privacy=1, bound=1.0, share_mode="short-key", decoding="rough")
 
 
-@pytest.mark.parametrize("bound", [1, np.float32(1), np.int64(1)])
+@pytest.mark.parametrize("bound", [1, np.float32(1), np.float64(1), np.int64(1)])
 @pytest.mark.parametrize("threat_model", ["honest-but-curious", "malicious-server"])
 def test_a_bound_may_be_any_number(bound: Any, threat_model: str) -> None:
     vectors = [np.full(4, k / 10) for k in range(5)]
     options = {"privacy": 1, "dropouts": 1, "threat_model": threat_model}
     result = lightsecagg.aggregate(vectors, bound=bound, **options)
     np.testing.assert_allclose(result.mean, np.full(4, 0.2), atol=1e-6)
+
+
+@needs_laboratory
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8])
+def test_counts_may_be_integers_of_numpy(number: Any) -> None:
+    vectors = [np.full(4, k / 10) for k in range(6)]
+    counts = {name: number(n) for name, n in {"privacy": 1, "dropouts": 1, "survivors": 4}.items()}
+    for more in {}, {"protocol": "secagg+", "neighbours": number(4), "threshold": number(3)}:
+        taken = counts if not more else {**counts, **more, "survivors": number(0)}
+        result = lightsecagg.aggregate(vectors, bound=1, **taken)
+        np.testing.assert_allclose(result.mean, np.full(4, 0.25), atol=1e-6)

@@ -144,6 +144,11 @@ def test_the_guard_finds_clocks_and_loops_from_session_down(
     assert f"{PURE} {verdict}" in contracts(tmp_path, module, statement)
 
 
+def test_the_guard_finds_what_one_system_alone_has(tmp_path: Path) -> None:
+    found = contracts(tmp_path, "drivers/federation/durable.py", "import fcntl")
+    assert "what one system alone has is asked for in system.py BROKEN" in found
+
+
 # -- S21: nothing that can run code is ever used to read data ------------------------------------
 
 EXECUTING_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from importlib.machinery import SourceFileLoader
@@ -79,18 +80,72 @@ def test_what_would_be_released_is_whole_and_works_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """All but `lightsecagg run`, which has a test of its own."""
+    """All but training, which has a test of its own."""
     monkeypatch.setenv("LIGHTSECAGG_VENV", str(tmp_path / "none"))
-    wheel = release.build(tmp_path, tmp_path / "dist")
-    names = zipfile.ZipFile(wheel).namelist()
+    built = release.build(tmp_path, tmp_path / "dist")
     page = "lightsecagg/drivers/federation/dashboard/page/index.html"
-    assert {"lightsecagg/py.typed", page} <= set(names)
-    assert not [name for name in names if name.endswith((".cpp", ".h", "CMakeLists.txt"))]
-    (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
+    for wheel, loops in (built.native, True), (built.aarch64, True), (built.pure, False):
+        names = zipfile.ZipFile(wheel).namelist()
+        assert {"lightsecagg/py.typed", page} <= set(names)
+        assert not [name for name in names if name.endswith((".cpp", ".h", "CMakeLists.txt"))]
+        assert any(name.endswith("kernels.so") for name in names) is loops
+    assert "manylinux" in built.native.name
+    assert built.aarch64.name.endswith("-py3-none-manylinux2014_aarch64.manylinux_2_17_aarch64.whl")
+    assert built.pure.name.endswith("-py3-none-any.whl")
+    with tarfile.open(built.sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "src/lightsecagg/py.typed"} <= inside
     assert f"src/{page}" in inside
     assert not [name for name in inside if name.startswith((".ci", "docs/results"))]
-    release.try_out(wheel, tmp_path)
-    assert "README's ten lines run" in capsys.readouterr().out
+    untried, packages = release.try_everything(built, tmp_path, [], None)
+    assert {"numpy", "cryptography"} <= {each["name"] for each in packages}
+    # Without torch and grpc, nothing trains; where there is no emulator, its part is named as well.
+    assert [built.native.name, built.pure.name] == [each.split(":")[0] for each in untried[:2]]
+    assert capsys.readouterr().out.count("README's ten lines run") == 3
+
+
+PACKAGES = [
+    {"name": name, "version": number, **more}
+    for name, number, more in (
+        ("lightsecagg", "1.0", {"requires_dist": ["NumPy>=2", "rich; extra == 'x'"]}),
+        ("numpy", "2.4", {"license_expression": "BSD-3-Clause"}),
+        ("rich", "14.0", {"requires_dist": ["numpy (>=2)", "absent"]}),
+        ("pip", "26.0", {}),
+    )
+]
+
+
+def test_the_bill_of_materials_has_files_with_hashes_and_packages(
+    release: Any, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "lightsecagg-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"abc")
+    bill = release.parts([wheel], PACKAGES, {"ziglang": "0.17"}, 0)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/lightsecagg@1.0"
+    named = {each["name"]: each for each in bill["components"]}
+    assert set(named) == {"numpy", "rich", "libc++", wheel.name}
+    assert named["numpy"]["licenses"] == [{"expression": "BSD-3-Clause"}]
+    (hashed,) = named[wheel.name]["hashes"]
+    assert hashed["content"] == ("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    needs = {each["ref"]: each["dependsOn"] for each in bill["dependencies"]}
+    assert needs["pkg:pypi/lightsecagg@1.0"] == ["pkg:pypi/numpy@2.4"]
+    assert needs["pkg:pypi/rich@14.0"] == ["pkg:pypi/numpy@2.4"]
+    assert bill == release.parts([wheel], PACKAGES, {"ziglang": "0.17"}, 0)
+
+
+@pytest.mark.slow
+def test_the_wheel_without_loops_trains_where_no_compiler_is(release: Any, tmp_path: Path) -> None:
+    """Built from this tree and installed into a bare environment, as on macOS and Windows."""
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(tmp_path)]
+    options += ["--config-settings", f"build-dir={tmp_path / 'build'}"]
+    options += ["--config-settings", "wheel.cmake=false", "--quiet", str(ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    there = release.Elsewhere(tmp_path, "--no-deps", wheel)
+    assert there.borrow(Path(sysconfig.get_path("purelib")))
+    printed = there.python("-m", "lightsecagg", "--version")
+    release.expect(printed + there.python("-c", release.ten_lines()), "numpy")
+    report = there.lightsecagg(release.RUN)
+    assert "the secure average equals the plain average" in report

@@ -11,7 +11,6 @@ megabyte.
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lightsecagg import system
 from lightsecagg.errors import ConfigurationError, DecodeError, LightSecAggError
 
 SHOWN: Final = 200
@@ -59,18 +59,12 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def read_private(path: Path) -> bytes:
-    """A file with a secret, inside `reading`; `ConfigurationError` if others may read it (S61).
-
-    Of a file that is not ours, the group may read it: that is how a container's user gets at a
-    secret that root has mounted for it.
-    """
+    """A file with a secret, inside `reading`; `ConfigurationError` if others may read it (S61)."""
     with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        ours = status.st_uid == os.geteuid()
-        if status.st_mode & (0o077 if ours else 0o037):
+        if mode := system.too_open(file.fileno()):
             raise ConfigurationError(
                 f"{path} holds a secret, and others may read or change it; run "
-                f"`chmod {'600' if ours else '440'} {path}`"
+                f"`chmod {mode} {path}`"
             )
         return file.read()
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from numbers import Integral
+from typing import Any, TypeVar
 
 from lightsecagg.errors import ParameterError
 
@@ -91,6 +92,11 @@ def check_integer(name: str, value: int, least: int) -> None:
         raise ParameterError(f"{name} = {value} must be at least {least}")
 
 
+def plain_integer(value: Any) -> Any:
+    """An integer of NumPy as one of Python, which the settings can carry; the rest as it is."""
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
 def check_modulus(modulus: int) -> None:
     """Refuse a modulus that is not an odd prime below 2^32."""
     check_integer("modulus q", modulus, 3)
@@ -124,6 +130,8 @@ class Parameters:
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat_model", choice(ThreatModel, self.threat_model))
         object.__setattr__(self, "share_mode", choice(ShareMode, self.share_mode))
+        for name in ("clients", "privacy", "dropouts", "survivors", "modulus"):
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
         _check_sizes(self.clients, self.privacy, self.dropouts, self.survivors)
         if self.survivors == 0:
             object.__setattr__(self, "survivors", self.clients - self.dropouts)

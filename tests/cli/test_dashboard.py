@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lightsecagg import system
 from lightsecagg.cli.main import app
 from lightsecagg.drivers.federation.history import History
 from lightsecagg.drivers.federation.journal import Journal
@@ -37,7 +37,7 @@ def test_it_shows_the_folder_as_it_changes_and_a_signal_ends_it(tmp_path: Path) 
             while "history" not in (later := events(page)):
                 pass
         assert [each["aborted"] for each in later["history"]] == ["too few"]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(system.STOP[0])
         process.communicate(timeout=60)
     assert process.returncode == 0
     journal.close()

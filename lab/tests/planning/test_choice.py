@@ -55,6 +55,12 @@ def test_short_keys_are_named_where_they_are_faster_and_never_chosen() -> None:
     assert slow.protocol != SHORT_KEY
     assert "short keys, which are experimental" in str(slow)
     assert "short keys" not in str(choose(plan(Federation(20, 5, 2, 100_000))))
+    # A little faster is enough where the plan speaks for another protocol than ours.
+    federation = Federation(50, 12, 12, 1_000_000, threat_model=ThreatModel.MALICIOUS_SERVER)
+    found = choose(plan(federation))
+    assert found.protocol == "secagg"
+    assert found.short_key is not None
+    assert 1 < found.seconds / found.short_key < 1.2
 
 
 def test_the_decisive_phase_is_where_most_is_gained() -> None:

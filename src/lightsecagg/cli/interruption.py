@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from lightsecagg import system
+
 _EXIT_BY_SIGNAL = 128
 """A shell's exit code for a program that a signal ended is this plus the signal's number."""
 
@@ -28,7 +30,7 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
         if received:
             raise SystemExit(_EXIT_BY_SIGNAL + received[0])
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in system.STOP}
     try:
         yield ask
     finally:

@@ -23,6 +23,7 @@ from lightsecagg.params import (
     ShareMode,
     ThreatModel,
     choice,
+    plain_integer,
 )
 from lightsecagg.protocol.interface import RoundAborted, Update
 from lightsecagg.protocol.quantizers import make_quantizer
@@ -146,8 +147,8 @@ def aggregate(
             share_mode=cast(ShareMode, share_mode),
             modulus=modulus,
         ),
-        neighbours,
-        threshold,
+        plain_integer(neighbours),
+        plain_integer(threshold),
     )
     if insecurity := describe_leak(traits, chosen):
         raise ParameterError(insecurity)

@@ -101,6 +101,7 @@ def test_S49_a_server_says_how_short_keys_are_decoded_and_what_they_assume(
     assert "exact decoding; short keys are experimental" in caplog.text
 
 
+@pytest.mark.unix
 def test_a_server_that_may_not_open_enough_files_says_so_before_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_server_that_may_not_open_enough_files_says_so_before_it_listens(
     assert not (made.server.parent / "state").exists()
 
 
+@pytest.mark.unix
 @pytest.mark.parametrize(
     ("page", "needed"), [("metrics_port", 184 + 16), ("dashboard_port", 184 + 64)]
 )

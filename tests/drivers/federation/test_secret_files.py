@@ -49,6 +49,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.unix
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o660])
 def test_S61_a_secret_that_others_may_read_is_refused(folder: Path, name: str, mode: int) -> None:
@@ -61,6 +62,7 @@ def test_S61_a_secret_that_others_may_read_is_refused(folder: Path, name: str, m
     load(folder)
 
 
+@pytest.mark.unix
 def test_S61_the_group_may_read_a_secret_that_was_mounted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ def test_S61_a_journal_follows_no_link(tmp_path: Path) -> None:
     Journal(folder, SESSION.hex()).close()
 
 
+@pytest.mark.unix
 @pytest.mark.parametrize("run", ["server", "clients"])
 def test_S61_a_program_that_crashes_leaves_no_core(run: str) -> None:
     program = f"""

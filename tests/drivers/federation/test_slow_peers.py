@@ -236,6 +236,7 @@ class Held(Contribution):
         return super().compute(model, round_number, bound)
 
 
+@pytest.mark.unix
 def test_R60_strangers_that_take_every_descriptor_do_not_end_the_server(tmp_path: Path) -> None:
     """The round is done while more of them than the server has descriptors come and come again."""
     most, clients = 160, 4

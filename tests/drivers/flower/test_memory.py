@@ -249,6 +249,7 @@ def test_S06_a_memory_or_mark_that_is_gone_is_noticed(
     assert any(str(tmp_path / "103" / name) in line and "gone" in line for line in lines)
 
 
+@pytest.mark.unix
 @pytest.mark.parametrize("name", ["memory", "parts"])
 def test_S61_a_memory_that_others_may_read_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,7 @@ class Campaign:
         self._phase = ""
         """What the server is in, as far as it has said since it was started."""
         self._later: list[tuple[float, Callable[[], None]]] = []
-        self._filled: ForkServerProcess | None = None
+        self._filled: BaseProcess | None = None
         """The server whose disk is full, or was."""
 
     def run(self, schedule: Schedule, tell: Callable[[str], None]) -> bool:
@@ -138,7 +138,7 @@ class Campaign:
 
     # -- looking -----------------------------------------------------------------------------
 
-    def _wait(self, condition: Callable[[], bool], apart: ForkServerProcess | None = None) -> None:
+    def _wait(self, condition: Callable[[], bool], apart: BaseProcess | None = None) -> None:
         """Until it holds; nobody but `apart` may end meanwhile."""
         while not condition():
             self._look(apart)
@@ -156,7 +156,7 @@ class Campaign:
         due = time.monotonic() + seconds
         self._wait(lambda: condition() or time.monotonic() >= due)
 
-    def _look(self, apart: ForkServerProcess | None = None) -> None:
+    def _look(self, apart: BaseProcess | None = None) -> None:
         self._ask()
         self._hear()
         self._collect()
@@ -183,7 +183,7 @@ class Campaign:
             self._grown = time.monotonic()
             path.unlink()
 
-    def _mind_the_dead(self, apart: ForkServerProcess | None) -> None:
+    def _mind_the_dead(self, apart: BaseProcess | None) -> None:
         server = self._parties.serving
         if server.exitcode is not None and server is not apart:
             if server is not self._filled:
@@ -196,7 +196,7 @@ class Campaign:
 
     # -- what happens ------------------------------------------------------------------------
 
-    def _kill(self, find: Callable[[], ForkServerProcess]) -> None:
+    def _kill(self, find: Callable[[], BaseProcess]) -> None:
         """`find` whom after the look, which starts another server if a full disk has ended one."""
         self._look()
         process = find()

@@ -7,7 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lightsecagg.drivers.federation.demo_config import DemoConfig
@@ -36,7 +36,7 @@ class Parties(Processes):
         return self._made
 
     @property
-    def serving(self) -> ForkServerProcess:
+    def serving(self) -> BaseProcess:
         """The server, or the latest one."""
         if self.server is None:
             raise Aborted("there is no server yet")
@@ -87,12 +87,12 @@ class Parties(Processes):
         return [*super()._client_overrides(), f"client.reconnect={ENDLESS}", *proxy]
 
 
-def send(process: ForkServerProcess, number: signal.Signals) -> None:
+def send(process: BaseProcess, number: signal.Signals) -> None:
     if process.pid is not None and process.exitcode is None:
         os.kill(process.pid, number)
 
 
-def limit_files(process: ForkServerProcess, size: int | None) -> None:
+def limit_files(process: BaseProcess, size: int | None) -> None:
     """No file of the process may grow beyond this; None: as far as the system lets it."""
     if process.pid is None or process.exitcode is not None:
         return

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from lightsecagg import system
 from lightsecagg.drivers.federation.config import ClientConfig, ServerConfig, load_config
 from lightsecagg.drivers.federation.demo_config import SERVER, DemoConfig, Kill
 from lightsecagg.drivers.federation.demo_notes import DemoWatch, write_sum
@@ -79,12 +77,11 @@ class Processes:
         self.config, self._folder, self._deaths = config, folder, deaths or {}
         self.notes = folder / "notes"
         self.notes.mkdir(mode=0o700, parents=True)
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(self._preloaded())
+        self._context = system.processes(self._preloaded())
         self._progress, self._report = self._context.Pipe(duplex=False)
         self._janitor = self._process(_janitor_main, (folder,), daemon=True)
-        self.server: ForkServerProcess | None = None
-        self.clients: dict[int, ForkServerProcess] = {}
+        self.server: BaseProcess | None = None
+        self.clients: dict[int, BaseProcess] = {}
         self.killed: list[dict[str, Any]] = []
 
     @property
@@ -125,7 +122,7 @@ class Processes:
             server.join(_LOOK)
             if server.exitcode is not None:
                 ask()
-                if server.exitcode != 0:
+                if server.exitcode not in (0, system.TERMINATED if self._told else 0):
                     raise self.failure("server", server.exitcode)
                 return
 
@@ -180,7 +177,7 @@ class Processes:
             return
         process.kill()
         process.join()
-        if process.exitcode != -signal.SIGKILL:
+        if process.exitcode != system.KILLED:
             return
         who = "server" if kill.victim == SERVER else kill.victim
         self.killed.append({"who": who, "after": after, "time": time.time()})
@@ -195,7 +192,7 @@ class Processes:
             if process.exitcode in (None, 0):
                 continue
             planned = self._deaths.get(client, {})
-            if process.exitcode != -signal.SIGKILL or not planned:
+            if process.exitcode != system.KILLED or not planned:
                 raise self.failure(f"client-{client}", process.exitcode)
             number = min(planned)
             self.killed.append({"client": client, "round": number, "phase": planned.pop(number)})
@@ -219,15 +216,11 @@ class Processes:
 
     def _process(
         self, target: Callable[..., None], arguments: tuple[Any, ...], *, daemon: bool
-    ) -> ForkServerProcess:
+    ) -> BaseProcess:
         """A terminal sends Ctrl-C to all processes; these inherit that it is none of theirs."""
         process = self._context.Process(target=target, args=arguments, daemon=daemon)
-        resource_tracker.ensure_running()  # or it would be started below, and unblock the signal
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with system.ctrl_c_blocked():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return process
 
     # -- what a demonstration has of its own -------------------------------------------------

@@ -7,7 +7,6 @@ file here waits a while for one (R60).
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from lightsecagg import system
 from lightsecagg.errors import ConfigurationError, JournalError
 
 T = TypeVar("T")
@@ -87,11 +87,7 @@ def write_new(path: Path, data: bytes | memoryview) -> None:
 
 def sync_folder(path: Path) -> None:
     """Let the names in a folder outlive a crash."""
-    directory = patiently(lambda: os.open(path, os.O_RDONLY))
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    patiently(lambda: system.sync_folder(path))
 
 
 class ProcessLock:
@@ -101,9 +97,9 @@ class ProcessLock:
 
     def __init__(self, path: Path, refusal: str) -> None:
         """`ConfigurationError` with this `refusal` if somebody else holds it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._descriptor = system.open_private(path)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(self._descriptor)
         except OSError as error:
             self.release()
             raise ConfigurationError(refusal) from error

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from lightsecagg import system
 from lightsecagg.drivers.federation.durable import checksummed, verified, write_synced
 from lightsecagg.errors import DecodeError, JournalError, LightSecAggError
 from lightsecagg.foreign import decode, shown
@@ -49,7 +50,7 @@ class MarkedDatabase:
         path = folder / "journal.sqlite"
         with self.reporting("open"):
             # SQLite gives the files beside the database the permissions of the database.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            os.close(system.open_private(path))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._open(schema)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import multiprocessing
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightsecagg import system
 from lightsecagg.drivers.federation.aggregation import make_settings
 from lightsecagg.drivers.federation.callbacks import ClientCallback, ServerCallback, load_callbacks
 from lightsecagg.drivers.federation.checkpoints import Checkpoints
@@ -58,7 +56,6 @@ from lightsecagg.protocol.quantizers import decoding_of
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.session.record import RoundRecord
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_BY_SIGNAL = 128
 """A shell's exit code for a program that a signal ended is this plus the signal's number."""
 _BESIDE_THE_MODEL = 1 << 20
@@ -68,8 +65,6 @@ _OWN_FILES = 64
 _FULL_COLLECTIONS = 1000
 """Collections of garbage that is older, to one of all: that is one in some 40 rounds of 200
 clients. What a round leaves behind is hardly ever garbage of this kind, in circles."""
-_M_MMAP_THRESHOLD = -3
-"""As malloc.h has it."""
 
 
 def build_server(
@@ -220,7 +215,7 @@ def run_server(
     `abandon` gives up a round that a crash left unfinished instead of resuming it.
     """
 
-    leave_no_core()
+    system.leave_no_core()
 
     async def main() -> list[RoundRecord]:
         server = build_server(config, progress, understood=understood, learned=learned)
@@ -228,16 +223,11 @@ def run_server(
         if config.server.names:
             show_names(config.server.names)
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, _stop_gracefully, server, number)
+        for number in system.STOP:
+            system.on_signal(loop, number, partial(_stop_gracefully, server, number))
         return await server.run(abandon=abandon)
 
     return asyncio.run(main())
-
-
-def leave_no_core() -> None:
-    """A process that crashes leaves no file with its keys in it (S61); nor do its children."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def prepare_to_serve() -> None:
@@ -247,14 +237,11 @@ def prepare_to_serve() -> None:
     looked for among what was imported, nor, in every round, among all shares that are under way
     (0.1 s of 200 clients); and the memory of large vectors back to the system.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    system.allow_most_files()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], _FULL_COLLECTIONS)
-    with suppress(AttributeError):  # glibc keeps freed vectors for later, unless it is told this
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    system.return_large_memory()
 
 
 def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) -> None:
@@ -265,7 +252,7 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     ends it by default.
     """
 
-    leave_no_core()
+    system.leave_no_core()
 
     async def run(client: FederationClient) -> LightSecAggError | None:
         try:
@@ -279,7 +266,7 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     async def main() -> None:
         this = asyncio.current_task()
         assert this is not None  # noqa: S101 - a coroutine runs in a task
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        system.on_signal(asyncio.get_running_loop(), system.STOP[0], this.cancel)
         clients = [build_client(config, understood=understood) for config in configs]
         ends = await asyncio.gather(*(run(client) for client in clients))
         for failure in filter(None, ends):
@@ -288,8 +275,8 @@ def run_clients(configs: Sequence[ClientConfig], *, understood: bool = False) ->
     try:
         asyncio.run(main())
     except asyncio.CancelledError:
-        log.info("SIGTERM: left")
-        raise SystemExit(_EXIT_BY_SIGNAL + signal.SIGTERM) from None
+        log.info("%s: left", system.STOP[0].name)
+        raise SystemExit(_EXIT_BY_SIGNAL + system.STOP[0]) from None
     finally:
         # A training that nobody waits for any more must not outlive this program.
         for child in multiprocessing.active_children():
@@ -317,8 +304,8 @@ def _mind_the_files(config: ServerConfig, clients: int) -> int:
 
     Refuses a limit that would let in some clients, and no others.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most == resource.RLIM_INFINITY:
+    most = system.most_files()
+    if most is None:
         return Limits().connections
     own = _OWN_FILES
     own += 0 if config.server.metrics_port is None else PAGE_CONNECTIONS
@@ -379,12 +366,12 @@ def _mind_the_rounding(settings: Settings) -> None:
         )
 
 
-def _stop_gracefully(server: FederationServer, number: int) -> None:
-    name = signal.Signals(number).name
+def _stop_gracefully(server: FederationServer, number: signal.Signals) -> None:
+    name = number.name
     log.info("%s: finishing the current round, if there is one; a second signal ends it", name)
     server.stop()
-    for each in _SIGNALS:
-        asyncio.get_running_loop().remove_signal_handler(each)
+    for each in system.STOP:
+        system.default_signal(asyncio.get_running_loop(), each)
 
 
 def _trust(table: FederationTable) -> tuple[Path, bytes, bytes]:
