@@ -209,6 +209,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             step()
             self._relay_if_due(now)
             self._look(now)
+            self._serve_models()
             if self._storing is None:
                 self._next_look = min(self._next_look, self._relay_at)
         except Exception as error:
@@ -244,7 +245,6 @@ class EpochInProgress(InProgress[BufferedServerParty]):
     def _on_fetch(self, client: int, version: int) -> None:
         if client in self._able:
             self._wants[client] = version
-            self._serve_model(client)
 
     def _acknowledge(self, client: int, message: Message) -> None:
         if isinstance(message, BufferedUpload) and self._party.intake.is_stored(message.tag):
@@ -259,19 +259,19 @@ class EpochInProgress(InProgress[BufferedServerParty]):
 
     # -- models --------------------------------------------------------------------------------
 
-    def _serve_model(self, client: int, cache: list[bytes] | None = None) -> None:
-        """The newest model, if it wants it."""
-        version = self._party.time
-        wanted = self._wants.get(client)
-        if wanted is None or wanted >= version or self._renewing or not self._party.members:
+    def _serve_models(self) -> None:
+        """The newest model for whoever wants it and is not held back, or is no longer.
+
+        An upload may be dropped without a new version: its owner is served at once.
+        """
+        version, encoded = self._party.time, b""
+        if self._renewing or not self._party.members:
             return
-        if self._ending.holds_back(client):
-            return
-        del self._wants[client]
-        encoded = [] if cache is None else cache
-        if not encoded:
-            encoded.append(pack_control(Version(version, self.announcement.model)))
-        self._peers.post(client, encoded[0])
+        for client, wanted in list(self._wants.items()):
+            if wanted < version and not self._ending.holds_back(client):
+                del self._wants[client]
+                encoded = encoded or pack_control(Version(version, self.announcement.model))
+                self._peers.post(client, encoded)
 
     def _begin_version(self, announcement: session.Announcement) -> None:
         """A model is stored: tell of the buffer that led to it, and let clients train from it."""
@@ -284,10 +284,9 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         self._began = self._now
         self._quiet_since = None
         self._end_if_due()
-        budget, cache = version_budget(self.settings), list[bytes]()
+        budget = version_budget(self.settings)
         for client in self._party.members:
             self._emit(session.Allow(client, budget))
-            self._serve_model(client, cache)
 
     def _conclude(self, record: RoundRecord) -> None:
         self._close_phase(self._now)
