@@ -213,6 +213,64 @@ def test_S42_a_model_that_nobody_can_train_from_any_more_is_renewed() -> None:
     assert lab.sums[-1][0] == 1
 
 
+def fail_training(lab: EpochLaboratory, *clients: int) -> None:
+    """These clients have no update from the model that they got."""
+    for client, train in [each for each in lab.trainings if each[0] in clients]:
+        lab.trainings.remove((client, train))
+        lab.do(client, lab.clients[client].handle(TrainingFailed(train.round, ""), lab.now))
+    lab.settle()
+
+
+def test_R59_a_buffer_that_nobody_here_can_complete_is_not_waited_for() -> None:
+    """One update waits and one client trains: the third that their model needs is away."""
+    lab = opened()
+    finish_training(lab, 0)
+    fail_training(lab, 1, 2, 3)
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [], "4 and 5 may still bring two more"
+    lab.disconnect(5)
+    lab.wait(lab.plan.grace - 1)
+    assert lab.renewals == [], "it may be back soon"
+    lab.wait(2)
+    assert lab.renewals == [1]
+    finish_training(lab, 1, 2, 3)
+    lab.wait(lab.flushing.flush_after)
+    assert [owners for _, owners, _ in lab.sums] == [(1, 2, 3)]
+
+
+def test_R59_who_is_here_and_silent_puts_a_new_version_off_and_does_not_prevent_it() -> None:
+    lab = opened(upload=300.0)
+    finish_training(lab, 0, 1)
+    fail_training(lab, 2, 3, 5)
+    lab.wait(290)
+    assert lab.renewals == [], "4 may train for long"
+    lab.wait(15)
+    assert lab.renewals == [1]
+    finish_training(lab, 0, 1, 2, 3)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
+
+
+def test_R59_while_all_who_are_here_train_the_model_stays() -> None:
+    lab = opened(upload=300.0)
+    lab.wait(1000)
+    assert lab.renewals == []
+
+
+def test_R59_without_classes_the_updates_of_all_versions_make_a_buffer() -> None:
+    lab = opened(threat_model=ThreatModel.HONEST_BUT_CURIOUS)
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4)
+    fail_training(lab, 1, 2, 3)
+    lab.disconnect(5)
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [2], "4 waits and 0 trains, three are needed"
+    lab.connect(5)
+    lab.settle()
+    finish_training(lab, 5, 0)
+    lab.wait(lab.flushing.flush_after)
+    assert lab.sums[-1][1] == (0, 4, 5)
+
+
 def test_R32_a_restarted_client_joins_the_next_epoch_and_the_others_go_on() -> None:
     lab = opened(flushing=Flushing(renew=2), threat_model=ThreatModel.HONEST_BUT_CURIOUS)
     lab.restart(5)
