@@ -725,6 +725,63 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int, threat_model: Thr
     lab.assert_summed_once()
 
 
+def random_history(lab: EpochLaboratory, rng: random.Random, silent: int | None) -> None:
+    """Clients train, fail, lose connections and restart; the disk is full at times."""
+    clients, full = list(lab.identities), False
+    lab.disk.refuses = lambda record: full and getattr(record, "can_fail", False)
+    for _ in range(rng.randrange(20, 120)):
+        happening, client = rng.random(), rng.choice(clients)
+        busy = [worker for worker, _ in lab.trainings if worker != silent]
+        if happening < 0.6 and busy:
+            do = fail_training if rng.random() < 0.15 else finish_training
+            do(lab, rng.choice(busy))
+        elif happening < 0.65 and client in lab.online:
+            lab.disconnect(client)
+        elif happening < 0.75 and client not in lab.online:
+            lab.connect(client)
+        elif happening < 0.79 and client in lab.online:
+            lab.trainings = [each for each in lab.trainings if each[0] != client]
+            lab.restart(client)
+        elif happening < 0.81:
+            lab.crash()
+            lab.start()
+            lab.connect()
+        elif happening < 0.83:
+            full = not full
+        elif happening < 0.93:
+            lab.wait(rng.choice([0.1, 1.0, 6.0, 12.0]))
+        for _ in range(rng.choice([5, 10, 10_000])):
+            if not lab.step():
+                break
+    full = False
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_R59_whatever_has_happened_the_next_buffers_come_once_all_is_well(seed: int) -> None:
+    """All are connected and train at once, but for one client that may say nothing at all."""
+    rng = random.Random(seed)
+    clients = rng.choice([5, 6, 7, 8, 9])
+    silent = rng.choice([None, clients - 1])
+    modes = [ThreatModel.MALICIOUS_SERVER, ThreatModel.HONEST_BUT_CURIOUS]
+    lab = opened(
+        clients=clients,
+        dropouts=1 if clients == 5 else rng.choice([1, 2]),
+        buffering=replace(BUFFERING, stock=rng.choice([2, 4])),
+        threat_model=rng.choice(modes),
+        flushing=Flushing(flush_after=10.0, reports=5.0, renew=rng.choice([1, 2, 5])),
+        upload=300.0,
+    )
+    random_history(lab, rng, silent)
+    lab.connect(*(client for client in range(clients) if client not in lab.online))
+    sums, end = len(lab.sums), lab.now + (100.0 if silent is None else 1000.0)
+    while len(lab.sums) < sums + 3 and lab.now < end:
+        lab.settle()
+        finish_training(lab, *(client for client, _ in lab.trainings if client != silent))
+        lab.wait(1)
+    assert len(lab.sums) >= sums + 3
+    lab.assert_summed_once()
+
+
 # -- attacks ---------------------------------------------------------------------------------------
 
 
