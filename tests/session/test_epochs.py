@@ -256,6 +256,18 @@ def test_R59_while_all_who_are_here_train_the_model_stays() -> None:
     assert lab.renewals == []
 
 
+def test_R59_updates_of_an_older_model_wait_for_who_still_trains_from_it() -> None:
+    lab = opened(clients=7)
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4, 5)
+    fail_training(lab, *range(6))
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == []
+    finish_training(lab, 6)
+    lab.wait(lab.flushing.flush_after)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3), (4, 5, 6)]
+
+
 def test_R59_without_classes_the_updates_of_all_versions_make_a_buffer() -> None:
     lab = opened(threat_model=ThreatModel.HONEST_BUT_CURIOUS)
     finish_training(lab, 0, 1, 2, 3)
