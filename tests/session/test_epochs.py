@@ -239,7 +239,7 @@ def test_R59_a_buffer_that_nobody_here_can_complete_is_not_waited_for() -> None:
 
 
 def test_R59_who_is_here_and_silent_puts_a_new_version_off_and_does_not_prevent_it() -> None:
-    lab = opened(upload=300.0)
+    lab = opened(upload=300.0, flushing=Flushing(flush_after=1000.0))
     finish_training(lab, 0, 1)
     fail_training(lab, 2, 3, 5)
     lab.wait(290)
