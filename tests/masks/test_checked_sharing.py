@@ -272,3 +272,5 @@ def test_R59_owners_with_most_quarrels_leave_first() -> None:
     """Else every pair would be left by two, of whom one has no other quarrel."""
     left, doubted = part_quarrels(range(1, 6), {(2, 1), (2, 3), (3, 4)})
     assert (left, doubted) == ({1, 4, 5}, {2, 3})
+    left, doubted = part_quarrels(range(1, 7), {(1, 5), (2, 5), (2, 3), (2, 4)})
+    assert (left, doubted) == ({1, 3, 4, 6}, {2})

@@ -177,6 +177,32 @@ def test_R59_R31_quarrels_are_known_after_a_crash(
     fed.assert_exact()
 
 
+def test_R59_answers_of_who_quarrels_do_not_end_the_wait_for_the_others() -> None:
+    """Five answers of which two do not count: with U = 3 the lie of client 5 would go unnoticed."""
+    fed = federation({0: ([1], ())}, survivors=3)
+    held: dict[int, Packet] = {}
+
+    def carry(packet: Packet) -> list[Packet]:
+        if packet.kind is AggregatedShare:
+            held[packet.sender] = packet
+            return []
+        return [*AsyncFederation.carry(fed, packet)]
+
+    fed.carry = carry  # type: ignore[method-assign]
+    upload(fed, 0, 2, 3, 4)
+    assert set(held) == set(range(8))
+    answer = fed.codec.decode(held[5].data)
+    assert isinstance(answer, AggregatedShare)
+    lie = AggregatedShare(answer.vector[::-1].copy(), answer.time)
+    held[5] = held[5]._replace(data=fed.codec.encode(lie))
+    for client in (0, 1, 5, 2, 3, 4, 6):
+        assert fed.results == []
+        fed.deliver(held[client])
+    (result,) = fed.results
+    assert result.suspects == (5,)
+    fed.assert_exact()
+
+
 def test_R59_where_too_few_would_be_left_to_answer_holders_leave_alone() -> None:
     """Three pairs quarrel, U = 5 of 10: without them four would be left, who doubt owner 3."""
     fed = federation({0: ([1, 2], ()), 3: ([4, 5], ()), 6: ([7], ())}, survivors=5, clients=10)

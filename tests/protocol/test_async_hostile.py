@@ -835,6 +835,18 @@ def test_S56_every_model_of_a_buffer_has_T_plus_2_owners(counts: tuple[int, ...]
             fed.tell(0, SumRequest(5, tags))
 
 
+@pytest.mark.parametrize("owners", [(0, 0, 1), (0, 1, 0), (0, 0, 1, 2)])
+def test_S56_one_owner_counts_once_among_the_owners_of_a_class(owners: tuple[int, ...]) -> None:
+    """It may have several updates of one model, each under a mask and a tag that are genuine."""
+    options: dict[str, Any] = {"buffer_size": 4, "threat_model": MALICIOUS, "table": EQUAL}
+    fed = AsyncFederation(6, 1, 1, **options).open()
+    tags = tuple(fed.make_upload(owner, 0).tag for owner in owners)
+    with pytest.raises(RemoteProtocolError, match="once each"):
+        fed.tell(5, SumRequest(0, tags))
+    with pytest.raises(RemoteProtocolError, match="once each"):
+        fed.tell(5, SumRequest(0, tuple(sorted(tags, key=lambda tag: tag.owner))))
+
+
 def test_S56_a_client_that_wants_a_larger_crowd_wants_it_of_every_model() -> None:
     fed = AsyncFederation(
         8, 1, 1, buffer_size=8, threat_model=MALICIOUS, table=EQUAL, policy={"minimum": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -672,3 +673,22 @@ def test_S56_updates_of_one_weight_and_different_models_are_no_company() -> None
     waiting = [Upload(owner, owner % 2) for owner in range(5)]
     chosen = choose_updates(waiting, 5, lambda version: 1, Rules(per_model=3))
     assert [(upload.owner, upload.version) for upload in chosen] == [(0, 0), (2, 0), (4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("uploads", "size", "expected"),
+    [
+        ([(0, 0), (0, 0), (1, 0)], 6, 0),  # two owners of one model, who have three updates
+        ([(0, 0), (0, 0), (1, 0), (2, 0)], 6, 3),
+        ([(0, 0), (1, 0), (2, 0), (0, 1), (3, 1), (4, 1)], 6, 3),  # 0 is of one class, not two
+        ([(0, 0), (1, 0), (2, 0), (0, 1), (3, 1), (4, 1), (5, 1)], 6, 4),
+        ([(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)], 5, 3),  # no class is cut to fit in
+    ],
+)
+def test_S56_one_owner_counts_once_among_the_owners_of_a_class(
+    uploads: list[tuple[int, int]], size: int, expected: int
+) -> None:
+    waiting = [Upload(*each) for each in uploads]
+    chosen = choose_updates(waiting, size, lambda version: 1, Rules(per_model=3))
+    assert len(chosen) == len({upload.owner for upload in chosen}) == expected
+    assert min(Counter(upload.version for upload in chosen).values(), default=3) >= 3

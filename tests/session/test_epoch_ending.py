@@ -295,6 +295,17 @@ def test_S56_company_of_the_same_model_is_summed_whenever_it_comes() -> None:
     assert lab.left_behind == []
 
 
+def test_S56_R31_the_owner_of_an_update_that_is_dropped_as_an_epoch_ends_trains_anew() -> None:
+    """It was held back for the sake of that update, and nobody else may bring another."""
+    lab = with_somebody_outside(1, threat_model=MALICIOUS)
+    land(lab)
+    assert 4 not in trains(lab), "its update waits"
+    lab.trainings = [each for each in lab.trainings if each[0] in (0, 4)]  # the others hang
+    lab.wait(lab.flushing.flush_after + 1)
+    assert lab.dropped == [(4, 0)]
+    assert trains(lab) == {0: 1, 4: 1}
+
+
 # -- attacks ---------------------------------------------------------------------------------------
 
 

@@ -213,6 +213,76 @@ def test_S42_a_model_that_nobody_can_train_from_any_more_is_renewed() -> None:
     assert lab.sums[-1][0] == 1
 
 
+def fail_training(lab: EpochLaboratory, *clients: int) -> None:
+    """These clients have no update from the model that they got."""
+    for client, train in [each for each in lab.trainings if each[0] in clients]:
+        lab.trainings.remove((client, train))
+        lab.do(client, lab.clients[client].handle(TrainingFailed(train.round, ""), lab.now))
+    lab.settle()
+
+
+def test_R59_a_buffer_that_nobody_here_can_complete_is_not_waited_for() -> None:
+    """One update waits and one client trains: the third that their model needs is away."""
+    lab = opened()
+    finish_training(lab, 0)
+    fail_training(lab, 1, 2, 3)
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [], "4 and 5 may still bring two more"
+    lab.disconnect(5)
+    lab.wait(lab.plan.grace - 1)
+    assert lab.renewals == [], "it may be back soon"
+    lab.wait(2)
+    assert lab.renewals == [1]
+    finish_training(lab, 1, 2, 3)
+    lab.wait(lab.flushing.flush_after)
+    assert [owners for _, owners, _ in lab.sums] == [(1, 2, 3)]
+
+
+def test_R59_who_is_here_and_silent_puts_a_new_version_off_and_does_not_prevent_it() -> None:
+    lab = opened(upload=300.0, flushing=Flushing(flush_after=1000.0))
+    finish_training(lab, 0, 1)
+    fail_training(lab, 2, 3, 5)
+    lab.wait(290)
+    assert lab.renewals == [], "4 may train for long"
+    lab.wait(15)
+    assert lab.renewals == [1]
+    finish_training(lab, 0, 1, 2, 3)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
+
+
+def test_R59_while_all_who_are_here_train_the_model_stays() -> None:
+    lab = opened(upload=300.0)
+    lab.wait(1000)
+    assert lab.renewals == []
+
+
+def test_R59_updates_of_an_older_model_wait_for_who_still_trains_from_it() -> None:
+    lab = opened(clients=7)
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4, 5)
+    fail_training(lab, *range(6))
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == []
+    finish_training(lab, 6)
+    lab.wait(lab.flushing.flush_after)
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3), (4, 5, 6)]
+
+
+def test_R59_without_classes_the_updates_of_all_versions_make_a_buffer() -> None:
+    lab = opened(threat_model=ThreatModel.HONEST_BUT_CURIOUS)
+    finish_training(lab, 0, 1, 2, 3)
+    finish_training(lab, 4)
+    fail_training(lab, 1, 2, 3)
+    lab.disconnect(5)
+    lab.wait(lab.plan.grace + 1)
+    assert lab.renewals == [2], "4 waits and 0 trains, three are needed"
+    lab.connect(5)
+    lab.settle()
+    finish_training(lab, 5, 0)
+    lab.wait(lab.flushing.flush_after)
+    assert lab.sums[-1][1] == (0, 4, 5)
+
+
 def test_R32_a_restarted_client_joins_the_next_epoch_and_the_others_go_on() -> None:
     lab = opened(flushing=Flushing(renew=2), threat_model=ThreatModel.HONEST_BUT_CURIOUS)
     lab.restart(5)
@@ -664,6 +734,63 @@ def test_R31_R32_random_kills_of_server_and_clients(seed: int, threat_model: Thr
     # Against a malicious server an update may find no company (S56).
     assert threat_model is ThreatModel.MALICIOUS_SERVER or lab.dropped == []
     assert lab.left_behind == []
+    lab.assert_summed_once()
+
+
+def random_history(lab: EpochLaboratory, rng: random.Random, silent: int | None) -> None:
+    """Clients train, fail, lose connections and restart; the disk is full at times."""
+    clients, full = list(lab.identities), False
+    lab.disk.refuses = lambda record: full and getattr(record, "can_fail", False)
+    for _ in range(rng.randrange(20, 120)):
+        happening, client = rng.random(), rng.choice(clients)
+        busy = [worker for worker, _ in lab.trainings if worker != silent]
+        if happening < 0.6 and busy:
+            do = fail_training if rng.random() < 0.15 else finish_training
+            do(lab, rng.choice(busy))
+        elif happening < 0.65 and client in lab.online:
+            lab.disconnect(client)
+        elif happening < 0.75 and client not in lab.online:
+            lab.connect(client)
+        elif happening < 0.79 and client in lab.online:
+            lab.trainings = [each for each in lab.trainings if each[0] != client]
+            lab.restart(client)
+        elif happening < 0.81:
+            lab.crash()
+            lab.start()
+            lab.connect()
+        elif happening < 0.83:
+            full = not full
+        elif happening < 0.93:
+            lab.wait(rng.choice([0.1, 1.0, 6.0, 12.0]))
+        for _ in range(rng.choice([5, 10, 10_000])):
+            if not lab.step():
+                break
+    full = False
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_R59_whatever_has_happened_the_next_buffers_come_once_all_is_well(seed: int) -> None:
+    """All are connected and train at once, but for one client that may say nothing at all."""
+    rng = random.Random(seed)
+    clients = rng.choice([5, 6, 7, 8, 9])
+    silent = rng.choice([None, clients - 1])
+    modes = [ThreatModel.MALICIOUS_SERVER, ThreatModel.HONEST_BUT_CURIOUS]
+    lab = opened(
+        clients=clients,
+        dropouts=1 if clients == 5 else rng.choice([1, 2]),
+        buffering=replace(BUFFERING, stock=rng.choice([2, 4])),
+        threat_model=rng.choice(modes),
+        flushing=Flushing(flush_after=10.0, reports=5.0, renew=rng.choice([1, 2, 5])),
+        upload=300.0,
+    )
+    random_history(lab, rng, silent)
+    lab.connect(*(client for client in range(clients) if client not in lab.online))
+    sums, end = len(lab.sums), lab.now + (100.0 if silent is None else 1000.0)
+    while len(lab.sums) < sums + 3 and lab.now < end:
+        lab.settle()
+        finish_training(lab, *(client for client, _ in lab.trainings if client != silent))
+        lab.wait(1)
+    assert len(lab.sums) >= sums + 3
     lab.assert_summed_once()
 
 

@@ -236,6 +236,19 @@ def test_R59_S42_a_set_that_clients_may_have_answered_for_is_asked_again(
     assert lab.server._announced[1] == (tuple(EVERYBODY) if crashes else None)
 
 
+def test_R59_S42_a_set_that_has_its_signatures_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Too few answer here; those who did have answered for this set from this model."""
+    monkeypatch.setattr(session_lab, "Announcement", lambda: Announcement(b"a model"))
+    ends = abandoned(monkeypatch)
+    lab = at("recover")
+    lab.disconnect(*EVERYBODY[2:])
+    lab.wait(1000.0)
+    assert [end.renews for end in ends] == [False]
+    assert lab.server._announced[1] == tuple(EVERYBODY)
+
+
 def test_R59_a_model_is_renewed_whose_predecessor_had_a_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,6 +88,10 @@ class Intake:
         """How many distinct owners have an upload waiting."""
         return self.queue.owners
 
+    def may_fill(self, givers: Collection[int]) -> bool:
+        """Whether a buffer could be formed with one more update of each of these clients."""
+        return self.queue.may_fill(self.time, givers)
+
     def has_waiting(self, client: int) -> bool:
         """Whether an upload of this client waits for a buffer; one in flight does not."""
         return any(waiting.owner == client for waiting in self.queue.waiting)

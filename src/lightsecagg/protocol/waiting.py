@@ -8,7 +8,7 @@ mask. An owner's second update from one model is never summed (S42), so it does 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, replace
 
 from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
@@ -184,6 +184,19 @@ class BufferQueue(UploadQueue):
             if not self._is_usable(w, time, offline)
             or (w.version < time and len(expected[w.version]) < crowd)
         ]
+
+    def may_fill(self, time: int, givers: Collection[int]) -> bool:
+        """Whether these clients, if they upload, bring what a buffer still lacks (R59)."""
+        parameters = self._settings.parameters
+        if self.buffering.per_model(parameters) == 1:
+            owners = {waiting.owner for waiting in self.waiting}
+            return len(owners.union(givers)) >= parameters.privacy + 2
+        absent = set(self._round.members).difference(givers)
+        crowds = (
+            self._owners_of(version) | self._may_bring(version, absent)
+            for version in {time, *(waiting.version for waiting in self.waiting)}
+        )
+        return max(map(len, crowds)) >= self.buffering.per_model(parameters)
 
     def _owners_of(self, version: int) -> set[int]:
         return {waiting.owner for waiting in self.waiting if waiting.version == version}

@@ -7,7 +7,9 @@ K updates wait                      the party forms a buffer; so does the deadli
                                     and everybody here being done with the model, with T + 2 or more
 a buffer is recovered               its sum becomes the model of the next version
 a buffer fails, or none can be      the model of the next version is as good as the same, under
-formed by those who are here        another hash: who has spent its update can train again (S42)
+formed by those who are here, or    another hash: who has spent its update can train again (S42)
+none is, for as long as an upload
+may take
 greeting with this epoch's number   the client gets what it missed
 disconnection                       what it misses is kept; a buffer in flight waits `grace` seconds
                                     or, if it would fail without who is away, until its deadline
@@ -101,9 +103,11 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         """What may turn out not to be stored: nothing else is done before that is known."""
         self._ending = Ending(party, plan.upload)
         self._began = now
+        self._renew_at = now + plan.upload
+        """When those who wait for another model get one, though others may still upload."""
         self._deadline = self._reports_due = self._relay_at = session.NEVER
         self._quiet_since: float | None = None
-        """Since when nobody who is here can bring another update."""
+        """Since when those who are here can bring no other update, or too few for a buffer."""
         self._short_since: float | None = None
         self._told = -1
         """How many waiting updates were last reported."""
@@ -209,6 +213,7 @@ class EpochInProgress(InProgress[BufferedServerParty]):
             step()
             self._relay_if_due(now)
             self._look(now)
+            self._serve_models()
             if self._storing is None:
                 self._next_look = min(self._next_look, self._relay_at)
         except Exception as error:
@@ -244,7 +249,6 @@ class EpochInProgress(InProgress[BufferedServerParty]):
     def _on_fetch(self, client: int, version: int) -> None:
         if client in self._able:
             self._wants[client] = version
-            self._serve_model(client)
 
     def _acknowledge(self, client: int, message: Message) -> None:
         if isinstance(message, MaskedUpload) and self._party.intake.is_stored(message.tag):
@@ -259,19 +263,19 @@ class EpochInProgress(InProgress[BufferedServerParty]):
 
     # -- models --------------------------------------------------------------------------------
 
-    def _serve_model(self, client: int, cache: list[bytes] | None = None) -> None:
-        """The newest model, if it wants it."""
-        version = self._party.time
-        wanted = self._wants.get(client)
-        if wanted is None or wanted >= version or self._renewing or not self._party.members:
+    def _serve_models(self) -> None:
+        """The newest model for whoever wants it and is not held back, or is no longer.
+
+        An upload may be dropped without a new version: its owner is served at once.
+        """
+        version, encoded = self._party.time, b""
+        if self._renewing or not self._party.members:
             return
-        if self._ending.holds_back(client):
-            return
-        del self._wants[client]
-        encoded = [] if cache is None else cache
-        if not encoded:
-            encoded.append(pack_control(Version(version, self.announcement.model)))
-        self._peers.post(client, encoded[0])
+        for client, wanted in list(self._wants.items()):
+            if wanted < version and not self._ending.holds_back(client):
+                del self._wants[client]
+                encoded = encoded or pack_control(Version(version, self.announcement.model))
+                self._peers.post(client, encoded)
 
     def _begin_version(self, announcement: session.Announcement) -> None:
         """A model is stored: tell of the buffer that led to it, and let clients train from it."""
@@ -281,13 +285,12 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         if record is not None:
             self.buffers += record.aborted is None
             self._conclude(record)
-        self._began = self._now
+        self._began, self._renew_at = self._now, self._now + self._plan.upload
         self._quiet_since = None
         self._end_if_due()
-        budget, cache = version_budget(self.settings), list[bytes]()
+        budget = version_budget(self.settings)
         for client in self._party.members:
             self._emit(session.Allow(client, budget))
-            self._serve_model(client, cache)
 
     def _conclude(self, record: RoundRecord) -> None:
         self._close_phase(self._now)
@@ -454,11 +457,13 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         if self._ending.is_ripe:
             return self._now
         quiet = session.NEVER if self._quiet_since is None else self._quiet_since + self._plan.grace
-        return min(self._began + self._flushing.flush_after, self._ending.until, quiet)
+        flush_at = self._began + self._flushing.flush_after
+        return min(flush_at, self._ending.until, quiet, self._renew_at)
 
     def _is_due(self, now: float) -> bool:
         """Whether a buffer should be formed of what there is."""
-        if not all(map(self._has_nothing_to_give, self._here)):
+        givers = [client for client in self._here if not self._has_nothing_to_give(client)]
+        if givers and self._party.intake.may_fill(givers):
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now
@@ -479,11 +484,17 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         elif now >= self._ending.until:
             self._end_early(f"the {self._party.intake.waiting} updates that wait make no buffer")
         elif self._quiet_since is not None and now >= self._quiet_since + self._plan.grace:
-            self._log(logging.WARNING, "nobody who is here has an update to give: a new version")
+            text = "those who are here have too few updates to give: a new version"
+            self._log(logging.WARNING, text)
+            self._skip()
+        elif now >= self._renew_at and any(map(self._has_nothing_to_give, self._here)):
+            self._log(logging.WARNING, "no buffer within rounds.upload: a new version")
             self._skip()
         else:
             self._release(self._party.forgo())
             self._began = now
+            if now >= self._renew_at:
+                self._renew_at = now + self._plan.upload
 
     def _skip(self) -> None:
         for output in self._party.skip():

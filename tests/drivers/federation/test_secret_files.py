@@ -8,14 +8,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightsecagg.drivers.federation.administration import Administration
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.dashboard.web import read_token
 from lightsecagg.drivers.federation.durable import ProcessLock, write_synced
+from lightsecagg.drivers.federation.jobs import VectorServer
 from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.provisioning import load_identity, provision
+from lightsecagg.drivers.federation.training_tables import VectorsTable
 from lightsecagg.drivers.transport.tls import Credentials
 from lightsecagg.errors import ConfigurationError, JournalError
 
@@ -105,6 +108,33 @@ def test_S61_a_new_file_follows_no_link_that_comes_at_the_last_moment(
     with pytest.raises(FileExistsError):
         write_synced(wanted, b"new")
     assert target.read_bytes() == b"precious"
+
+
+def test_S61_a_result_is_private_and_follows_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `[vectors] output` names may lie in a folder that others may write to."""
+    target, output = tmp_path / "somebody's", tmp_path / "result.npz"
+    target.write_bytes(b"precious")
+    server = VectorServer(VectorsTable(dimension=2, output=output))
+    before = os.umask(0)
+    try:
+        for link in (output, tmp_path / "result.npz.new"):
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+            server.apply(np.array([1.0, 2.0]), 3, 1)
+            assert target.read_bytes() == b"precious"
+            assert not output.is_symlink()
+            assert output.stat().st_mode & 0o777 == 0o600
+            assert np.load(output)["result"].tolist() == [1.0, 2.0]
+    finally:
+        os.umask(before)
+    (tmp_path / "result.npz.new").symlink_to(target)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with pytest.raises(ConfigurationError, match="File exists"):
+        server.apply(np.array([3.0, 4.0]), 3, 2)
+    assert target.read_bytes() == b"precious"
+    assert np.load(output)["result"].tolist() == [1.0, 2.0]
 
 
 def test_S61_a_lock_follows_no_link(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ TINY = 1e-7
 # -- what a node is told (S57) -------------------------------------------------------------------
 
 
-def steered_app() -> ClientApp:
+def steered_app(*mods: Any) -> ClientApp:
     """An app that takes its learning rate from wherever the server may put it."""
-    app = ClientApp(mods=[lightsecagg_mod])
+    app = ClientApp(mods=[lightsecagg_mod, *mods])
 
     def trained(message: Message, context: Context, rate: float) -> Message:
         given = arrays(message.content["arrays"])
@@ -244,6 +244,13 @@ def test_S57_a_node_takes_no_second_assignment_in_one_round(
 
     victim.after = after
     federation.run(1)
+    trained: list[Message] = []
+
+    def note(message: Message, context: Context, call_next: Any) -> Message:
+        trained.append(message)
+        return call_next(message, context)  # type: ignore[no-any-return]
+
+    victim.app = steered_app(note)
     reply = ask(victim, again[0].metadata.message_type, again[0].content)
     parcel, rest = detach(reply.content)
     assert parcel is not None
@@ -251,6 +258,7 @@ def test_S57_a_node_takes_no_second_assignment_in_one_round(
     frames = [CODEC.decode(frame) for frame in parcel.frames]
     assert not any(isinstance(frame, MaskedUpload) for frame in frames)
     assert not rest
+    assert not trained
 
 
 def in_the_order_of_the_run_config(node: Node, message: Message) -> None:
@@ -273,8 +281,16 @@ def in_the_time(node: Node, message: Message) -> None:
 
 def in_another_id(name: str) -> Callable[[Node, Message], None]:
     def lie(node: Node, message: Message) -> None:
-        told = 7 if name.endswith("e_id") or name == "_run_id" else "gently"
+        real = message.metadata.message_id
+        told = 7 if name in ("_run_id", "_src_node_id") else "gently"
         message.metadata.__dict__[name] = told
+
+        def after(asked: Message, reply: Message) -> bool:
+            reply.metadata.__dict__["_reply_to_message_id"] = real  # the SuperLink finds it
+            node.after = usual
+            return True
+
+        usual, node.after = node.after, after
 
     return lie
 
@@ -284,7 +300,7 @@ UNSIGNED = [
     in_the_group,
     in_the_ttl,
     in_the_time,
-    *map(in_another_id, ("_run_id", "_src_node_id", "_reply_to_message_id")),
+    *map(in_another_id, ("_run_id", "_src_node_id", "_message_id", "_reply_to_message_id")),
 ]
 
 

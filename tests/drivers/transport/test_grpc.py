@@ -561,6 +561,52 @@ def test_R60_connections_that_open_no_stream_leave_room_for_others(
     run(scenario)
 
 
+def request(stream: int) -> bytes:
+    """A frame of HTTP/2 that opens a stream of our method, without saying for which client."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": METHOD.encode(),
+        b":authority": b"localhost",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    block = b"".join(
+        bytes([0, len(name)]) + name + bytes([len(value)]) + value for name, value in fields.items()
+    )
+    return len(block).to_bytes(3, "big") + bytes([1, 4]) + stream.to_bytes(4, "big") + block
+
+
+def test_R60_a_connection_whose_streams_are_refused_does_not_live_for_ever(run: Run) -> None:
+    """It is never idle for long: it opens one stream after the other."""
+    few = replace(LIMITS, connections=2, connect_timeout=1, keepalive=2)
+
+    async def refused_for_ever(server: GrpcServer) -> int:
+        reader, writer = await asyncio.open_connection(*server.address.split(":"))
+        writer.write(PREFACE + bytes([0, 0, 0, 4, 1, 0, 0, 0, 0]))  # it takes our settings
+        opened, ended = 0, asyncio.create_task(reader.read())
+        while not ended.done() and opened < 100:
+            writer.write(request(2 * opened + 1))
+            opened += 1
+            await asyncio.wait([ended], timeout=0.3)
+        writer.transport.abort()
+        ended.cancel()
+        return opened
+
+    async def scenario() -> None:
+        async with serving(limits=few) as (server, events):
+            client = lab_client(server, 1, few)
+            await client.connect()
+            assert await anext(events) == Connected(1)
+            assert 2 <= await refused_for_ever(server) < 100
+            assert server.stats.refused["no identity"] >= 2
+            await client.send(b"a stream that was let in goes on")
+            assert isinstance(await anext(events), Received)
+            await client.close()
+
+    run(scenario)
+
+
 def test_S28_fuzzed_streams_end_with_a_reason_and_harm_nobody(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

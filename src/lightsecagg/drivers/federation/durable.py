@@ -11,9 +11,10 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from lightsecagg import system
 from lightsecagg.errors import ConfigurationError, JournalError
@@ -72,15 +73,22 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_new(path: Path, data: bytes | memoryview) -> None:
-    """Write and sync a file that nothing refers to yet: a crash may leave half of it.
+    """Write and sync a file that nothing refers to yet: a crash may leave half of it."""
+    with new_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file of its owner alone, to write; synced at the end.
 
     What a crash has left is removed; a link that somebody has put there is not followed (S61).
     """
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = patiently(lambda: os.open(path, flags, 0o600))
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
 

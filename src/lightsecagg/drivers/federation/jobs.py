@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from lightsecagg.crypto.transcript import derive_key
+from lightsecagg.drivers.federation.durable import new_file
 from lightsecagg.drivers.federation.steering import adopt, differences, scheduled
 from lightsecagg.drivers.federation.stopping import CLIENTS
 from lightsecagg.drivers.federation.training_tables import TrainingTable, VectorsTable
@@ -180,10 +180,8 @@ def _write_whole(path: Path, **arrays: Any) -> None:
     path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
     beside = path.with_name(f"{path.name}.new")
     try:
-        with beside.open("wb") as file:
+        with new_file(beside) as file:
             np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)

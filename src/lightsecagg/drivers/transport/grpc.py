@@ -123,6 +123,9 @@ class GrpcServer(StreamServer):
                 ("grpc.server_handshake_timeout_ms", int(1000 * self._limits.connect_timeout)),
                 # Else one certificate, even a revoked one, could hold all connections for ever.
                 ("grpc.max_connection_idle_ms", int(1000 * self._limits.connect_timeout)),
+                # It would not be idle if it opened one stream after the other. A stream that was
+                # let in outlives this age: there is one for each client.
+                ("grpc.max_connection_age_ms", int(1000 * self._limits.connect_timeout)),
                 ("grpc.http2.min_ping_interval_without_data_ms", int(500 * self._limits.keepalive)),
             ),
             compression=grpc.Compression.NoCompression,

@@ -238,7 +238,7 @@ class CodedMasksServer(ServerScheme):
         lead this way astray; then as few as possible are left out that all quarrels end.
         """
         if (parted := self._parted(held, accused)) is not None:
-            return tuple(sorted(parted[0]))
+            return tuple(sorted(parted))
         parameters = self.settings.parameters
         good = {client: set(owners) for client, owners in held.items()}
         for owner, holder in accused:
@@ -275,8 +275,6 @@ class CodedMasksServer(ServerScheme):
         Also where somebody in a quarrel had to leave the sum: a quorum may need everybody else. It
         may have been the honest one, and then the liar answers.
         """
-        if (parted := self._parted(held, accused)) is not None:
-            return parted[1]
         left, _ = self._part(held, accused)
         pairs = (len(held) - len(left) + 1) // 2  # each with a liar
         spare = 2 * max(0, self._liars(len(held)) - pairs)
@@ -294,8 +292,8 @@ class CodedMasksServer(ServerScheme):
 
     def _parted(
         self, held: Mapping[int, frozenset[int]], accused: Collection[Pair]
-    ) -> tuple[frozenset[int], frozenset[int]] | None:
-        """Who is summed and who answers, once quarrelling pairs have left; None: too many do."""
+    ) -> frozenset[int] | None:
+        """Who is summed, once quarrelling pairs have left; None: too many do."""
         left, doubted = self._part(held, accused)
         summed = frozenset(held.keys() - doubted)
         signers = sum(summed <= held[client] for client in summed)
@@ -304,7 +302,7 @@ class CodedMasksServer(ServerScheme):
             and len(summed) >= self.settings.minimum
             and signers >= self.settings.parameters.quorum
         )
-        return (summed, left) if fits else None
+        return summed if fits else None
 
     def _at_peace(self, good: Mapping[int, Collection[int]]) -> set[int]:
         """The most uploaders of whom each holds a good share of each; nobody if too few do.
