@@ -17,17 +17,18 @@ from async_driver import AsyncFederation
 from film import Film
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from fuzz_target import Target
-from lightsecagg.drivers.federation.epoch_journal import EpochJournal
 from mortal import Mortal
 
 from lightsecagg.crypto.transcript import HASH_LENGTH, context_hash
 from lightsecagg.drivers.columns import read_csv
-from lightsecagg.drivers.federation import client_ledger, epoch_journal, journal, marked_database
+from lightsecagg.drivers.federation import client_ledger, journal, marked_database, promise_store
 from lightsecagg.drivers.federation.client_ledger import ClientLedger
 from lightsecagg.drivers.federation.config import ServerConfig, load_config
 from lightsecagg.drivers.federation.dashboard.web import Gate, RefusedError, parse_request
 from lightsecagg.drivers.federation.durable import checksummed
+from lightsecagg.drivers.federation.journal import Journal
 from lightsecagg.drivers.federation.marked_database import MarkedDatabase
+from lightsecagg.drivers.federation.promise_store import PromiseStore
 from lightsecagg.drivers.flower import node, parcels
 from lightsecagg.drivers.flower.node import Memory as NodeMemory
 from lightsecagg.drivers.flower.node import Operator
@@ -312,22 +313,22 @@ class _Database:
 def read_epoch_row(data: bytes) -> None:
     """Hashes of models, or where an upload is: the first byte chooses."""
     if sum(data[:1]) % 2:
-        EpochJournal.hashes(SimpleNamespace(_meta=lambda _: data[1:]))  # type: ignore[arg-type]
+        Journal.hashes(SimpleNamespace(_meta=lambda _: data[1:]))  # type: ignore[arg-type]
         return
     tag = Tag(1, 2, bytes(32), 3, bytes(32), bytes(32), bytes(64))
-    content = checksummed(epoch_journal._place(1, tag), data[1:])
+    content = checksummed(promise_store._place(1, tag), data[1:])
     self = SimpleNamespace(
         _db=_Database(content),
         _stored=lambda number, tag, row: SimpleNamespace(
             length=row.length, read=lambda start, stop: None
         ),
     )
-    EpochJournal.recall(self, 1)(tag)  # type: ignore[arg-type]
+    PromiseStore.recall(self, 1)(tag)  # type: ignore[arg-type]
 
 
 def epoch_rows() -> Iterator[bytes]:
     yield b"\x01" + msgspec.msgpack.encode({3: bytes(32)})
-    yield b"\x00" + msgspec.msgpack.encode(epoch_journal._Row(7, (bytes(32),)))
+    yield b"\x00" + msgspec.msgpack.encode(promise_store._Row(7, (bytes(32),)))
 
 
 def read_mark(data: bytes) -> None:
@@ -573,8 +574,8 @@ DECODERS = [
         epoch_rows,
         (JournalError,),
         (
-            "drivers/federation/epoch_journal.py:EpochJournal.hashes",
-            "drivers/federation/epoch_journal.py:EpochJournal.recall.stored",
+            "drivers/federation/journal.py:Journal.hashes",
+            "drivers/federation/promise_store.py:PromiseStore.recall.stored",
         ),
     ),
     Target(

@@ -108,7 +108,7 @@ class Disk:
 
     def past(self, allow_list: AllowList) -> Past:
         unfinished = []
-        for number, entry in self.rounds.items():
+        for entry in self.rounds.values():
             if entry["over"] is not None:
                 continue
             uploads: dict[int, UploadInMemory] = entry["uploads"]

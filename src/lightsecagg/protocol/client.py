@@ -19,7 +19,8 @@ keeps no share, reports on none and answers for no sum, like a client that is aw
 Where the roster serves one sum (`Settings.one_sum`, a round) the mask is drawn with the roster, and
 there is a barrier: SharesClosed names those whose shares are complete. Then its update leaves, and
 right before it the reports on the shares that are held here. Nothing of a peer is taken after that,
-and the keys go with the upload. Without protection there is no roster: everything begins with the opening.
+and the keys go with the upload. Without protection there is no roster: everything begins with the
+opening.
 
 A failed buffer is never formed again: its masks are burnt. A client whose process ends goes on from
 its `snapshot`, and without one joins the next epoch; `client_machine` says what storing it takes.

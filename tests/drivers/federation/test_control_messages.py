@@ -142,7 +142,9 @@ ANSWERS = {
     "a roster": (pack_protocol(1, Codec(PrimeField(5)).encode(messages.Roster(()))), None),
     "a refusal": (pack_protocol(1, Codec(PrimeField(5)).encode(messages.Refusal(0, (1,)))), None),
     "an upload": (
-        pack_protocol(1, Codec(PrimeField(5)).encode(MaskedUpload(messages.Tag(1), np.zeros(3, np.uint32)))),
+        pack_protocol(
+            1, Codec(PrimeField(5)).encode(MaskedUpload(messages.Tag(1), np.zeros(3, np.uint32)))
+        ),
         None,
     ),
     "false keys": (

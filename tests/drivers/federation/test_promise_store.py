@@ -163,7 +163,7 @@ def test_R36_a_fact_that_is_missing_is_noticed(tmp_path: Path) -> None:
     with journal._db.change():
         journal._db.execute("DELETE FROM facts WHERE place = 1")
     with pytest.raises(JournalError, match="a fact of round 1 is missing"):
-        journal.left(1, None).facts
+        journal.left(1, None)
     journal.close()
 
 

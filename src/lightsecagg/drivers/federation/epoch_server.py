@@ -1,7 +1,7 @@
 """The Server Manager in the asynchronous mode: drives an `EpochServerSession`.
 
 Peers, jobs, callbacks, reports and the loop are the synchronous manager's; what differs is what is
-kept (`epoch_journal`), and what becomes of a sum: every buffer, and every buffer that was lost,
+kept (`journal`), and what becomes of a sum: every buffer, and every buffer that was lost,
 leads to another version of the model, stored together with the record of the epoch.
 """
 
