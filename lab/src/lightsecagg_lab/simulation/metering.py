@@ -40,7 +40,6 @@ PHASE_OF: Mapping[type, Phase] = {
     messages.MaskedUpload: Phase.UPLOAD,
     messages.Reports: Phase.SHARE,
     messages.ReportsWanted: Phase.SHARE,
-    messages.MaskedUpload: Phase.UPLOAD,
     messages.UploadDropped: Phase.UPLOAD,
     messages.Consent: Phase.AGREE,
     messages.Certificate: Phase.RECOVER,

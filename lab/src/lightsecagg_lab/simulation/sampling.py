@@ -284,8 +284,9 @@ class StandIn:
         return mask.outgoing
 
     def _report(self) -> Iterable[Report]:
-        """All shares are here."""
-        return (Report(owner, 0, b"") for owner in self._owners)
+        """All shares are here that its neighbours have sent."""
+        members = self.scheme.round.members
+        return (Report(owner, 0, b"") for owner in members if MaskRef(owner) in self._held)
 
     def _answer(self) -> Message:
         """The answer for the survivors."""

@@ -38,6 +38,7 @@ from lightsecagg.protocol.messages import (
     Certificate,
     MaskedUpload,
     Opening,
+    Reports,
     Roster,
     ShareBundle,
     SharesClosed,
@@ -147,6 +148,7 @@ class _Run(MeteredWire):
         malicious = settings.parameters.threat_model is ThreatModel.MALICIOUS_SERVER
         phases = {
             **PHASE_OF,
+            Reports: Phase.UPLOAD,
             Opening: server.phase,  # plain summation begins with the upload
             SumRequest: Phase.AGREE if malicious else Phase.RECOVER,
         }
@@ -215,7 +217,7 @@ class _Run(MeteredWire):
 
     def _observe(self, packet: Packet) -> None:
         client = packet.sender
-        observed = packet.kind in (MaskedUpload, AggregatedShare)
+        observed = packet.kind in (Reports, AggregatedShare)
         if observed and self.sample is not None and client in self.parties:
             self.sample.observe(client, self.codec.decode(packet.data))
 
