@@ -151,7 +151,7 @@ def test_warns_of_shares_as_long_as_the_model() -> None:
 def test_warns_that_malicious_mode_is_infeasible_and_of_the_graph() -> None:
     warnings = plan(Federation(100, 50, 25, 1000)).warnings
     assert any("malicious-server mode is infeasible" in warning for warning in warnings)
-    assert any("t = 51 protect everybody" in warning for warning in warnings)
+    assert any("t = 51 protect all clients" in warning for warning in warnings)
     sparse = plan(Federation(200, 100, 20, 1000)).warnings
     assert any("unprotected with a probability of up to 3e-18" in warning for warning in sparse)
     dense = plan(Federation(20, 10, 8, 1000)).warnings

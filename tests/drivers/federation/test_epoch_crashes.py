@@ -22,9 +22,9 @@ SERVER = Path(__file__).with_name("crashing_server.py")
 CLIENT = Path(__file__).with_name("doomed_client.py")
 
 SERVER_DEATHS = [
-    ("change", "after", 1),  # the roster is stored, nobody has it
-    ("change", "before", 5),  # masks are being shared
-    ("change", "after", 14),  # uploads wait, or a buffer is about to be announced
+    ("store_all", "after", 1),  # the roster is stored, nobody has it
+    ("store_all", "before", 5),  # masks are being shared
+    ("store_all", "after", 14),  # uploads wait, or a buffer is about to be announced
     ("advance", "before", 1),  # a sum is recovered, its model is not stored
     ("advance", "after", 1),  # the model is stored, nobody knows
 ]
