@@ -14,6 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from async_driver import AsyncFederation
+from disk import Disk
+from driver import Federation as RoundFederation
+from driver import Network
 from film import Film
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from fuzz_target import Target
@@ -54,7 +57,7 @@ from lightsecagg.params import PAPER_MODULUS, ShareMode, ThreatModel
 from lightsecagg.protocol.client import Client
 from lightsecagg.protocol.jobs import UploadInMemory
 from lightsecagg.protocol.ledger import Ledger
-from lightsecagg.protocol.messages import Roster, SharesClosed, Tag
+from lightsecagg.protocol.messages import Tag
 from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 from lightsecagg.protocol.wire import Codec
@@ -227,7 +230,7 @@ def read_round_snapshot(data: bytes) -> None:
     """With the right checksum: what is inside is looked at."""
     one = film()
     identity, policy = one.federation.identities[one.me], one.federation.policy()
-    party = Client.restore(sealed("round snapshot", data), identity, policy, 0)
+    party = Client.restore(sealed("client snapshot", data), identity, policy, 0)
     repr(party)
 
 
@@ -235,7 +238,7 @@ def read_epoch_snapshot(data: bytes) -> None:
     federation = epoch()
     client = min(federation.clients)
     party = Client.restore(
-        sealed("epoch snapshot", data), federation.keys[client], federation.policy, 0
+        sealed("client snapshot", data), federation.keys[client], federation.policy, 0
     )
     repr(party)
 
@@ -272,15 +275,43 @@ def facts() -> list[bytes]:
     return disk.facts
 
 
+def read_round_facts(data: bytes) -> None:
+    """Behind closed sharing."""
+    network = durable_round()
+    disk, federation = network.disk, network.federation
+    assert disk is not None
+    length = federation.settings().length
+
+    def recall(tag: Tag) -> UploadInMemory:
+        return UploadInMemory(np.zeros(length, dtype=np.uint32))
+
+    server = Server.restore(
+        [*disk.facts[:2], data], federation.allow_list, recall, disk.recall_shares
+    )
+    server.resume()
+
+
+@cache
+def durable_round() -> Network:
+    federation = RoundFederation(threat_model=ThreatModel.MALICIOUS_SERVER)
+    network = federation.network()
+    network.server = Server(
+        federation.settings(), federation.allow_list, federation.ids, durable=True
+    )
+    network.disk = Disk()
+    network.start().finish().assert_exact(federation.ids)
+    return network
+
+
+def round_facts() -> list[bytes]:
+    disk = durable_round().disk
+    assert disk is not None
+    return disk.facts[2:]
+
+
 # -- rows of a journal, and files with a checksum -------------------------------------------------
 
-ROWS = (
-    journal._rosters,
-    journal._uploads,
-    journal._closings,
-    journal._id_lists,
-    journal._id_maps,
-)
+ROWS = (journal._id_lists, journal._id_maps)
 
 
 def read_row(data: bytes) -> None:
@@ -290,11 +321,8 @@ def read_row(data: bytes) -> None:
 
 
 def rows() -> Iterator[bytes]:
-    roster = film().genuine[Roster]
-    closed = film().genuine[SharesClosed]
-    upload = journal._Upload(b"held", b"", 3, (bytes(32),))
-    for k, row in enumerate((roster, upload, closed, (1, 2, 3), {1: 2})):
-        yield bytes([k]) + msgspec.msgpack.encode(row)
+    yield bytes([0]) + msgspec.msgpack.encode((1, 2, 3))
+    yield bytes([1]) + msgspec.msgpack.encode({1: 2})
 
 
 class _Database:
@@ -562,6 +590,14 @@ DECODERS = [
         slow=True,
     ),
     Target(
+        "round-facts",
+        read_round_facts,
+        round_facts,
+        (DecodeError, ParameterError, CryptoError, FieldError, RemoteProtocolError),
+        ("protocol/journal_facts.py:decode_facts",),
+        slow=True,
+    ),
+    Target(
         "journal-row",
         read_row,
         rows,
@@ -573,10 +609,7 @@ DECODERS = [
         read_epoch_row,
         epoch_rows,
         (JournalError,),
-        (
-            "drivers/federation/journal.py:Journal.hashes",
-            "drivers/federation/promise_store.py:PromiseStore.recall.stored",
-        ),
+        ("drivers/federation/promise_store.py:PromiseStore.recall.stored",),
     ),
     Target(
         "journal-mark",

@@ -11,16 +11,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
-from fuzz_decoders import film, memory_folder
+from fuzz_decoders import durable_round, film, memory_folder
 from fuzz_target import Target
 
 from lightsecagg.drivers.federation.dashboard.folder import FolderBoard
 from lightsecagg.drivers.federation.durable import checksummed
 from lightsecagg.drivers.federation.history import History
+from lightsecagg.drivers.federation.promise_store import fact_of
 from lightsecagg.errors import ConfigurationError, JournalError, TransportError
-from lightsecagg.protocol.messages import Roster
 from lightsecagg.training.datasets.cifar import _png_parts
 from sound_files import Reader, sound_files
 
@@ -129,18 +128,20 @@ def board() -> tuple[FolderBoard, sqlite3.Connection]:
     database.execute("PRAGMA journal_mode=DELETE")
     database.execute("PRAGMA synchronous=OFF")
     database.execute(
-        "CREATE TABLE rounds (number INTEGER PRIMARY KEY, settings BLOB, roster BLOB, closed BLOB, "
-        "survivors BLOB, outcome TEXT)"
+        "CREATE TABLE rounds (number INTEGER PRIMARY KEY, settings BLOB, survivors BLOB, "
+        "outcome TEXT)"
     )
-    database.execute("CREATE TABLE uploads (number INTEGER, client INTEGER, content BLOB)")
+    database.execute("CREATE TABLE uploads (number INTEGER, owner INTEGER)")
+    database.execute("CREATE TABLE facts (number INTEGER, place INTEGER, content BLOB)")
     settings = checksummed("1/settings", film().federation.settings().to_bytes())
-    database.execute("INSERT INTO rounds VALUES (1, ?, NULL, NULL, NULL, NULL)", (settings,))
+    database.execute("INSERT INTO rounds VALUES (1, ?, NULL, NULL)", (settings,))
+    database.execute("INSERT INTO facts VALUES (1, 0, NULL)")
     return FolderBoard(folder), database
 
 
 def read_board(data: bytes) -> None:
     looked, database = board()
-    database.execute("UPDATE rounds SET roster = ?", (checksummed("1/roster", data),))
+    database.execute("UPDATE facts SET content = ?", (checksummed(fact_of(1, 0), data),))
     looked._stamps = ()
     looked.look()
 
@@ -184,9 +185,9 @@ FILES = [
     Target(
         "file:board",
         read_board,
-        lambda: [msgspec.msgpack.encode(film().genuine[Roster])],
+        lambda: [durable_round().disk.facts[0]],  # type: ignore[union-attr]
         (ConfigurationError,),
-        (f"{FEDERATION}/dashboard/folder.py:FolderBoard._look_into_journal",),
+        (),
         slow=True,
     ),
     Target(

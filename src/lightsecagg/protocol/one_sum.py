@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lightsecagg.errors import FieldError, RecoveryError, RemoteProtocolError
+from lightsecagg.errors import DecodeError, FieldError, RecoveryError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.masks.checked_sharing import BLINDS
 from lightsecagg.protocol.in_flight import Chosen
@@ -278,10 +278,14 @@ class OneSum(Sums):
         uploaders = self._queue.last_tag
         return {client: frozenset(self.reports.get(client, {})) for client in uploaders}
 
-    def _choose(self) -> tuple[int, ...]:
+    def _examine(self) -> None:
         said = {client: self.reports.get(client, {}) for client in self._queue.last_tag}
-        self._course.findings = findings = self._scheme.examine(said)
-        return self._scheme.choose(sorted(self.owners), self._held, findings.accused)
+        self._course.findings = self._scheme.examine(said)
+
+    def _choose(self) -> tuple[int, ...]:
+        self._examine()
+        accused = self._course.findings.accused
+        return self._scheme.choose(sorted(self.owners), self._held, accused)
 
     def _ask_for(self, survivors: tuple[int, ...]) -> Chosen:
         held, accused = self._held, self._course.findings.accused
@@ -366,7 +370,10 @@ class OneSum(Sums):
             self._queue.move(waiting.tag, recall(waiting.tag))
         if (announced := self._parts.in_flight.announced) is None:
             return
-        self._choose()  # who quarrels
-        chosen = self._ask_for(announced.request.survivors)
+        survivors = announced.request.survivors
+        if not survivors or not set(survivors) <= self._queue.last_tag.keys():
+            raise DecodeError("malformed facts of a server: a sum of updates that are not stored")
+        self._examine()
+        chosen = self._ask_for(survivors)
         again = chosen._replace(holders=announced.holders, trusted=announced.trusted)
         self._parts.in_flight.fly_again(again)
