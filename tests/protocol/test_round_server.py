@@ -423,7 +423,7 @@ def test_S29_a_client_that_is_not_on_the_roster_shares_nothing() -> None:
 
 
 def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
-    """Nobody could take its mask away from the sum."""
+    """Nobody could take its mask away from the sum. Nor does it report on anything."""
     network, silent = silenced(SealedShare)
     server = network.server
     assert server.phase is Phase.UPLOAD
@@ -431,6 +431,21 @@ def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {silent} had not shared its mask"):
         server.receive(silent, upload)
+    with pytest.raises(RemoteProtocolError, match=f"client {silent} has nothing to report on"):
+        server.receive(silent, Reports(()))
+    assert everything(server) == before
+
+
+def test_S29_whatever_is_reported_after_U1_is_late() -> None:
+    """U1 follows from the reports before it."""
+    scene = stage()
+    server, client = scene.server(Phase.AGREE), scene.federation.ids[0]
+    said = scene.message(client, Reports)
+    assert isinstance(said, Reports)
+    before = everything(server)
+    assert server.receive(client, Reports(said.reports[1:])) == []
+    assert server.late_messages["Reports"] == 1
+    server.late_messages.clear()
     assert everything(server) == before
 
 
