@@ -436,6 +436,23 @@ def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
     assert everything(server) == before
 
 
+def test_S46_a_client_reports_once_and_the_same_again() -> None:
+    """Who could add, leave out or change a report later would accuse with the others' in hand."""
+    scene = stage()
+    server, client = scene.server(Phase.UPLOAD), scene.federation.ids[0]
+    said = scene.message(client, Reports)
+    assert isinstance(said, Reports)
+    first, *others = said.reports
+    server.receive(client, Reports(tuple(others)))
+    before = everything(server)
+    changed = msgspec.structs.replace(others[0], values=first.values)
+    for reports in (said.reports, others[1:], (changed, *others[1:]), ()):
+        with pytest.raises(RemoteProtocolError, match="reported twice, and not the same"):
+            server.receive(client, Reports(tuple(reports)))
+    assert server.receive(client, Reports(tuple(reversed(others)))) == []
+    assert everything(server) == before
+
+
 def test_S29_whatever_is_reported_after_U1_is_late() -> None:
     """U1 follows from the reports before it."""
     scene = stage()
@@ -449,7 +466,7 @@ def test_S29_whatever_is_reported_after_U1_is_late() -> None:
     assert everything(server) == before
 
 
-def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_refuses() -> None:
+def test_S29_a_client_outside_U1_neither_uploads_nor_signs_nor_answers_nor_refuses() -> None:
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     network = federation.network()
     left_out = federation.ids[3]
@@ -461,6 +478,13 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     network.call(SERVER, network.server.proceed)
     server = network.server
     assert left_out not in server.asked
+    network.train(left_out)
+    late, before = network.lose(left_out, SERVER), everything(server)
+    assert [packet.kind for packet in late] == [Reports, MaskedUpload]
+    for packet in late:
+        assert server.receive(left_out, federation.codec.decode(packet.data)) == []
+        assert server.late_messages[packet.kind.__name__] == 1
+    assert everything(server) == before
     context = server._registration.scheme.round.context
     identity = federation.identities[left_out]
     valid = Consent(0, sum_statement(context, server.in_flight.flight.request).sign(identity))

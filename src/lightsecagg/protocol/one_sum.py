@@ -115,10 +115,8 @@ class OneSum(Sums):
 
     def on_shares(self, sender: int, message: ShareBundle) -> list[Output] | None:
         """Take shares, and relay them when the owner's are complete."""
-        if self._relay is None or self._course.phase is not Phase.SHARE:
+        if self._relay is None:
             return None
-        if sender not in self._scheme.round.positions:
-            raise RemoteProtocolError(f"client {sender} is not on the roster")
         shares = self._relay.take(sender, message)
         if shares:
             self.owners[sender] = header_of(self._scheme.round, shares[0])
@@ -191,7 +189,7 @@ class OneSum(Sums):
         tag = message.tag
         if sender not in self.owners:
             raise RemoteProtocolError(f"client {sender} had not shared its mask")
-        if tag.owner == sender and sender in self._queue.last_tag:
+        if sender in self._queue.last_tag:
             if tag != self._queue.last_tag[sender]:
                 raise RemoteProtocolError(f"client {sender} sent two different uploads")
             return None
@@ -278,10 +276,14 @@ class OneSum(Sums):
         uploaders = self._queue.last_tag
         return {client: frozenset(self.reports.get(client, {})) for client in uploaders}
 
-    def _choose(self) -> tuple[int, ...]:
+    def _examine(self) -> None:
         said = {client: self.reports.get(client, {}) for client in self._queue.last_tag}
-        self._course.findings = findings = self._scheme.examine(said)
-        return self._scheme.choose(sorted(self.owners), self._held, findings.accused)
+        self._course.findings = self._scheme.examine(said)
+
+    def _choose(self) -> tuple[int, ...]:
+        self._examine()
+        accused = self._course.findings.accused
+        return self._scheme.choose(sorted(self.owners), self._held, accused)
 
     def _ask_for(self, survivors: tuple[int, ...]) -> Chosen:
         held, accused = self._held, self._course.findings.accused
@@ -366,7 +368,7 @@ class OneSum(Sums):
             self._queue.move(waiting.tag, recall(waiting.tag))
         if (announced := self._parts.in_flight.announced) is None:
             return
-        self._choose()  # who quarrels
+        self._examine()
         chosen = self._ask_for(announced.request.survivors)
         again = chosen._replace(holders=announced.holders, trusted=announced.trusted)
         self._parts.in_flight.fly_again(again)
