@@ -51,8 +51,8 @@ from lightsecagg.params import (
 )
 from lightsecagg.protocol import messages as m
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.buffers import sum_statement
 from lightsecagg.protocol.quantizers import make_quantizer
-from lightsecagg.protocol.roles.agreement import survivor_statement
 from lightsecagg.protocol.roster import check_keys, fix_round, sign_keys
 from lightsecagg.protocol.settings import Settings, _Fields
 from lightsecagg.protocol.share_exchange import mask_header, root_of
@@ -232,6 +232,11 @@ def _verify_keys(
     return True
 
 
+def _request(survivors: list[int]) -> m.SumRequest:
+    """A round's, for these clients."""
+    return m.SumRequest(0, tuple(map(m.Tag, survivors)))
+
+
 def _verify_survivors(
     identities: list[tuple[int, str]],
     context: str,
@@ -239,7 +244,7 @@ def _verify_survivors(
     client: int,
     signature: str,
 ) -> bool:
-    statement = survivor_statement(bytes.fromhex(context), tuple(survivors))
+    statement = sum_statement(bytes.fromhex(context), _request(survivors))
     statement.check(_allow_list(identities), client, bytes.fromhex(signature))
     return True
 
@@ -376,8 +381,8 @@ def examples() -> list[m.Message]:
         m.ShareBundle(sealed_shares()),
         m.ShareBundle(tuple(replace(s, root=root_of(sealed_shares())) for s in sealed_shares())),
         m.SharesClosed((7, 300, 70000)),
-        m.MaskedUpload(b"\x05", vector_, vector_[::-1].copy()),
-        m.SumRequest(0, (7, 300)),
+        m.MaskedUpload(m.Tag(7, 0, tag.header, 0, tag.model, tag.digest), vector_),
+        m.SumRequest(0, (m.Tag(7), m.Tag(300))),
         m.Consent(0, fixed("signature", 64)),
         m.Certificate(0, ((7, fixed("signature", 64)), (300, fixed("other signature", 64)))),
         m.Refusal(0, (7,)),
@@ -391,7 +396,7 @@ def examples() -> list[m.Message]:
         m.Refusal(9, (7,)),
         m.AggregatedShare(vector_, 9),
         m.UploadDropped(2),
-        m.Reports((m.Report(7, 2, (12345, DEFAULT_MODULUS - 1, 0, 1)), m.Report(300, 0, ()))),
+        m.Reports((m.Report(7, 2, fixed("elements", 16)), m.Report(300, 0, b""))),
         m.ReportsWanted(((7, 2), (300, 0))),
     ]
 
@@ -411,7 +416,8 @@ def wire_vectors() -> Iterator[Vector]:
 
     for message in examples():
         name, data = type(message).__name__, codec.encode(message)
-        name += " of a buffer" if getattr(message, "time", 0) else ""
+        signed = isinstance(message, m.MaskedUpload) and bool(message.tag.signature)
+        name += " of a buffer" if signed or getattr(message, "time", 0) else ""
         if isinstance(message, m.ShareBundle):
             name += (", unchecked", ", bound", ", relayed")[_binding(message)]
         yield decode(name, data, refused=False)
@@ -425,28 +431,37 @@ def wire_vectors() -> Iterator[Vector]:
     yield decode("nothing", b"")
     yield decode("a version and no tag", bytes([VERSION]))
     for name, content in {
-        "1 as uint8": "920091cc01",
-        "1 as uint16": "920091cd0001",
-        "1 as int8": "920091d001",
-        "1 as a float": "920091cb3ff0000000000000",
-        "true for 1": "920091c3",
-        "nil for a list": "9200c0",
-        "a list as array16": "9200dc000101",
-        "the message as array16": "dc0002009101",
+        "1 as uint8": "91cc01",
+        "1 as uint16": "91cd0001",
+        "1 as int8": "91d001",
+        "1 as a float": "91cb3ff0000000000000",
+        "true for 1": "91c3",
+        "nil for a list": "c0",
+        "a list as array16": "dc000101",
+        "an extension": "91d40100",
+        "a length of 4 GiB": "ddffffffff",
+    }.items():
+        yield decode(f"SharesClosed, {name}", body(m.SharesClosed, bytes.fromhex("91" + content)))
+    for name, content in {
+        "ids": "920092010a",
+        "the message as array16": "dc00020090",
         "a field is missing": "9100",
-        "a field too many": "9300910101",
-        "a map": "82a474696d6500a57465726d739101",
-        "an extension": "920091d40100",
-        "a length of 4 GiB": "9200ddffffffff",
-        "no time": "91920102",
+        "a field too many": "93009000",
+        "a map": "82a474696d6500a47461677390",
+        "no time": "9190",
         "a tag of six fields": "92059196010203c400c400c400",
+        "a tag of eight fields": "920591980700c40000c400c400c40000",
+        "a tag of an owner alone": "92009107",
     }.items():
         yield decode(f"SumRequest, {name}", body(m.SumRequest, bytes.fromhex(content)))
     yield decode("SharesClosed, a secret", body(m.SharesClosed, bytes.fromhex("929101c400")))
     yield decode("Roster, commitments", body(m.Roster, bytes.fromhex("93909091c400")))
-    for name, count in {"more reports than elements": 2, "4 G reports": 2**32 - 1}.items():
-        content = struct.pack("<HI", 5, 1) + bytes(4) + struct.pack("<I", count) + b"\x05"
-        yield decode(f"MaskedUpload, {name}", body(m.MaskedUpload, content))
+    for name, content in {
+        "elements as integers": "91930702940102" + "0304",
+        "no values": "91920702",
+        "text for bytes": "91930702a178",
+    }.items():
+        yield decode(f"Reports, {name}", body(m.Reports, bytes.fromhex("91" + content)))
     for length in range(4):
         content = struct.pack("<HI", length, 1) + bytes(4) + bytes(length)
         yield decode(f"MaskedUpload, a trailer of {length} bytes", body(m.MaskedUpload, content))
@@ -455,7 +470,8 @@ def wire_vectors() -> Iterator[Vector]:
     yield decode("AbortRound, bytes for text", body(m.AbortRound, bytes.fromhex("91c40178")))
     yield decode("AbortRound, no UTF-8", body(m.AbortRound, bytes.fromhex("91a2fffe")))
     for q in MODULI:
-        for kind, trailer in ((m.MaskedUpload, bytes(5)), (m.AggregatedShare, bytes(8))):
+        short = msgspec.msgpack.encode(m.Tag(7))
+        for kind, trailer in ((m.MaskedUpload, short), (m.AggregatedShare, bytes(8))):
             header = struct.pack("<HI", len(trailer), 1)
             for element in (q - 1, q, 2**32 - 1):
                 content = header + struct.pack("<I", element) + trailer
@@ -885,7 +901,7 @@ def signature_vectors() -> Iterator[Vector]:
         "context": context.hex(),
         "survivors": survivors,
         "client": 7,
-        "signature": survivor_statement(context, tuple(survivors)).sign(key).hex(),
+        "signature": sum_statement(context, _request(survivors)).sign(key).hex(),
     }
     yield vector("consent to a survivor set", "survivors.verify", **consent)
     for name, change in {

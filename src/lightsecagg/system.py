@@ -75,6 +75,12 @@ def open_private(path: Path) -> int:
     return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
 
 
+def new_private(path: Path) -> int:
+    """A descriptor of a new file that only its owner may read; no link is followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    return os.open(path, flags | (os.O_NOFOLLOW if UNIX else getattr(os, "O_BINARY", 0)), 0o600)
+
+
 def lock(descriptor: int) -> None:
     """Until the descriptor is closed or the process ends; `OSError` if it is locked already."""
     if UNIX:

@@ -262,6 +262,18 @@ def test_S46_buffers_need_enough_good_holders_of_all_their_masks() -> None:
     fed.assert_exact()
 
 
+@both_models
+def test_S46_as_many_must_hold_good_shares_as_must_sign(threat_model: ThreatModel) -> None:
+    """Four of eight hold good shares of all four masks: U = 4 may answer, and m = 5 must sign."""
+    fed = federation({0: ([4, 5], ()), 1: ([6], ()), 2: ([7], ())}, threat_model)
+    upload(fed, 0, 1, 2, 3)
+    if threat_model is ThreatModel.MALICIOUS_SERVER:
+        assert (fed.results, fed.server.summable) == ([], 3)
+    else:
+        assert [result.owners for result in fed.results] == [(0, 1, 2, 3)]
+        fed.assert_exact()
+
+
 def test_S46_an_upload_waits_for_the_reports_of_everybody_online() -> None:
     """Were it summed after U reports, nothing would ever be noticed."""
     fed = AsyncFederation(clients=8, dropouts=2, survivors=4)

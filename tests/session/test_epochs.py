@@ -928,6 +928,24 @@ def test_rounds_and_epochs_do_not_mix() -> None:
     assert client.round == 1, "and its epoch goes on"
 
 
+def test_S41_what_nobody_foresaw_ends_the_epoch_and_not_the_server() -> None:
+    lab = opened()
+
+    def fault(client: int) -> None:
+        raise ZeroDivisionError("a secret")
+
+    lab.party.leave = fault  # type: ignore[assignment,method-assign]
+    lab.disconnect(5)
+    lab.wait(2)
+    assert any("unforeseen ZeroDivisionError at" in line for line in lab.log)
+    assert not any("a secret" in line for line in lab.log)
+    lab.connect(5)
+    lab.wait(5)
+    assert lab.epoch.number == 2
+    finish_training(lab, *range(4))
+    assert [owners for _, owners, _ in lab.sums] == [(0, 1, 2, 3)]
+
+
 def test_S41_control_messages_out_of_place_change_nothing() -> None:
     lab = opened()
     client = lab.clients[0]

@@ -645,7 +645,7 @@ def test_a_client_of_an_old_round_hears_that_it_is_over() -> None:
 
 
 @pytest.mark.parametrize(("claims", "number"), [([41] * 6, 42), ([41, 41, 41, 41, 2**62, 99], 42)])
-def test_R31_a_server_with_an_older_journal_goes_on_behind_the_rounds_of_its_clients(
+def test_S41_R31_a_server_with_an_older_journal_goes_on_behind_the_rounds_of_its_clients(
     claims: list[int], number: int
 ) -> None:
     """Clients refuse a round that they have seen; D = 2 of them may lie about it."""

@@ -18,13 +18,11 @@ from lightsecagg.protocol.buffers import sum_statement, sum_terms, sum_weights
 from lightsecagg.protocol.interface import Output, Phase, Send
 from lightsecagg.protocol.jobs import Upload
 from lightsecagg.protocol.journal_facts import SumAgreed, SumAnnounced
-from lightsecagg.protocol.messages import AggregatedShare, Consent, SumRequest, UnmaskingShares
+from lightsecagg.protocol.messages import Consent, SumRequest
 from lightsecagg.protocol.promises import Promises
 from lightsecagg.protocol.roles.recovery import Recovery
-from lightsecagg.protocol.schemes.interface import MaskRef, MaskSum
+from lightsecagg.protocol.schemes.interface import Answer, MaskRef, MaskSum
 from lightsecagg.protocol.server_machine import Course
-
-Answer = AggregatedShare | UnmaskingShares
 
 
 class Chosen(NamedTuple):

@@ -1,6 +1,6 @@
-"""What the server of an epoch takes in: masks that are shared ahead, reports on them, and uploads.
+"""What the server of buffers takes in: masks that are shared ahead, reports on them, and uploads.
 
-It goes on all the time, also while a buffer is in flight (`epoch_server`). The parts are `stock`
+It goes on all the time, also while a buffer is in flight (`buffer_sums`). The parts are `stock`
 (masks, and reports on them), `waiting` (uploads), and mailbox and outbox of `roles.relay`.
 
 What a client may lack is kept for it (`Mailbox`). A durable server stores the shares of a mask with

@@ -77,7 +77,7 @@ from lightsecagg.protocol.messages import (
 from lightsecagg.protocol.one_sum import OneSum
 from lightsecagg.protocol.promises import Promises
 from lightsecagg.protocol.roles.registration import Registration
-from lightsecagg.protocol.schemes.interface import MaskRef
+from lightsecagg.protocol.schemes.interface import Answer, MaskRef
 from lightsecagg.protocol.schemes.registry import scheme_of
 from lightsecagg.protocol.server_machine import Course, ServerMachine, Waiting
 from lightsecagg.protocol.server_sums import Parts, Sums
@@ -541,7 +541,7 @@ class Server(ServerMachine):
             f"client {sender} sent {type(message).__name__} in phase {self.phase}"
         )
 
-    def _on_answer(self, sender: int, message: AggregatedShare | UnmaskingShares) -> list[Output]:
+    def _on_answer(self, sender: int, message: Answer) -> list[Output]:
         fresh = self.in_flight.on_answer(sender, message)
         return [] if fresh else self._on_late(sender, message)
 

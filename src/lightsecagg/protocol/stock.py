@@ -32,7 +32,7 @@ class MaskStock:
     """Masks that were shared ahead of time, and the reports on their shares."""
 
     def __init__(self, scheme: ServerScheme) -> None:
-        self.relay = Relay(scheme, single=scheme.settings.one_sum)
+        self.relay = Relay(scheme)
         self.shared: dict[int, dict[int, Shared]] = {}
         """Owner -> serial -> of its unused masks whose shares are complete."""
         self.reports: dict[MaskRef, dict[int, Elements]] = {}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lightsecagg.errors import JournalError, LightSecAggError
 from lightsecagg.protocol.allow_list import AllowList
+from lightsecagg.protocol.interface import BufferedServerParty
 from lightsecagg.protocol.journal_facts import Recall, RecallShares
 from lightsecagg.protocol.registry import restored_server_party
-from lightsecagg.protocol.server import Server
 from lightsecagg.protocol.settings import Settings
 
 
@@ -57,7 +57,7 @@ class Past:
     """Why no other round is wanted, if so."""
 
 
-def bring_back(left: Unfinished, allow_list: AllowList) -> Server:
+def bring_back(left: Unfinished, allow_list: AllowList) -> BufferedServerParty:
     """The party of a round or epoch that a crash cut short."""
     number, mode = left.number, "round" if left.settings.one_sum else "epoch"
     try:

@@ -111,9 +111,9 @@ class RoundRecord:
         return self.figures | measured
 
     def told_figures(self) -> list[str]:
-        """Figures by their own names; the clients' with what rounding may have done to them."""
+        """Figures by their own names; the clients' are those of the model before the round."""
         measured = [
-            f"clients' {name} {metric.mean:.4g} \u00b1 {metric.error:.1g}"
+            f"clients' {name} {metric.mean:.4g} before training"
             for name, metric in self.metrics.items()
         ]
         return [f"{name} {value:.4g}" for name, value in self.figures.items()] + measured

@@ -637,6 +637,22 @@ def test_R60_a_journal_waits_for_a_descriptor_and_goes_on(
     assert caplog.text.count("waits for a descriptor") == 1
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_R60_whoever_has_taken_the_descriptors_a_file_waits(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process has too many open files, or the whole system."""
+    tries = iter([OSError(number, "no"), OSError(number, "no"), None])
+
+    def opening() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return "opened"
+
+    monkeypatch.setattr(durable, "_PAUSE", 0.0)
+    assert durable.patiently(opening) == "opened"
+
+
 def test_R60_a_journal_does_not_wait_for_ever(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "_PATIENCE", 0.0)
     journal = opened(state)

@@ -183,9 +183,13 @@ def test_a_larger_change_than_the_bound_is_clipped_and_logged_at_the_node(
 
 
 def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pytest see what Flower's logger gets; it hands nothing on by itself."""
+    """Let pytest see what Flower's logger gets; it hands nothing on by itself.
+
+    A program that another test has run in this process may have set its level.
+    """
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="flwr")
 
 
 def test_a_torch_model_with_batch_norm_trains_with_two_lines(

@@ -85,8 +85,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     What a crash has left is removed; a link that somebody has put there is not followed (S61).
     """
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    descriptor = patiently(lambda: os.open(path, flags, 0o600))
+    descriptor = patiently(lambda: system.new_private(path))
     with os.fdopen(descriptor, "wb") as file:
         yield file
         file.flush()
