@@ -585,6 +585,14 @@ def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> Non
     assert server.phase is Phase.DONE
 
 
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_R30_a_round_that_everybody_leaves_ends_once(phase: Phase) -> None:
+    server, ids = stage().server(phase), stage().federation.ids
+    outputs = at_once(server, [output for client in ids for output in server.drop(client)])
+    assert [type(output) for output in outputs].count(RoundAborted) == 1
+    assert server.phase is Phase.DONE
+
+
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 def test_an_announced_survivor_set_never_changes(threat_model: ThreatModel) -> None:
     """Uploads that arrive after the announcement are late, dropouts do not shrink U1."""
