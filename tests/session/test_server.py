@@ -23,7 +23,7 @@ from lightsecagg.protocol.interface import (
     Promised,
 )
 from lightsecagg.protocol.jobs import SumUploads
-from lightsecagg.protocol.journal_facts import SharingClosed, SumAnnounced
+from lightsecagg.protocol.journal_facts import SharingClosed, SumAgreed, SumAnnounced
 from lightsecagg.protocol.ledger import Ledger
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.session import server
@@ -334,15 +334,17 @@ def test_R36_an_upload_that_is_not_stored_is_not_acknowledged_nor_summed() -> No
     assert "client 3: round 1 was aborted: the server could not store the upload" in lab.client_log
 
 
-@pytest.mark.parametrize("kind", [SharingClosed, SumAnnounced])
-def test_R36_nobody_hears_of_what_is_not_stored(kind: type) -> None:
+@pytest.mark.parametrize(
+    ("kind", "forbidden"),
+    [(SharingClosed, "MaskedUpload"), (SumAnnounced, "Consent"), (SumAgreed, "AggregatedShare")],
+)
+def test_R36_nobody_hears_of_what_is_not_stored(kind: type, forbidden: str) -> None:
     lab = Laboratory()
     lab.disk.refuses = lambda record: promises(record, kind)
     lab.connect()
     lab.settle()
     (record,) = lab.records
     assert record.aborted == "the disk is full"
-    forbidden = "MaskedUpload" if kind is SharingClosed else "Consent"
     assert forbidden not in {name for _, name in lab.seen}
     assert isinstance(lab.finished and lab.finished.error, Aborted)
 
