@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
+from bundles import Part
 from disk import Disk
 from driver import HONEST, MALICIOUS, Federation, Network
 
 from lightsecagg.drivers.local import Packet
 from lightsecagg.params import ThreatModel
-from lightsecagg.protocol.interface import SERVER, Promised
+from lightsecagg.protocol.interface import SERVER, Aggregate, Promised
 from lightsecagg.protocol.jobs import Upload
-from lightsecagg.protocol.messages import Certificate, MaskedUpload, SharesClosed, SumRequest
+from lightsecagg.protocol.messages import (
+    Certificate,
+    MaskedUpload,
+    Reports,
+    SharesClosed,
+    SumRequest,
+)
 from lightsecagg.protocol.server import Server
 
 
@@ -61,13 +69,23 @@ class Mortal(Network):
         return announced
 
 
-def killed_at(threat_model: ThreatModel, last: int, *, after: bool) -> tuple[Mortal, Dying]:
-    """A round until it is killed, or to its end."""
+def killed_at(
+    threat_model: ThreatModel, last: int, *, after: bool, liar: int = -1
+) -> tuple[Mortal, Dying]:
+    """A round until it is killed, or to its end; the liar reports that all its shares are wrong."""
     federation = Federation(7, 1, 2, 4, threat_model)
     made, disk = federation.network(), Dying(last, after=after)
     server = Server(federation.settings(), federation.allow_list, federation.ids, durable=True)
     network = Mortal(federation, server, made.clients, made.inputs)
     network.disk = disk
+
+    def tamper(sender: int, _recipient: int, message: Part) -> list[Part]:
+        if sender != liar or not isinstance(message, Reports):
+            return [message]
+        zero = (msgspec.structs.replace(r, values=bytes(len(r.values))) for r in message.reports)
+        return [Reports(tuple(zero))]
+
+    network.tamper = tamper
     try:
         network.start().run()
     except KilledError:
@@ -96,3 +114,17 @@ def test_R31_a_round_that_is_killed_at_any_record_ends_with_the_same_sum(
             assert bool(announced) == (last + after > 1 + clients)
             network.run()
         network.assert_exact(network.federation.ids)
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_R31_S46_who_lied_on_shares_is_known_after_a_crash(threat_model: ThreatModel) -> None:
+    liar, everybody = Federation(7).ids[2], Federation(7).ids
+    for last in (5, 8):  # while uploads come, and right after U1
+        network, disk = killed_at(threat_model, last, after=True, liar=liar)
+        network.restart(disk)
+        result = network.run().result
+        assert isinstance(result, Aggregate)
+        assert result.suspects == (liar,)
+        assert result.accused == tuple((owner, liar) for owner in everybody)
+        assert liar not in result.responders
+        network.assert_exact(everybody)
