@@ -313,6 +313,21 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, model=b"m" * 32), vector),
             "one mask and one model",
         ),
+        "another mask's upload": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, serial=1), vector),
+            "one mask and one model",
+        ),
+        "an upload of another version": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, version=1), vector),
+            "a model of the future",
+        ),
+        "a signed upload": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, signature=b"s"), vector),
+            "one mask and one model",
+        ),
         "an upload without reports": (
             Phase.UPLOAD,
             lambda _c: upload,
