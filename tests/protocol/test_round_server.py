@@ -714,6 +714,16 @@ def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: Thr
             assert scene.server(phase).rejoin(999) == []
 
 
+def test_R33_sharing_is_not_closed_for_a_client_that_reconnects_while_others_share() -> None:
+    """It would hear of other owners later, and refuse them."""
+    scene = stage()
+    server, client = scene.server(Phase.SHARE), scene.federation.ids[0]
+    for bundle in scene.sent[client, ShareBundle]:
+        server.receive(client, bundle)
+    assert client not in server.pending
+    assert server.rejoin(client) == []
+
+
 def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:
     federation = Federation()
     with pytest.raises(ParameterError, match="protocol 'morse' is unknown"):
