@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -718,6 +718,16 @@ def test_S06_a_mask_hides_one_input() -> None:
     client.set_input(scene.federation.update(scene.me))
     with pytest.raises(MaskAlreadyUsed, match="would reveal their difference"):
         client.set_input(scene.federation.update(scene.me, 2))
+
+
+@pytest.mark.parametrize("step", ["Sharing", "Uploaded", "Signed", "Answered"])
+def test_S06_a_round_has_one_mask_and_no_stock(step: str) -> None:
+    client = film().client(step)
+    before = client.snapshot()
+    for act in (client.restock, partial(client.discard, [0]), partial(client.take_model, b"m")):
+        with pytest.raises(LocalProtocolError, match="a round has one mask"):
+            act()
+    assert client.snapshot() == before
 
 
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])

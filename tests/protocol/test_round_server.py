@@ -313,6 +313,21 @@ def forged(scene: Stage) -> dict[str, tuple[Phase, Callable[[int], Message], str
             lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, model=b"m" * 32), vector),
             "one mask and one model",
         ),
+        "another mask's upload": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, serial=1), vector),
+            "one mask and one model",
+        ),
+        "an upload of another version": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, version=1), vector),
+            "a model of the future",
+        ),
+        "a signed upload": (
+            Phase.UPLOAD,
+            lambda _c: MaskedUpload(msgspec.structs.replace(upload.tag, signature=b"s"), vector),
+            "one mask and one model",
+        ),
         "an upload without reports": (
             Phase.UPLOAD,
             lambda _c: upload,
@@ -423,7 +438,7 @@ def test_S29_a_client_that_is_not_on_the_roster_shares_nothing() -> None:
 
 
 def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
-    """Nobody could take its mask away from the sum."""
+    """Nobody could take its mask away from the sum. Nor does it report on anything."""
     network, silent = silenced(SealedShare)
     server = network.server
     assert server.phase is Phase.UPLOAD
@@ -431,10 +446,42 @@ def test_S29_a_client_whose_shares_are_incomplete_uploads_nothing() -> None:
     before = everything(server)
     with pytest.raises(RemoteProtocolError, match=f"client {silent} had not shared its mask"):
         server.receive(silent, upload)
+    with pytest.raises(RemoteProtocolError, match=f"client {silent} has nothing to report on"):
+        server.receive(silent, Reports(()))
     assert everything(server) == before
 
 
-def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_refuses() -> None:
+def test_S46_a_client_reports_once_and_the_same_again() -> None:
+    """Who could add, leave out or change a report later would accuse with the others' in hand."""
+    scene = stage()
+    server, client = scene.server(Phase.UPLOAD), scene.federation.ids[0]
+    said = scene.message(client, Reports)
+    assert isinstance(said, Reports)
+    first, *others = said.reports
+    server.receive(client, Reports(tuple(others)))
+    before = everything(server)
+    changed = msgspec.structs.replace(others[0], values=first.values)
+    for reports in (said.reports, others[1:], (changed, *others[1:]), ()):
+        with pytest.raises(RemoteProtocolError, match="reported twice, and not the same"):
+            server.receive(client, Reports(tuple(reports)))
+    assert server.receive(client, Reports(tuple(reversed(others)))) == []
+    assert everything(server) == before
+
+
+def test_S29_whatever_is_reported_after_U1_is_late() -> None:
+    """U1 follows from the reports before it."""
+    scene = stage()
+    server, client = scene.server(Phase.AGREE), scene.federation.ids[0]
+    said = scene.message(client, Reports)
+    assert isinstance(said, Reports)
+    before = everything(server)
+    assert server.receive(client, Reports(said.reports[1:])) == []
+    assert server.late_messages["Reports"] == 1
+    server.late_messages.clear()
+    assert everything(server) == before
+
+
+def test_S29_a_client_outside_U1_neither_uploads_nor_signs_nor_answers_nor_refuses() -> None:
     federation = Federation(7, 1, 2, 4, MALICIOUS)
     network = federation.network()
     left_out = federation.ids[3]
@@ -446,6 +493,13 @@ def test_S29_a_client_outside_the_survivor_set_neither_signs_nor_answers_nor_ref
     network.call(SERVER, network.server.proceed)
     server = network.server
     assert left_out not in server.asked
+    network.train(left_out)
+    late, before = network.lose(left_out, SERVER), everything(server)
+    assert [packet.kind for packet in late] == [Reports, MaskedUpload]
+    for packet in late:
+        assert server.receive(left_out, federation.codec.decode(packet.data)) == []
+        assert server.late_messages[packet.kind.__name__] == 1
+    assert everything(server) == before
     context = server._registration.scheme.round.context
     identity = federation.identities[left_out]
     valid = Consent(0, sum_statement(context, server.in_flight.flight.request).sign(identity))
@@ -543,6 +597,14 @@ def test_R30_proceed_with_nothing_received_is_a_clean_abort(phase: Phase) -> Non
     assert reasons[phase] in end.reason
     told = {o.to for o in outputs if isinstance(o, Send) and isinstance(o.message, AbortRound)}
     assert told == set(stage().federation.ids)
+    assert server.phase is Phase.DONE
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_R30_a_round_that_everybody_leaves_ends_once(phase: Phase) -> None:
+    server, ids = stage().server(phase), stage().federation.ids
+    outputs = at_once(server, [output for client in ids for output in server.drop(client)])
+    assert [type(output) for output in outputs].count(RoundAborted) == 1
     assert server.phase is Phase.DONE
 
 
@@ -650,6 +712,16 @@ def test_R33_a_client_is_asked_again_for_what_concerns_it_only(threat_model: Thr
         assert [type(o.message) for o in outputs if isinstance(o, Send)] == asked[phase]
         if phase is not Phase.ADVERTISE:
             assert scene.server(phase).rejoin(999) == []
+
+
+def test_R33_sharing_is_not_closed_for_a_client_that_reconnects_while_others_share() -> None:
+    """It would hear of other owners later, and refuse them."""
+    scene = stage()
+    server, client = scene.server(Phase.SHARE), scene.federation.ids[0]
+    for bundle in scene.sent[client, ShareBundle]:
+        server.receive(client, bundle)
+    assert client not in server.pending
+    assert server.rejoin(client) == []
 
 
 def test_S01_a_server_is_made_for_its_protocol_and_its_allow_list() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import session_lab
-from session_lab import CLIENTS, DIMENSION, Disk, Laboratory
+from session_lab import CLIENTS, DIMENSION, SESSION, Disk, Laboratory
 
+from laboratory import needs_laboratory
 from lightsecagg.errors import Aborted
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
+from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import (
     SERVER,
@@ -21,7 +23,9 @@ from lightsecagg.protocol.interface import (
     Promised,
 )
 from lightsecagg.protocol.jobs import SumUploads
-from lightsecagg.protocol.journal_facts import SharingClosed, SumAnnounced
+from lightsecagg.protocol.journal_facts import SharingClosed, SumAgreed, SumAnnounced
+from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.policy import Policy
 from lightsecagg.session import server
 from lightsecagg.session.envelope import (
     MAX_SEEN,
@@ -59,6 +63,7 @@ from lightsecagg.session.interface import (
     TrainingRefused,
 )
 from lightsecagg.session.peers import GREETING_DEADLINE
+from lightsecagg.session.round_client import RoundClientSession
 from lightsecagg.session.server import State
 
 EVERYBODY = list(range(CLIENTS))
@@ -329,15 +334,17 @@ def test_R36_an_upload_that_is_not_stored_is_not_acknowledged_nor_summed() -> No
     assert "client 3: round 1 was aborted: the server could not store the upload" in lab.client_log
 
 
-@pytest.mark.parametrize("kind", [SharingClosed, SumAnnounced])
-def test_R36_nobody_hears_of_what_is_not_stored(kind: type) -> None:
+@pytest.mark.parametrize(
+    ("kind", "forbidden"),
+    [(SharingClosed, "MaskedUpload"), (SumAnnounced, "Consent"), (SumAgreed, "AggregatedShare")],
+)
+def test_R36_nobody_hears_of_what_is_not_stored(kind: type, forbidden: str) -> None:
     lab = Laboratory()
     lab.disk.refuses = lambda record: promises(record, kind)
     lab.connect()
     lab.settle()
     (record,) = lab.records
     assert record.aborted == "the disk is full"
-    forbidden = "MaskedUpload" if kind is SharingClosed else "Consent"
     assert forbidden not in {name for _, name in lab.seen}
     assert isinstance(lab.finished and lab.finished.error, Aborted)
 
@@ -691,3 +698,39 @@ def test_R31_rounds_go_on_after_a_journal_is_restored_from_a_backup() -> None:
     assert [record.aborted for record in lab.records] == [None] * 5
     numbers = [record.round for record in lab.records]
     assert numbers == sorted(set(numbers))
+
+
+class Unprotected(Laboratory):
+    """Nothing is masked: no roster, and the round begins with the uploads."""
+
+    def start(self) -> None:
+        parameters = replace(self.settings.parameters, threat_model=ThreatModel.HONEST_BUT_CURIOUS)
+        self.settings = replace(self.settings, protocol="plain", parameters=parameters)
+        super().start()
+
+    def client(self, client: int) -> RoundClientSession:
+        policy = Policy(
+            self.allow_list,
+            SESSION,
+            1,
+            ThreatModel.HONEST_BUT_CURIOUS,
+            protocols=("plain",),
+            bound=1.0,
+        )
+        ledger = Ledger.from_bytes(self.ledgers[client])
+        return RoundClientSession(client, self.identities[client], policy, ledger, patience=600.0)
+
+
+@needs_laboratory
+@pytest.mark.parametrize("count", range(1, CLIENTS))
+def test_R31_without_a_roster_those_who_had_not_uploaded_come_back_too(count: int) -> None:
+    lab = Unprotected()
+    lab.connect()
+    lab.until_seen("MaskedUpload", count)
+    lab.crash()
+    lab.start()
+    lab.connect()
+    lab.settle()
+    (record,) = lab.records
+    assert record.resumed
+    assert record.included == EVERYBODY

@@ -209,7 +209,7 @@ class Client(ClientMachine[AnyState]):
 
     def restock(self, count: int = 1) -> list[Output]:
         """Draw and share `count` more masks, ahead of time."""
-        state, ready = self._contributing()
+        state, ready = self._stocking()
         if not 1 <= count <= self.room:
             raise LocalProtocolError(
                 f"{self.stock} masks are ready and {len(ready.outstanding)} in use; peers keep at "
@@ -225,7 +225,7 @@ class Client(ClientMachine[AnyState]):
 
     def discard(self, serials: Iterable[int]) -> None:
         """The shares of these masks were lost on their way: no upload is to be wasted on them."""
-        (state, ready), gone = self._contributing(), sorted(set(serials))
+        (state, ready), gone = self._stocking(), sorted(set(serials))
         if unknown := [serial for serial in gone if serial not in ready.stock]:
             raise LocalProtocolError(f"masks {unknown} are not ready: there is nothing to discard")
         holder = state.holder
@@ -236,7 +236,7 @@ class Client(ClientMachine[AnyState]):
 
     def take_model(self, model: bytes) -> list[Output]:
         """Training from this model (`hash_model`) begins; refuse it once too often (S44)."""
-        self._contributing()
+        self._stocking()
         return self._contributor.count_model(self.ledger, model)
 
     @property
@@ -344,6 +344,13 @@ class Client(ClientMachine[AnyState]):
         if self.state.contributor is None:
             raise LocalProtocolError(f"client {self.client} only holds shares: it has no updates")
         return self.state, self.state.contributor
+
+    def _stocking(self) -> tuple[Registered, Ready]:
+        """The same, where it draws masks ahead of time; a round has one mask and one model."""
+        state, ready = self._contributing()
+        if self._settings(state).one_sum:
+            raise LocalProtocolError("a round has one mask, drawn with the roster, and one model")
+        return state, ready
 
     def _with(
         self, state: Registered, ready: Ready | None, holder: AnyHolding | None

@@ -380,7 +380,7 @@ class ClientSession(ABC, Generic[AnyParty]):
         if round_.codec is None:
             raise AssertionError("a party has spoken, and nobody knows its field")
         data = round_.codec.encode(message, protocol_head(round_.number))
-        if isinstance(message, MaskedUpload | MaskedUpload):
+        if isinstance(message, MaskedUpload):
             round_.unacknowledged, round_.uploaded = data, True
             self._note_upload(round_, message, len(data))
         self._post(data)

@@ -83,7 +83,7 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             len(party.uploaders),
             "was announced" if party.asked else "is open",
         )
-        members = party.members or tuple(sorted(party.uploaders))
+        members = party.members or tuple(sorted(party.uploaders | party.pending))
         self._round = RoundInProgress(
             party, settings, members, self._plan, self._peers, self._emit, now, resumed=True
         )
