@@ -1,10 +1,9 @@
-"""What the clients of both modes are: a state, a table of transitions, and a snapshot.
+"""What a client is before its roster: a state, a table of transitions, and a snapshot.
 
 Theory of operation. A client is always in one state, a frozen value that holds only what later
 steps still need, so secrets leave with the transition that used them. A table names, for each state
-and message, the handler; every other message is refused and changes nothing. `RoundClient` is the
-machine of a synchronous round, `Client` that of an epoch of the asynchronous mode. Both begin
-alike, by registration, and end alike:
+and message, the handler; every other message is refused and changes nothing. What follows
+registration is the business of `client`.
 
     Waiting      knows its identity, its policy and its ledger
     Advertised   has drawn fresh keys and signed them
