@@ -46,6 +46,7 @@ from lightsecagg.session.interface import (
     Event,
     Finished,
     Log,
+    PhaseBegan,
     Post,
     Received,
     RoundAbandoned,
@@ -247,7 +248,11 @@ class Laboratory:
                     self.trainings.append((party, effect))
                 case Apply():
                     self.applying.append(effect)
+                case PhaseBegan(phase):
+                    phase.start = 1e9 + self.now
                 case RoundEnded(record):
+                    starts = {name: phase.start for name, phase in record.phases.items()}
+                    assert 0.0 not in starts.values(), f"a phase has no start: {starts}"
                     self.records.append(record)
                 case Log(_, message, arguments):
                     (self.log if party == SERVER else self.client_log).append(message % arguments)

@@ -71,6 +71,19 @@ def test_buffers_of_k_updates_are_exact_and_clients_train_on() -> None:
     lab.assert_summed_once()
 
 
+def test_the_record_of_a_buffer_has_the_phases_of_that_buffer_alone() -> None:
+    lab = opened(number=2)
+    began, ready = 1000.0, lab.now
+    for _ in range(2):
+        lab.wait(7)
+        finish_training(lab, 0, 1, 2, 3)
+    first, second = (record.phases for record in lab.records)
+    assert list(first) == ["advertise", "upload", "agree", "recover"]
+    assert list(second) == ["upload", "agree", "recover"]
+    assert [first["upload"].seconds, second["upload"].seconds] == [ready - began + 7, 7]
+    assert second["upload"].start == 1e9 + ready + 7
+
+
 def test_nobody_waits_for_a_straggler_whose_update_counts_when_it_comes() -> None:
     lab = opened(threat_model=ThreatModel.HONEST_BUT_CURIOUS)
     slow = 5

@@ -357,9 +357,10 @@ class EpochInProgress(InProgress[BufferedServerParty]):
         if (phase := self._party.phase) is self._phase:
             return
         self._close_phase(now)
-        self._phase, self._phase_began = phase, now
+        # While a model is made, the buffer before it has no record yet, and its phases are there.
+        self._phase, self._phase_began = None if self._renewing else phase, now
         self._reports_due = session.NEVER
-        if phase is Phase.DONE:
+        if self._renewing or phase is Phase.DONE:
             return
         self._open_phase(phase, now)
         if phase is not Phase.UPLOAD:
