@@ -62,6 +62,7 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
     UnmaskingShares,
     UploadDropped,
 )
@@ -482,6 +483,40 @@ def test_S03_bad_survivor_sets_are_refused(threat_model: ThreatModel) -> None:
         before = client.snapshot()
         with pytest.raises(RemoteProtocolError, match=match):
             scene.deliver(client, request(survivors))
+        assert client.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("threat_model", "step"),
+    [*product((HONEST, MALICIOUS), ("Uploaded", "Answered")), (MALICIOUS, "Signed")],
+)
+def test_S03_S04_only_the_sum_of_a_round_is_asked_for_in_a_round(
+    threat_model: ThreatModel, step: str
+) -> None:
+    """Of time 0, of owners alone, in one order: one set has one statement."""
+    scene = film(threat_model)
+    ids = scene.federation.ids
+    tags = [Tag(client) for client in ids]
+    others = [
+        Tag(ids[0], 1),
+        Tag(ids[0], 0, b"header"),
+        Tag(ids[0], 0, b"", 1),
+        Tag(ids[0], 0, b"", 0, b"model"),
+        Tag(ids[0], 0, b"", 0, b"", b"digest"),
+        Tag(ids[0], 0, b"", 0, b"", b"", b"signature"),
+    ]
+    bad = [
+        (SumRequest(1, tuple(tags)), "of time 1"),
+        (SumRequest(1, tuple(tags[:-1])), "of time 1"),
+        (SumRequest(0, tuple(reversed(tags))), "out of order"),
+        *((SumRequest(0, (other, *tags[1:])), "owners alone") for other in others),
+    ]
+    client = scene.client(step)
+    before = client.snapshot()
+    for message, match in bad:
+        late = step != "Uploaded" and message.time == 0
+        with pytest.raises(RemoteProtocolError, match="consented to another" if late else match):
+            scene.deliver(client, message)
         assert client.snapshot() == before
 
 
