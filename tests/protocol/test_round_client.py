@@ -941,6 +941,22 @@ def _keys_of(client: Client) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
 
 
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S07_all_shares_are_gone_with_the_sum_also_of_those_who_are_not_in_it(
+    threat_model: ThreatModel,
+) -> None:
+    scene = film(threat_model)
+    client = scene.client("Uploaded")
+    assert isinstance(client.state, Registered)
+    assert client.state.holder
+    assert client.state.holder.kept
+    scene.deliver(client, request(scene.federation.ids[:-1]))
+    assert isinstance(client.state, Registered)
+    assert client.state.holder
+    assert client.state.holder.kept == {}
+    assert client.stored == 0
+
+
 def test_S07_a_round_that_its_driver_gave_up_is_not_resumed_from_a_snapshot() -> None:
     scene = film()
     client = scene.client("Uploaded")
