@@ -575,6 +575,23 @@ def test_S03_a_member_whose_share_is_missing_is_named_in_a_refusal() -> None:
     assert client.snapshot() == before, "it neither signs nor answers, and nothing is spent"
 
 
+@pytest.mark.parametrize("has_uploaded", [False, True])
+def test_S29_a_share_that_comes_after_sharing_was_closed_is_not_kept(has_uploaded: bool) -> None:
+    """What is reported was fixed by then."""
+    scene = film()
+    client = scene.client("Sharing")
+    for share in scene.shares[:-1]:
+        scene.deliver(client, share)
+    scene.deliver(client, scene.closed(scene.federation.ids))
+    if has_uploaded:
+        client.set_input(scene.federation.update(scene.me))
+    before = client.snapshot()
+    assert scene.deliver(client, scene.shares[-1]) == []
+    assert client.late_messages["SealedShare"] == 1
+    assert client.refused_shares == {}
+    assert client.snapshot() == before
+
+
 @pytest.mark.parametrize("step", ["Signed", "Answered"])
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
 def test_S04_a_second_different_survivor_set_is_refused(
