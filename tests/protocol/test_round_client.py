@@ -944,14 +944,22 @@ def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() ->
     network = federation.network()
     network.train_at_once = False
     network.start().run()
-    for client in network.clients.values():
+    secrets: dict[int, list[bytes]] = {}
+    for number, client in network.clients.items():
         assert _keys_of(client), "it opens shares until its upload"
+        assert isinstance(client.state, Registered)
+        assert client.state.contributor
+        masks = (mask.secret for mask in client.state.contributor.stock.values())
+        secrets[number] = [*client.state.private_keys, *masks]
+        assert len(secrets[number]) == 2
+        assert all(secret in client.snapshot() for secret in secrets[number])
     given_up, *others = federation.ids
     network.clients[given_up].abort("the driver gives up")
     for client in others:
         network.train(client)
-    for party in network.clients.values():
+    for number, party in network.clients.items():
         assert not _keys_of(party)
+        assert not any(secret in party.snapshot() for secret in secrets[number])
 
 
 def _keys_of(client: Client) -> list[AgreementKey]:
