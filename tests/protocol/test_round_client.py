@@ -772,6 +772,14 @@ def test_S06_a_mask_hides_one_input() -> None:
         client.set_input(scene.federation.update(scene.me, 2))
 
 
+def test_S08_an_update_of_another_version_is_not_masked_in_a_round() -> None:
+    client = film().client("Sharing, closed")
+    before = client.snapshot()
+    with pytest.raises(LocalProtocolError, match="a round has one model, of version 0"):
+        client.set_input(film().federation.update(film().me), 1)
+    assert client.snapshot() == before
+
+
 @pytest.mark.parametrize("step", ["Sharing", "Uploaded", "Signed", "Answered"])
 def test_S06_a_round_has_one_mask_and_no_stock(step: str) -> None:
     client = film().client(step)
