@@ -967,11 +967,21 @@ def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() ->
         network.train(client)
     for number, party in network.clients.items():
         assert not _keys_of(party)
+        secrets[number].append(network.inputs[number].vector.tobytes())
         assert not any(secret in party.snapshot() for secret in secrets[number])
 
 
 def _keys_of(client: Client) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
+
+
+def test_S07_an_update_is_forgotten_with_its_upload() -> None:
+    client, update = film().client("Sharing, shares held"), film().federation.update(film().me)
+    client.set_input(update)
+    assert update.vector.tobytes() in client.snapshot(), "it waits until sharing is closed"
+    film().deliver(client, film().closed(film().federation.ids))
+    assert step_of(client) == "Uploaded"
+    assert update.vector.tobytes() not in client.snapshot()
 
 
 @pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
