@@ -32,6 +32,7 @@ from lightsecagg.protocol.messages import (
     Opening,
     Refusal,
     SharesClosed,
+    SumRequest,
     Tag,
     UploadDropped,
 )
@@ -481,6 +482,34 @@ def test_S08_two_models_of_one_version_are_refused_before_masking() -> None:
     with pytest.raises(RemoteProtocolError, match="models of version -1"):
         fed.make_upload(0, -1)
     assert fed.clients[0].stock == 1
+
+
+def test_S08_no_update_is_masked_without_the_hash_of_its_model() -> None:
+    client = AsyncFederation().open().clients[0]
+    before = client.snapshot()
+    with pytest.raises(LocalProtocolError, match="hand over the hash of the model"):
+        client.set_input(Update(np.zeros(11)), 0)
+    assert client.snapshot() == before
+
+
+def test_a_driver_discards_no_mask_that_is_not_ready() -> None:
+    client = AsyncFederation().open().clients[0]
+    before = client.snapshot()
+    with pytest.raises(LocalProtocolError, match=r"masks \[7\] are not ready"):
+        client.discard([0, 7])
+    assert client.snapshot() == before
+
+
+def test_S29_what_a_round_says_is_refused_in_an_epoch() -> None:
+    """Sharing is never closed there, and a sum names uploads."""
+    fed = AsyncFederation().open()
+    fed.upload(0)
+    everybody, client = tuple(fed.clients), fed.clients[0]
+    before = client.snapshot()
+    for message in (SharesClosed(everybody), SumRequest(0, tuple(map(Tag, everybody[:4])))):
+        with pytest.raises(RemoteProtocolError):
+            client.receive(SERVER, message)
+        assert client.snapshot() == before
 
 
 def test_S08_a_client_holds_the_server_to_the_models_that_its_peers_trained_from() -> None:

@@ -13,7 +13,7 @@ import pytest
 from async_driver import AsyncFederation, model_of
 from driver import HONEST, MALICIOUS, Federation, Network
 
-from lightsecagg.errors import RemoteProtocolError
+from lightsecagg.errors import LocalProtocolError, RemoteProtocolError
 from lightsecagg.field.prime import Elements
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.client import Client
@@ -250,6 +250,8 @@ def test_R31_an_upload_counts_once_it_is_stored() -> None:
     *early, last = scene.federation.ids
     store(scene, *early)
     record = take(scene, last)
+    with pytest.raises(LocalProtocolError, match="say where the upload is stored"):
+        scene.server.stored(record, None)
     assert scene.server.phase is Phase.UPLOAD
     assert last not in scene.server.pending, "nobody waits for it"
     outputs = scene.server.stored(record, kept(record))

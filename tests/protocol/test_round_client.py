@@ -62,6 +62,7 @@ from lightsecagg.protocol.messages import (
     ShareBundle,
     SharesClosed,
     SumRequest,
+    Tag,
     UnmaskingShares,
     UploadDropped,
 )
@@ -485,6 +486,40 @@ def test_S03_bad_survivor_sets_are_refused(threat_model: ThreatModel) -> None:
         assert client.snapshot() == before
 
 
+@pytest.mark.parametrize(
+    ("threat_model", "step"),
+    [*product((HONEST, MALICIOUS), ("Uploaded", "Answered")), (MALICIOUS, "Signed")],
+)
+def test_S03_S04_only_the_sum_of_a_round_is_asked_for_in_a_round(
+    threat_model: ThreatModel, step: str
+) -> None:
+    """Of time 0, of owners alone, in one order: one set has one statement."""
+    scene = film(threat_model)
+    ids = scene.federation.ids
+    tags = [Tag(client) for client in ids]
+    others = [
+        Tag(ids[0], 1),
+        Tag(ids[0], 0, b"header"),
+        Tag(ids[0], 0, b"", 1),
+        Tag(ids[0], 0, b"", 0, b"model"),
+        Tag(ids[0], 0, b"", 0, b"", b"digest"),
+        Tag(ids[0], 0, b"", 0, b"", b"", b"signature"),
+    ]
+    bad = [
+        (SumRequest(1, tuple(tags)), "of time 1"),
+        (SumRequest(1, tuple(tags[:-1])), "of time 1"),
+        (SumRequest(0, tuple(reversed(tags))), "out of order"),
+        *((SumRequest(0, (other, *tags[1:])), "owners alone") for other in others),
+    ]
+    client = scene.client(step)
+    before = client.snapshot()
+    for message, match in bad:
+        late = step != "Uploaded" and message.time == 0
+        with pytest.raises(RemoteProtocolError, match="consented to another" if late else match):
+            scene.deliver(client, message)
+        assert client.snapshot() == before
+
+
 def test_S03_bad_lists_of_owners_are_refused() -> None:
     scene = film()
     ids = scene.federation.ids
@@ -538,6 +573,23 @@ def test_S03_a_member_whose_share_is_missing_is_named_in_a_refusal() -> None:
     (answer,) = scene.deliver(client, request(ids))
     assert scene.federation.codec.decode(answer) == Refusal(0, (missing,))
     assert client.snapshot() == before, "it neither signs nor answers, and nothing is spent"
+
+
+@pytest.mark.parametrize("has_uploaded", [False, True])
+def test_S29_a_share_that_comes_after_sharing_was_closed_is_not_kept(has_uploaded: bool) -> None:
+    """What is reported was fixed by then."""
+    scene = film()
+    client = scene.client("Sharing")
+    for share in scene.shares[:-1]:
+        scene.deliver(client, share)
+    scene.deliver(client, scene.closed(scene.federation.ids))
+    if has_uploaded:
+        client.set_input(scene.federation.update(scene.me))
+    before = client.snapshot()
+    assert scene.deliver(client, scene.shares[-1]) == []
+    assert client.late_messages["SealedShare"] == 1
+    assert client.refused_shares == {}
+    assert client.snapshot() == before
 
 
 @pytest.mark.parametrize("step", ["Signed", "Answered"])
@@ -720,6 +772,14 @@ def test_S06_a_mask_hides_one_input() -> None:
         client.set_input(scene.federation.update(scene.me, 2))
 
 
+def test_S08_an_update_of_another_version_is_not_masked_in_a_round() -> None:
+    client = film().client("Sharing, closed")
+    before = client.snapshot()
+    with pytest.raises(LocalProtocolError, match="a round has one model, of version 0"):
+        client.set_input(film().federation.update(film().me), 1)
+    assert client.snapshot() == before
+
+
 @pytest.mark.parametrize("step", ["Sharing", "Uploaded", "Signed", "Answered"])
 def test_S06_a_round_has_one_mask_and_no_stock(step: str) -> None:
     client = film().client(step)
@@ -892,18 +952,52 @@ def test_S07_the_key_that_opens_shares_is_gone_with_the_phase_that_needs_it() ->
     network = federation.network()
     network.train_at_once = False
     network.start().run()
-    for client in network.clients.values():
+    secrets: dict[int, list[bytes]] = {}
+    for number, client in network.clients.items():
         assert _keys_of(client), "it opens shares until its upload"
+        assert isinstance(client.state, Registered)
+        assert client.state.contributor
+        masks = (mask.secret for mask in client.state.contributor.stock.values())
+        secrets[number] = [*client.state.private_keys, *masks]
+        assert len(secrets[number]) == 2
+        assert all(secret in client.snapshot() for secret in secrets[number])
     given_up, *others = federation.ids
     network.clients[given_up].abort("the driver gives up")
     for client in others:
         network.train(client)
-    for party in network.clients.values():
+    for number, party in network.clients.items():
         assert not _keys_of(party)
+        secrets[number].append(network.inputs[number].vector.tobytes())
+        assert not any(secret in party.snapshot() for secret in secrets[number])
 
 
 def _keys_of(client: Client) -> list[AgreementKey]:
     return [value for value in vars(client).values() if isinstance(value, AgreementKey)]
+
+
+def test_S07_an_update_is_forgotten_with_its_upload() -> None:
+    client, update = film().client("Sharing, shares held"), film().federation.update(film().me)
+    client.set_input(update)
+    assert update.vector.tobytes() in client.snapshot(), "it waits until sharing is closed"
+    film().deliver(client, film().closed(film().federation.ids))
+    assert step_of(client) == "Uploaded"
+    assert update.vector.tobytes() not in client.snapshot()
+
+
+@pytest.mark.parametrize("threat_model", [HONEST, MALICIOUS])
+def test_S07_all_shares_are_gone_with_the_sum_also_of_those_who_are_not_in_it(
+    threat_model: ThreatModel,
+) -> None:
+    scene = film(threat_model)
+    client = scene.client("Uploaded")
+    assert isinstance(client.state, Registered)
+    assert client.state.holder
+    assert client.state.holder.kept
+    scene.deliver(client, request(scene.federation.ids[:-1]))
+    assert isinstance(client.state, Registered)
+    assert client.state.holder
+    assert client.state.holder.kept == {}
+    assert client.stored == 0
 
 
 def test_S07_a_round_that_its_driver_gave_up_is_not_resumed_from_a_snapshot() -> None:

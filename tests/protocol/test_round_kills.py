@@ -64,6 +64,8 @@ class Mortal(Network):
         self.server = disk.restored(self.federation.allow_list)
         announced = self.server.asked
         self.call(SERVER, self.server.resume)
+        all_are_here = disk.uploads.keys() >= {(client, 0) for client in self.federation.ids}
+        assert bool(self.server.asked) == all_are_here, "it goes on by itself"
         for client in self.federation.ids:
             self.call(SERVER, partial(self.server.rejoin, client))
         return announced

@@ -529,6 +529,59 @@ def test_S19_a_share_in_the_name_of_another_client_is_not_relayed() -> None:
     assert everything(server) == before
 
 
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_R33_who_was_dropped_from_a_round_stays_out_when_it_is_back(phase: Phase) -> None:
+    scene = stage()
+    server, client = scene.server(phase), scene.federation.ids[0]
+    server.drop(client)
+    server.rejoin(client)
+    assert client not in server.pending
+    assert server.receive(client, scene.message(client, OF_PHASE[phase])) == []
+    assert server.late_messages[OF_PHASE[phase].__name__] == 1
+
+
+def test_S29_all_is_late_once_the_answers_are_collected() -> None:
+    scene = stage()
+    server = scene.server(Phase.RECOVER)
+    *most, last = scene.federation.ids
+    for client in most:
+        server.receive(client, scene.message(client, AggregatedShare))
+    server.proceed()
+    before = everything(server)
+    for kind in (Consent, Refusal, AggregatedShare):
+        assert server.receive(last, scene.message(last, kind)) == []
+        assert server.late_messages[kind.__name__] == 1
+    assert everything(server) == before
+
+
+def test_S29_who_has_answered_gets_no_certificate_for_another_consent() -> None:
+    scene = stage()
+    server, client = scene.server(Phase.RECOVER), scene.federation.ids[0]
+    consent = scene.message(client, Consent)
+    (again,) = server.receive(client, consent)
+    assert isinstance(again, Send)
+    assert isinstance(again.message, Certificate)
+    server.receive(client, scene.message(client, AggregatedShare))
+    assert server.receive(client, consent) == []
+
+
+@pytest.mark.parametrize("kind", [Consent, AggregatedShare, Refusal])
+def test_S29_what_names_the_time_of_a_buffer_is_not_taken_in_a_round(kind: type) -> None:
+    scene = stage()
+    phase, client = (
+        Phase.RECOVER if kind is AggregatedShare else Phase.AGREE,
+        scene.federation.ids[0],
+    )
+    server = scene.server(phase)
+    before = everything(server)
+    message = scene.message(client, kind)
+    assert isinstance(message, Consent | AggregatedShare | Refusal)
+    change = replace if kind is AggregatedShare else msgspec.structs.replace
+    assert server.receive(client, change(message, time=1)) == []
+    assert server.late_messages[kind.__name__] == 1
+    assert everything(server) == before
+
+
 @pytest.mark.parametrize("last", [0, -1])
 def test_R35_a_refusal_is_an_answer_that_ends_the_wait(last: int) -> None:
     """Whoever is waited for last: nobody waits for a client that has said that it cannot."""

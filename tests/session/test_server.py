@@ -12,7 +12,7 @@ import session_lab
 from session_lab import CLIENTS, DIMENSION, SESSION, Disk, Laboratory
 
 from laboratory import needs_laboratory
-from lightsecagg.errors import Aborted
+from lightsecagg.errors import Aborted, JournalError
 from lightsecagg.field.prime import DEFAULT_FIELD
 from lightsecagg.field.quantization import Quantizer
 from lightsecagg.params import ThreatModel
@@ -25,6 +25,7 @@ from lightsecagg.protocol.interface import (
 from lightsecagg.protocol.jobs import SumUploads
 from lightsecagg.protocol.journal_facts import SharingClosed, SumAgreed, SumAnnounced
 from lightsecagg.protocol.ledger import Ledger
+from lightsecagg.protocol.one_sum import OneSum
 from lightsecagg.protocol.policy import Policy
 from lightsecagg.session import server
 from lightsecagg.session.envelope import (
@@ -204,6 +205,41 @@ def test_R31_another_survivor_set_than_the_announced_one_is_refused() -> None:
     with pytest.raises(
         Exception, match="no upload of client 0 is stored; restore it, or give the round up"
     ):
+        lab.start()
+
+
+def test_S41_reports_that_break_the_party_do_not_end_every_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server died between storing them and finding out."""
+    lab = Laboratory(retries=1)
+    lab.connect()
+    lab.until_seen("MaskedUpload", CLIENTS)
+    lab.crash()
+    facts = lab.disk.rounds[1]["facts"]
+    announced = [fact for fact in facts if b"SumAnnounced" in fact]
+    assert len(announced) == 1
+    lab.disk.rounds[1]["facts"] = [fact for fact in facts if fact not in announced]
+    lab.disk.rounds[1]["survivors"] = None
+    with monkeypatch.context() as patch:
+        patch.setattr(OneSum, "_examine", lambda _self: 1 // 0)
+        lab.start()
+        lab.settle()
+        assert "ZeroDivisionError" in lab.disk.rounds[1]["over"]
+    lab.connect()
+    lab.wait(30)
+    assert [record.aborted is None for record in lab.records] == [False, True]
+
+
+def test_S41_an_unforeseen_fault_in_what_is_stored_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Laboratory()
+    lab.connect()
+    lab.until_seen("Consent", 1)
+    lab.crash()
+    monkeypatch.setattr(OneSum, "_examine", lambda _self: 1 // 0)
+    with pytest.raises(JournalError, match=r"ZeroDivisionError.*--abandon-round"):
         lab.start()
 
 

@@ -360,6 +360,10 @@ class Server(ServerMachine):
 
     def stored(self, record: Promised, upload: Upload | None) -> list[Output]:
         """This record is durable; its upload, if it has one, counts and is read there."""
+        if record.upload is not None and upload is None:
+            raise LocalProtocolError(
+                "say where the upload is stored; if it is not, call `unstored`"
+            )
         return self._released(self._advance()) if self._sums.stored(record, upload) else []
 
     def unstored(self, record: Promised) -> list[Output]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightsecagg.errors import JournalError, LightSecAggError
+from lightsecagg.errors import JournalError
+from lightsecagg.foreign import explain
 from lightsecagg.protocol.allow_list import AllowList
 from lightsecagg.protocol.interface import BufferedServerParty
 from lightsecagg.protocol.journal_facts import Recall, RecallShares
@@ -66,5 +67,8 @@ def bring_back(left: Unfinished, allow_list: AllowList) -> BufferedServerParty:
         raise JournalError(
             f"{error}; restore it, or give the {mode} up with --abandon-round"
         ) from error
-    except LightSecAggError as error:
-        raise JournalError(f"{mode} {number} of the journal is damaged: {error}") from error
+    except Exception as error:  # what nobody foresaw, too: the operator hears what to do (S41)
+        raise JournalError(
+            f"{mode} {number} of the journal is damaged: {explain(error)}; restore the journal, or "
+            f"give the {mode} up with --abandon-round"
+        ) from error

@@ -106,6 +106,10 @@ class RoundInProgress(InProgress[ServerParty]):
         else:
             self._look(self._now)
 
+    def resume(self, now: float) -> None:
+        """After a crash; a fault here ends the round, or every restart would end with it (S41)."""
+        self._guard(lambda: self._release(self._party.resume()), now)
+
     def on_stored(self, record: session.AnyRecord, upload: Upload | None, now: float) -> None:
         """A record is durable; an upload counts now, and is acknowledged."""
         if isinstance(record, Promised) and record.upload is not None:

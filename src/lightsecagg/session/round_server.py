@@ -88,7 +88,7 @@ class RoundServerSession(ServerSession[RoundInProgress]):
             party, settings, members, self._plan, self._peers, self._emit, now, resumed=True
         )
         self._emit(session.RoundBegan(number, members))
-        self._round.begin(party.resume(), now)
+        self._round.resume(now)
 
     # -- one round -----------------------------------------------------------------------------
 
