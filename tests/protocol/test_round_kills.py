@@ -11,15 +11,18 @@ from disk import Disk
 from driver import HONEST, MALICIOUS, Federation, Network
 
 from lightsecagg.drivers.local import Packet
+from lightsecagg.errors import DecodeError
 from lightsecagg.params import ThreatModel
 from lightsecagg.protocol.interface import SERVER, Aggregate, Promised
 from lightsecagg.protocol.jobs import Upload
+from lightsecagg.protocol.journal_facts import Reported, SumAgreed, UploadWaits, encode_fact
 from lightsecagg.protocol.messages import (
     Certificate,
     MaskedUpload,
     Reports,
     SharesClosed,
     SumRequest,
+    Tag,
 )
 from lightsecagg.protocol.server import Server
 
@@ -130,3 +133,14 @@ def test_R31_S46_who_lied_on_shares_is_known_after_a_crash(threat_model: ThreatM
         assert result.accused == tuple((owner, liar) for owner in everybody)
         assert liar not in result.responders
         network.assert_exact(everybody)
+
+
+def test_R36_facts_of_who_had_not_shared_or_out_of_order_are_refused() -> None:
+    _, disk = killed_at(MALICIOUS, 5, after=True)
+    allow_list, facts = Federation(7, 1, 2, 4, MALICIOUS).allow_list, disk.facts
+    for fact in (Reported(999, ()), UploadWaits(Tag(999), 0), SumAgreed(())):
+        disk.facts = [*facts, encode_fact(fact)]
+        with pytest.raises(DecodeError, match=f"{type(fact).__name__} is out of order"):
+            disk.restored(allow_list)
+    disk.facts = facts
+    assert disk.restored(allow_list).uploaders

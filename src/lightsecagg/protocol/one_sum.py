@@ -349,7 +349,7 @@ class OneSum(Sums):
     def replay(self, fact: AnyFact) -> bool:
         """What has happened before a crash happens again, in memory; False out of order."""
         match fact:
-            case SharingClosed(masks) if not self.survivors:
+            case SharingClosed(masks):
                 self.owners, self._relay = dict(masks), None
                 self._course.phase = Phase.UPLOAD
             case Reported(client, reports) if client in self.owners:
