@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
 from lightsecagg import errors
-from lightsecagg.cli.output import exit_codes, print_json, warn
+from lightsecagg.cli.output import exit_codes, last_line_of_log, print_json, warn
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,18 @@ def test_errors_become_one_line_and_the_documented_code(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"error: {error}\n"
+
+
+def test_the_error_that_ends_a_program_is_a_line_of_its_log(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal both are for people; elsewhere the log is for machines."""
+    error = errors.Aborted("too few clients")
+    with pytest.raises(SystemExit) as end, exit_codes(), last_line_of_log():
+        raise error
+    assert end.value.code == 3
+    assert caplog.record_tuples == [("lightsecagg", logging.ERROR, "too few clients")]
+    assert capsys.readouterr().err == ""
 
 
 def test_other_exceptions_are_not_swallowed() -> None:

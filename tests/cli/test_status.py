@@ -80,7 +80,13 @@ def test_a_configuration_leads_to_the_server_or_else_to_its_folder(
     config.write_text(text.replace("[server]", f"[server]\nmetrics_port = {metrics.port}"))
     assert f"(http://127.0.0.1:{metrics.port})" in run("--config", str(config))
     metrics.close()
-    assert str(folder) in run("--config", str(config))
+    shown = run("--config", str(config))
+    assert f"({folder}; http://127.0.0.1:{metrics.port}/health does not answer: " in shown
+
+
+def test_a_page_that_answers_something_else_is_named(metrics: Metrics) -> None:
+    with pytest.raises(TransportError, match="answers 404 Not Found: it is no health page"):
+        run("--url", f"http://127.0.0.1:{metrics.port}/other")
 
 
 @pytest.mark.parametrize(

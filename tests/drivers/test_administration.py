@@ -158,7 +158,7 @@ def test_the_commands(made: Provisioned) -> None:
     assert json.loads(run("add", "--json"))["allow_list"] == 3
     assert "Rounds take" not in run("revoke", "6", "5")
     output = run("revoke", "4")
-    assert "4 members remain." in output
+    assert "Revoked: client 4. 4 members remain." in output
     assert "Rounds take N = 4 clients from now on, with T = 1, D = 1 and U = 2." in output
     assert "Too few remain for T and D" in run("revoke", "3", "--anyway")
     assert "allow-list number" not in run("renew", "--server")

@@ -9,7 +9,7 @@ import typer
 
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.options import ExecutesCode
-from lightsecagg.cli.output import LogLevel, Quiet, level_of, print_json
+from lightsecagg.cli.output import LogLevel, Quiet, last_line_of_log, level_of, print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -48,4 +48,5 @@ def client(
     set_up_logging(level_of(log_level, quiet=quiet))
     from lightsecagg.drivers.federation.programs import run_clients
 
-    run_clients(loaded, understood=understood)
+    with last_line_of_log():
+        run_clients(loaded, understood=understood)

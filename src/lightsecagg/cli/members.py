@@ -16,7 +16,7 @@ from lightsecagg.cli.output import AsJson, print_json, warn
 from lightsecagg.errors import ParameterError
 
 if TYPE_CHECKING:
-    from lightsecagg.drivers.federation.administration import Administration
+    from lightsecagg.drivers.federation.administration import Administration, Member
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,8 +62,7 @@ def list_members(federation: Federation, as_json: AsJson = False) -> None:
         state = f"revoked by allow-list number {member.revoked_in}"
         if not member.revoked_in:
             state = f"certificate until {_day(member.expires)}"
-        called = f"client {member.client}" + (f" ({member.name})" if member.name else "")
-        rows.append((called, state))
+        rows.append((_called(member), state))
     width = max(len(called) for called, _ in rows)
     for called, state in rows:
         typer.echo(f"  {called:{width}}  {state}")
@@ -121,10 +120,11 @@ def revoke(
         before = len(administration.register.members)
         after = administration.revoke(clients, anyway=anyway)
         register, new_list = administration.register, administration.allow_list
+        revoked = [_called(each) for each in administration.members() if each.client in clients]
     if as_json:
         print_json({"allow_list": register.number, "file": str(new_list), "revoked": clients})
         return
-    typer.echo(f"{len(register.members)} members remain.")
+    typer.echo(f"Revoked: {', '.join(revoked)}. {len(register.members)} members remain.")
     _say_what_to_do(register.number, new_list)
     if after is None:
         warn("Too few remain for T and D: the server exits until you change [aggregation].")
@@ -192,6 +192,10 @@ def _say_what_to_do(number: int, path: Path) -> None:
         f"  {path}: allow-list number {number}. Copy it over the server's allow-list.json; the "
         "next round uses it, and clients get it from the server."
     )
+
+
+def _called(member: Member) -> str:
+    return f"client {member.client}" + (f" ({member.name})" if member.name else "")
 
 
 def _day(end: datetime | None) -> str:

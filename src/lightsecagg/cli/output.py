@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -107,6 +108,22 @@ def exit_codes() -> Iterator[None]:
         yield
     except LightSecAggError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        if isinstance(error, _USAGE):
-            raise SystemExit(EXIT_USAGE) from error
-        raise SystemExit(EXIT_ABORTED if isinstance(error, _ABORT) else EXIT_FAILURE) from error
+        raise SystemExit(_code(error)) from error
+
+
+@contextmanager
+def last_line_of_log() -> Iterator[None]:
+    """As `exit_codes`, for programs with a log: where it has JSON lines, the error is one too."""
+    try:
+        yield
+    except LightSecAggError as error:
+        if sys.stderr.isatty():
+            raise
+        logging.getLogger("lightsecagg").error("%s", error)
+        raise SystemExit(_code(error)) from error
+
+
+def _code(error: LightSecAggError) -> int:
+    if isinstance(error, _USAGE):
+        return EXIT_USAGE
+    return EXIT_ABORTED if isinstance(error, _ABORT) else EXIT_FAILURE

@@ -9,7 +9,14 @@ import typer
 
 from lightsecagg.cli.extras import require
 from lightsecagg.cli.options import ExecutesCode
-from lightsecagg.cli.output import LogLevel, Quiet, level_of, phase_bar, print_json
+from lightsecagg.cli.output import (
+    LogLevel,
+    Quiet,
+    last_line_of_log,
+    level_of,
+    phase_bar,
+    print_json,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -56,7 +63,7 @@ def server(
     set_up_logging(level_of(log_level, quiet=quiet))
     from lightsecagg.drivers.federation.programs import run_server
 
-    with phase_bar(wanted=not quiet) as progress:
+    with last_line_of_log(), phase_bar(wanted=not quiet) as progress:
         records = run_server(loaded, progress, abandon=abandon_round, understood=understood)
     if as_json:
         print_json({"rounds": [record.to_json() for record in records]})

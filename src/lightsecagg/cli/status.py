@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
 import msgspec
@@ -85,15 +85,16 @@ def _look(config: Path | None, url: str | None, state: Path | None) -> tuple[Hea
     assert config is not None  # noqa: S101 - one of the three was given
     loaded = load_config(ServerConfig, config)
     server = loaded.server
+    source = str(server.state)
     if server.metrics_port:
         address = _page_of(server)
         try:
             return ask(address), address
-        except TransportError:  # it has stopped, or stands still: the folder shows how far it came
-            pass
+        except TransportError as error:  # it has stopped, or stands still
+            source += f"; {error}"
     found = look_into(server.state)
     found.rounds_wanted = loaded.rounds.number
-    return found, str(server.state)
+    return found, source
 
 
 def _page_of(server: ServerTable) -> str:
@@ -110,6 +111,12 @@ def ask(url: str) -> Health:
     try:
         with build_opener(ProxyHandler({})).open(page, timeout=_PATIENCE) as answer:
             content = answer.read(_LONGEST)
+    except HTTPError as error:
+        error.close()
+        raise TransportError(
+            f"{page} answers {error.code} {escaped(error.reason)}: it is no health page, or asked "
+            "under a name that it refuses; give the server's metrics_port, with an IP address"
+        ) from error
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise TransportError(f"{page} does not answer: {reason}") from error

@@ -10,6 +10,7 @@ its parent, even one that is killed in the middle of a training.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 
 from lightsecagg.errors import ParameterError
@@ -29,5 +30,6 @@ def training_pool(workers: int = 1) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches it too: no traceback
     end_with_parent()
     use_one_thread()

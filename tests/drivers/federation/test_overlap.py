@@ -188,6 +188,23 @@ def test_R32_a_killed_client_leaves_no_training_behind() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
+def test_ctrl_c_ends_a_training_without_a_traceback() -> None:
+    """A terminal sends it to the training process too."""
+    code = (
+        "import os, signal, time\n"
+        "from lightsecagg.training import training_pool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = training_pool(1)\n"
+        "    child = pool.submit(os.getpid).result()\n"
+        "    job = pool.submit(time.sleep, 600)\n"
+        "    os.kill(child, signal.SIGINT)\n"
+        "    print(type(job.exception()).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("BrokenProcessPool\n", "")
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
