@@ -142,7 +142,7 @@ class Gate:
         if token is None and not is_loopback(address):
             raise ConfigurationError(
                 f"the dashboard may listen on {address} only with a token: anybody who reaches "
-                "it could look; name a file with one, or use 127.0.0.1"
+                "it could look; name its file in server.dashboard_token, or use 127.0.0.1"
             )
         self._address = address.lower()
         self._token, self._secure = token, secure
