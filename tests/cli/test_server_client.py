@@ -31,7 +31,7 @@ from lightsecagg.drivers.federation.provisioning import free_port, provision
 from lightsecagg.drivers.transport.certificates import Authority, Validity
 from lightsecagg.drivers.transport.grpc import GrpcClient
 from lightsecagg.drivers.transport.tls import Credentials
-from lightsecagg.errors import TransportError
+from lightsecagg.errors import ConfigurationError, TransportError
 from lightsecagg.protocol.interface import Update
 from programs import CLIENTS, COMMAND, DIMENSION, Programs, fetch, poll
 
@@ -74,8 +74,8 @@ def test_a_transport_that_is_not_installed_is_named_with_those_that_are(
     path = programs.made.server if role == "server" else programs.made.clients[0]
     command = [role, "--config", str(path), "--set", "server.transport=pigeons"]
     refused = CliRunner().invoke(app, command)
-    assert refused.exit_code == 2
-    assert "'pigeons' is not installed; there are: grpc" in refused.output
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "'pigeons' is not installed; there are: grpc" in str(refused.exception)
 
 
 def test_a_client_takes_its_leave_at_SIGTERM(programs: Programs) -> None:

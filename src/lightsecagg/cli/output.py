@@ -113,11 +113,14 @@ def exit_codes() -> Iterator[None]:
 
 @contextmanager
 def last_line_of_log() -> Iterator[None]:
-    """As `exit_codes`, for programs with a log: where it has JSON lines, the error is one too."""
+    """As `exit_codes`, for programs with a log: where it has JSON lines, the error is one too.
+
+    What is wrong with flags and files is found before anything starts, and stays plain.
+    """
     try:
         yield
     except LightSecAggError as error:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() or isinstance(error, _USAGE):
             raise
         logging.getLogger("lightsecagg").error("%s", error)
         raise SystemExit(_code(error)) from error
